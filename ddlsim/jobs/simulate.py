@@ -14,6 +14,7 @@ from ddlsim.jobs.jobs import Jobs, Ran
 from ddlsim.life import Background, LinkFault, RandomFaults
 from ddlsim.run.drawn_faults import random_faults_of, up_to_its_end
 from ddlsim.run.job import Job
+from ddlsim.run.notes import late_notes
 from ddlsim.run.together import Together
 
 FaultLike = Annotated[LinkFault | RandomFaults, "a ddlsim.LinkFault or ddlsim.RandomFaults"]
@@ -70,10 +71,12 @@ def simulate_jobs(
     if not together.interrupted:
         together.check()
     goodputs = tuple(together.goodput(i) for i in range(len(traffic)))
+    late = late_notes((*faults, *traffic), together.network.now)
     ran = []
     for tenant in together.tenants:
         if tenant.result is not None:  # one that goes on may not have come before the others ended
-            result = dataclasses.replace(tenant.result, company=tuple(name for name in names if name != tenant.name))
+            company = tuple(name for name in names if name != tenant.name)
+            result = dataclasses.replace(tenant.result, company=company, notes=(*tenant.result.notes, *late))
             times = tenant.came, tenant.start, tenant.end
             ran.append(Ran(tenant.job, tenant.name, tuple(tenant.places), *times, result))
     return Jobs(

@@ -29,7 +29,7 @@ class Elastic:
     rate         what becomes of the learning rate with n workers instead of the N at the start: "same"; "linear", n / N
                  times (Goyal et al. 2017); "square-root" of that (Krizhevsky 2014)
     batch        "worker": each keeps its batch, so that all together have a smaller one; "global": survivors share the
-                 batch of all among them, as evenly as whole samples allow
+                 batch of all among them, each as many whole samples as fit into it
     """
 
     min_workers: Count = 1
@@ -50,4 +50,4 @@ class Elastic:
 
     def batch_size(self, batch_size: int, n_workers: int, n_at_start: int) -> int:
         """Return the samples of each worker in a step."""
-        return batch_size if self.batch == "worker" else max(1, round(batch_size * n_at_start / n_workers))
+        return batch_size if self.batch == "worker" else max(1, batch_size * n_at_start // n_workers)

@@ -16,6 +16,8 @@ from ddlsim.units import si
 
 #: s until a collective that hangs is given up: PyTorch's for NCCL (``default_pg_nccl_timeout``)
 COLLECTIVE_TIMEOUT = 600.0
+#: failures that are drawn at most
+MOST = 1_000_000
 #: what takes no machine out of service when it fails
 _SOFTWARE = "job"
 
@@ -140,5 +142,10 @@ class Failures:
         assert self.mtbf is not None
         mean, repair = si(self.mtbf, "time"), si(self.repair, "time")
         # the clock of a part runs on while it is repaired
-        for time, unit in recurring(mean, self.shape, n_units, 0.0, seed, life, "failures"):
+        for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, life, "failures")):
+            if n >= MOST:
+                raise ConfigError(
+                    f"failures: more than {MOST:,} of {n_units} parts come in {time:.4g} s; give the run a shorter "
+                    "max_time, or parts a longer mtbf"
+                )
             yield Failure(time, unit, repair)

@@ -42,6 +42,7 @@ class Life:
     stretches    (start, position on the timeline at its start, at its end) of each time that it ran, shape (n, 3)
 
     samples      that counted, where that is more than a matter of steps: of groups that change
+    computed     s that each worker computed, (n_workers,), and away: was out of service, of groups that change
 
     The six kinds of time add up to `end`.
     """
@@ -59,6 +60,8 @@ class Life:
     events: tuple[tuple[float, int, float], ...]
     stretches: Floats
     samples: float | None = None
+    computed: Floats | None = None
+    away: Floats | None = None
 
     @property
     def down(self) -> float:
@@ -121,13 +124,14 @@ class Life:
     def first_reached(self, times: Floats) -> Floats:
         """Return when the training first got to these times of a run without failures and checkpoints, in s; inf where
         it did not get there."""
-        positions = self.timeline.position(np.asarray(times, dtype=np.float64))
+        pace = self.timeline.pace
+        positions = self.timeline.position(pace.until(np.asarray(times, dtype=np.float64)))
         starts, froms, tos = self.stretches.T
         furthest = np.maximum.accumulate(tos)
         stretch = np.searchsorted(furthest, positions, "left")
         there = stretch < len(starts)
         at = np.where(there, stretch, 0)
-        return np.where(there, starts[at] + positions - froms[at], math.inf)
+        return np.where(there, pace.when(pace.until(starts[at]) + positions - froms[at]), math.inf)
 
 
 class _Machines:
@@ -177,7 +181,7 @@ class _Living:
         timeline, now, checkpoint, fruitless = self.timeline, 0.0, 0, 0
         begin = 0.0  # the position that is gone back to
         while True:
-            start, ends = now, now + (timeline.end - begin)
+            start, ends = now, self._time(timeline.end, now, begin)
             if (left := self._leaves(start, begin, min(ends, self.length))) is not None:
                 position, now = left
                 self.stretches.append((start, begin, position))
@@ -187,7 +191,7 @@ class _Living:
                     return self._over(self.length, position, False)
                 continue
             until = min(ends, self.length, self.next.time)
-            position = timeline.end if until == ends else begin + (until - start)
+            position = timeline.end if until == ends else self._position(until, start, begin)
             self.stretches.append((start, begin, position))
             if until == ends or until >= self.length:
                 return self._over(until, position, until == ends)
@@ -199,12 +203,20 @@ class _Living:
                     f"failures: {HOPELESS:,} in a row, none of them {timeline.every:.6g} s of training apart, so that "
                     "no checkpoint is reached; make checkpoints more often, or use parts that fail less often"
                 )
-            lost = position - saved
+            lost = until - self._time(saved, start, begin)
             self.lost += lost
             checkpoint, begin = reached, saved
             now = self._recovered(until, lost)
             if now >= self.length:
                 return self._over(self.length, begin, False)
+
+    def _position(self, time: float, start: float, begin: float) -> float:
+        """Return the position at a time of what runs since `start` from the position `begin` on."""
+        return begin + float(self.timeline.pace.until(time) - self.timeline.pace.until(start))
+
+    def _time(self, position: float, start: float, begin: float) -> float:
+        """Return when it gets to a position, the reverse."""
+        return max(float(self.timeline.pace.when(self.timeline.pace.until(start) + (position - begin))), start)
 
     def _leaves(self, start: float, begin: float, until: float) -> tuple[float, float] | None:
         """Return where a training that runs since `start` stops because a failure is announced, and when it is saved;
@@ -215,8 +227,8 @@ class _Living:
         warned = max(self.next.time - warning, start)
         if warned >= until:
             return None
-        end, after = self.timeline.next_end(begin + (warned - start))
-        saved = start + (end - begin) + cost.stall + cost.write
+        end, after = self.timeline.next_end(self._position(warned, start, begin))
+        saved = self._time(end, start, begin) + cost.stall + cost.write
         if saved > self.next.time or saved >= until:
             return None
         self.saving += cost.stall + cost.write - (after - end)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.life.checkpoints import Cost
+from ddlsim.life.pace import STEADY, Pace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -25,6 +26,7 @@ class Timeline:
     every   s of training between checkpoints, inf: none is made, and a failure takes all
     cost    of one
     length  s of training that are looked at: with a `cycle`, or where `ends` go further
+    pace    how it goes on by the clock
 
     A position on the timeline is the time in a training that nothing disturbs, with the stalls of its checkpoints.
     """
@@ -34,6 +36,7 @@ class Timeline:
     every: float
     cost: Cost
     length: float
+    pace: Pace = STEADY
 
     @cached_property
     def _pattern(self) -> Floats:
@@ -145,3 +148,29 @@ class Timeline:
         steps = self.count((since + (position - float(self.saved_at[number]))) * (1.0 + 1e-12))  # rounding
         following = int(self.saved_steps[number]) if number < len(self.saved_steps) else self.n_steps
         return min(max(steps, base), following)
+
+
+@dataclass(frozen=True, eq=False)
+class OnClock(Timeline):
+    """A timeline that begins at `since` (s on the clock), whose times go by the clock from then on."""
+
+    since: float = 0.0
+    _steady: Timeline | None = None
+
+    @classmethod
+    def of(cls, steady: Timeline, since: float) -> Timeline:
+        """Return a timeline by the clock from `since` on."""
+        if steady.pace is STEADY:
+            return steady
+        return cls(steady.ends, steady.cycle, steady.every, steady.cost, steady.length, steady.pace, since, steady)
+
+    def end_of(self, steps: Ints) -> Floats:
+        assert self._steady is not None
+        return self.pace.when(self.pace.until(self.since) + self._steady.end_of(steps)) - self.since
+
+    def count(self, time: float) -> int:
+        assert self._steady is not None
+        steps = self._steady.count(float(self.pace.until(self.since + time) - self.pace.until(self.since)))
+        while self.end_of(np.array(steps + 1)) <= time:  # what rounding has missed
+            steps += 1
+        return steps

@@ -7,6 +7,7 @@ Rounds are replayed no further than that, and not at all while a node stands sti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -68,8 +69,26 @@ def change_link(net: Net, channel, free, loaded):  # type: ignore[no-untyped-def
     change_capacity(net, channel, loaded if busy else free)
 
 
+#: s, s until which it lasts, channel, and the factor of its capacity meanwhile
+Fault = tuple[float, float, int, float]
 #: share of its capacity that a link which is down has left: none that matters, but rates are never 0
 NOTHING = 1e-30
+
+
+def shares_of(faults: Iterable[Fault]) -> list[tuple[float, int, float]]:
+    """Return (s, channel, share of its capacity from then on): where faults overlap, the product of their factors."""
+    of_channel: dict[int, list[Fault]] = {}
+    for fault in sorted(faults, reverse=True):
+        of_channel.setdefault(fault[2], []).append(fault)
+    shares = []
+    for channel, to_come in sorted(of_channel.items()):
+        active: list[Fault] = []
+        for time in sorted({edge for start, end, *_ in to_come for edge in (start, end)}):
+            while to_come and to_come[-1][0] <= time:
+                active.append(to_come.pop())
+            active = [fault for fault in active if time < fault[1]]
+            shares.append((time, channel, math.prod(fault[3] for fault in active)))
+    return shares
 
 
 def changes_of(

@@ -13,6 +13,8 @@ from ddlsim.network.state import record
 
 N_STALE = 19  # place in `counts`: events of the calendar that have been planned anew
 
+#: how many times as long work takes that stands still: none is done (of two at once, the product is still a number)
+STANDSTILL = 1e100
 #: up to the time `until` (s), since the entry before, work takes `factor` times as long; the last entry is for ever
 SLOW = record(until="f", factor="f")
 #: inside, between: how many times as long work takes beside exchanges inside a machine, and between machines;
@@ -32,6 +34,20 @@ def slowed(slow, i, now, work):  # type: ignore[no-untyped-def]
         now = slow[i].until
         i += 1
     return now + work * slow[i].factor - begin
+
+
+@inlined
+def stood_still(slow, i, begin, end):  # type: ignore[no-untyped-def]
+    """Return the seconds from `begin` to `end` in which no work is done at all."""
+    seconds = 0.0
+    while begin < end:
+        until = min(slow[i].until, end)
+        if until > begin:
+            if slow[i].factor >= STANDSTILL:
+                seconds += until - begin
+            begin = until
+        i += 1
+    return seconds
 
 
 @inlined

@@ -19,7 +19,7 @@ from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
 from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping
 from ddlsim.network.busy import Logged
-from ddlsim.network.changes import REROUTE, changes_of
+from ddlsim.network.changes import CAPACITY, REROUTE, Fault, changes_of, shares_of
 from ddlsim.network.epochs import Around, Epochs
 from ddlsim.network.program import (
     Program,
@@ -104,6 +104,7 @@ class Engine:
         self._free_instances: dict[int, list[int]] = {}
         self.instance_program: list[int] = []
         self._epochs = Epochs(interconnect)
+        self._faults: list[Fault] = []
         self._epoch = 0  # that has begun, besides what of ``net.changes`` has happened
         self._route_of: dict[tuple[int, int, int], int] = {}
         #: numbers of the routes of each party: the first, and the one behind the last, of those added together
@@ -124,7 +125,7 @@ class Engine:
         return self._table.of(self.net)
 
     def change(
-        self, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]],
+        self, links: Iterable[Fault], pauses: Iterable[tuple[float, float, int]],
         avoided: Iterable[tuple[float, float, frozenset[int]]],
     ) -> None:  # fmt: skip
         """Let links and nodes change, see :meth:`ddlsim.network.network.Network.will_change`."""
@@ -135,7 +136,13 @@ class Engine:
         if avoided:
             self._epochs.avoid(avoided)
             to_come = to_come[to_come["kind"] != REROUTE]
-        changes = changes_of(self.capacity, links, pauses, self._epochs.starts if avoided else ())
+        links = list(links)
+        self._faults = [fault for fault in self._faults if fault[1] > self.now] + links  # of all who share the network
+        concerned = {channel for _, _, channel, _ in links}
+        to_come = to_come[(to_come["kind"] != CAPACITY) | ~np.isin(to_come["place"], list(concerned))]
+        shares = shares_of(fault for fault in self._faults if fault[2] in concerned)
+        shares = [each for each in shares if self.now <= each[0] < np.inf]
+        changes = changes_of(self.capacity, shares, pauses, self._epochs.starts if avoided else ())
         changes = np.concatenate([to_come, changes])
         changes = changes[np.argsort(changes["time"], kind="stable")]
         self.net = net._replace(changes=changes)

@@ -7,7 +7,7 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network import lane_tables as lt
 from ddlsim.network.calendar import push
-from ddlsim.network.devices import slowed
+from ddlsim.network.devices import slowed, stood_still
 
 ON = -1  # an actor goes on to its next operation
 
@@ -80,6 +80,16 @@ def is_gone(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def worked(t: lt.Tables, actor, begin, end):  # type: ignore[no-untyped-def]
+    """Count what an actor has computed; while its process stands still, its device is idle."""
+    still = 0.0
+    if t.actors[actor].slow >= 0:
+        still = stood_still(t.slow, t.actors[actor].slow, begin, end)
+    t.actors[actor].compute += end - begin - still
+    t.actors[actor].idle += still
+
+
+@inlined
 def work(t: lt.Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
     """Let an actor work, as long as it does not crash: that undoes a gradient, which it begins anew when it is back, or
     lets it stand still."""
@@ -93,7 +103,7 @@ def work(t: lt.Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
             t.actors[actor].down = 1
             fell = max(t.crashes[i].start, now)
             t.actors[actor].fell = fell
-            t.actors[actor].compute += fell - now
+            worked(t, actor, now, fell)
             t.actors[actor].lost += fell - t.actors[actor].begun
             if t.crashes[i].end < np.inf:
                 come(t, t.crashes[i].end, lt.BACK, actor)

@@ -22,7 +22,19 @@ from ddlsim.compiler import entry, inlined
 from ddlsim.network import lane_tables as lt
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
-from ddlsim.network.lane_actors import back, come, go_on, gone, grant, leave, next_op, request, updated, write
+from ddlsim.network.lane_actors import (
+    back,
+    come,
+    go_on,
+    gone,
+    grant,
+    leave,
+    next_op,
+    request,
+    updated,
+    worked,
+    write,
+)
 from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Ints
 from ddlsim.network.state import FULL as NETWORK_FULL
@@ -127,7 +139,7 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
     if what == lt.START:
         return i
     if what == lt.WORK_ENDS:
-        t.actors[i].compute += now - t.actors[i].start
+        worked(t, i, t.actors[i].start, now)
         if t.counts[lt.SPANS] == 1:
             write(t, lt.WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
         next_op(t, i)

@@ -12,6 +12,7 @@ from ddlsim.network import accounts, kernel
 from ddlsim.network import state as st
 from ddlsim.network.accounts import Accounts
 from ddlsim.network.busy import BusyIntervals, Logged
+from ddlsim.network.changes import Fault
 from ddlsim.network.engine import Engine, Interconnect
 from ddlsim.network.state import Floats, Ints
 
@@ -65,12 +66,13 @@ class Network:
         return other
 
     def will_change(
-        self, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]] = (),
+        self, links: Iterable[Fault], pauses: Iterable[tuple[float, float, int]] = (),
         avoided: Iterable[tuple[float, float, frozenset[int]]] = (),
     ) -> None:  # fmt: skip
         """Let links and nodes change at known times, not before now; in addition to what was said before.
 
-        links    (s, channel, share of its capacity that it has from then on; 0: it is down)
+        links    (s, s until which it lasts, channel, factor of its capacity meanwhile; 0: it is down); of several at
+                 once on a channel, whoever uses the network, the factors multiply
         pauses   (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
         avoided  (s, s until which it lasts, links for which other ways are taken meanwhile, where there are any); these
                  must be known before anything is started

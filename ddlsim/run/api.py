@@ -98,13 +98,17 @@ def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) 
     )  # fmt: skip
     progress = options.progress
     if callable(progress):
-        return go_on(progress=progress)
-    if experiment.training is None or not (sys.stderr.isatty() if progress is None else progress):
-        return go_on()
-    from ddlsim.report.progress import bar
+        result = go_on(progress=progress)
+    elif experiment.training is None or not (sys.stderr.isatty() if progress is None else progress):
+        result = go_on()
+    else:
+        from ddlsim.report.progress import bar
 
-    with bar(experiment.training, si(experiment.max_time, "time")) as report:
-        return go_on(progress=report)
+        with bar(experiment.training, si(experiment.max_time, "time")) as report:
+            result = go_on(progress=report)
+    if result.has_life and not result.interrupted:
+        _ = result.life  # what is wrong with it is raised here, not where it is printed
+    return result
 
 
 @checked

@@ -165,11 +165,9 @@ def _check_updates(result: Result, n_samples: int) -> None:
             f"{result.end_time:.12g} s{_REPORT}"
         )
     _equal("updates: samples", sum(samples), "learned from", n_samples, "samples")
-    (first, _), *measured = result.measured_updates
-    span = measured[-1][0] - first
-    if span > 0.0:
-        learned = sum(samples[len(samples) - len(measured) :])
-        _equal("throughput: samples", result.throughput * span, "of the updates", learned, "samples")
+    if result.measured_seconds > 0.0:
+        learned = sum(samples[len(samples) - len(result.measured_updates) + 1 :])
+        _equal("throughput: samples", result.throughput * result.measured_seconds, "of the updates", learned, "samples")
 
 
 def _ordered(times: Sequence[float], end: float) -> bool:

@@ -11,7 +11,8 @@ of the switches between the machines that the traffic touches. A device whose id
 draw its datasheet's power all the time, an upper bound; switches of unknown power are left out
 (:func:`energy_assumptions` says which of these hold). CPUs beside GPUs, memory and cooling are not in it. A device that
 communicates draws more than an idle one, so with a given idle power this is a lower bound as far as communication goes;
-the datasheet's power, which arithmetic seldom reaches, makes it an upper one as far as computing goes.
+the datasheet's power, which arithmetic seldom reaches, makes it an upper one as far as computing goes. Machines that
+are out of service while an elastic group goes on without them draw nothing.
 """
 
 from __future__ import annotations
@@ -73,11 +74,10 @@ def host_price(cluster: Cluster, host: int, workers: Ints, given: str | Device |
 def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
     cluster = result.cluster
-    total, elapsed, repeated = 0.0, result.elapsed, 1.0
-    if result.has_life:  # devices compute as in the run while steps are made, also those that a failure takes back
-        repeated = (result.life.useful + result.life.lost) / result.end_time
-    seconds = (repeated * result.device_seconds["compute"]).tolist()
-    for node, busy in zip(result.nodes.tolist(), seconds, strict=True):
+    total, elapsed = 0.0, result.elapsed
+    away = result.life.away if result.has_life else None  # machines that are out of service draw nothing
+    there = np.full(result.n_workers, elapsed) if away is None else elapsed - away
+    for node, busy, present in zip(result.nodes.tolist(), _computed(result).tolist(), there.tolist(), strict=True):
         device = _device(cluster, node, result.experiment.device)
         if device is None:
             raise ConfigError(
@@ -85,8 +85,23 @@ def energy(result: Outcome) -> float:
                 "device='v100' in the experiment, or device = 'v100' in [host] of the cluster's file"
             )
         idle = device.power_w if device.idle_power_w is None else device.idle_power_w
-        total += busy * device.power_w + (elapsed - busy) * idle
+        total += busy * device.power_w + (present - busy) * idle
     return total + float(np.nansum(_switch_watts(result))) * elapsed
+
+
+def _computed(result: Outcome) -> Floats:
+    """Return the s that each worker computes, also for what a failure takes back, (n_workers,)."""
+    if not result.has_life:
+        return result.device_seconds["compute"]
+    life, pace = result.life, result.life.timeline.pace
+    trained = life.useful + life.lost
+    if life.computed is not None:
+        return life.computed
+    if pace.busy is None:  # devices compute as in the run while steps are made
+        return np.asarray(trained / result.end_time * result.device_seconds["compute"])
+    ends = pace.when(pace.until(life.stretches[:, 0]) + life.stretches[:, 2] - life.stretches[:, 1])
+    each = [pace.computed(start, end) for start, end in zip(life.stretches[:, 0], ends.tolist(), strict=True)]
+    return np.asarray(np.sum(each, axis=0) * trained / (trained + life.saving))
 
 
 def energy_assumptions(result: Outcome) -> list[str]:

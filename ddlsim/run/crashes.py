@@ -98,12 +98,13 @@ def life_of_free(result: Outcome, life: int = 0) -> Life:
         each = 0.5 * result.shares["compute"] ** 2 * result.step_time
         lost = len(crashes) * each / n
     useful = end - lost - sum(means.values())
+    timeline = timeline_of(result)
     if goes_on:
-        samples = result.throughput * useful
+        samples = result.undisturbed.throughput * useful * float(timeline.pace.until(end)) / end
         steps = int(samples / result.samples_per_update)
     events = tuple((start, rank, each) for start, rank, _ in sorted(crashes))
     return Life(
-        timeline_of(result), end, not goes_on and result.stop_reason != "max_time", useful, lost, 0.0,
+        timeline, end, not goes_on and result.stop_reason != "max_time", useful, lost, 0.0,
         means["noticing"], means["repairing"], means["restarting"], steps, events, np.array([[0.0, 0.0, end]]), samples,
     )  # fmt: skip
 

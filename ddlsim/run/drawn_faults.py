@@ -6,10 +6,10 @@ drawn before stays the same, so nothing depends on where horizons are.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -26,6 +26,8 @@ from ddlsim.workload.jitter import SlowDown
 Happening = Fault | SlowDown
 #: faults up to the first horizon, on average
 MANY = 500
+#: faults that are drawn at most
+MOST = 20_000
 #: number of the first draw for all jobs
 OF_ALL = 1_000_000
 Made = TypeVar("Made")
@@ -45,6 +47,12 @@ def up_to_its_end(faults: Sequence[RandomFaults], cluster: Cluster, made: Callab
             horizon *= 4.0
 
 
+def horizon_of(faults: Sequence[object], cluster: Cluster, many: int) -> float:
+    """Return when about so many random faults have come, in s; inf where nothing is random."""
+    random = [fault for fault in faults if isinstance(fault, RandomFaults)]
+    return many / MANY * _first(random, cluster)
+
+
 def random_faults_of(experiment: Experiment) -> list[RandomFaults]:
     """Return the random faults of an experiment and of the jobs beside it."""
     own = [fault for fault in experiment.faults if isinstance(fault, RandomFaults)]
@@ -53,19 +61,34 @@ def random_faults_of(experiment: Experiment) -> list[RandomFaults]:
 
 
 def drawn(
-    faults: Iterable[object], cluster: Cluster, nodes: Sequence[int], seed: int, horizon: float, *, of_all: bool = False
+    faults: Iterable[object], cluster: Cluster, nodes: Sequence[int], seed: int, horizon: float, *,
+    of_all: bool = False, life: int = 0,
 ) -> tuple[Happening, ...]:
     """Return what those of the `faults` that are random bring until the `horizon`, by time; worker i is at
-    ``nodes[i]``. Those `of_all` jobs are others than those of one with the same seed."""
+    ``nodes[i]``. Those `of_all` jobs are others than those of one with the same seed, as are those of another `life`.
+
+    Raises ConfigError for more than `MOST`."""
     happening: list[Happening] = []
     random = [fault for fault in faults if isinstance(fault, RandomFaults)]
-    for number, each in enumerate(random, OF_ALL if of_all else 0):
+    for number, each in enumerate(random, OF_ALL if of_all else 1000 * life):
         parts = parts_of(each, cluster, nodes)
-        for time, part in each.events(len(parts), seed, number):
+        for n, (time, part) in enumerate(each.events(len(parts), seed, number)):
             if time >= horizon:
                 break
-            happening += [replace(fault, start=time) for fault in parts[part]]
+            if n >= MOST:
+                raise ConfigError(
+                    f"faults: more than {MOST:,} of {each} come in {time:.4g} of {horizon:.4g} s; give the run a "
+                    "shorter max_time, or faults a longer mtbf"
+                )
+            happening += [_at(fault, time) for fault in parts[part]]
     return tuple(sorted(happening, key=lambda each: each.start))
+
+
+def _at(fault: Happening, time: float) -> Happening:
+    """Return a fault at another time; `replace` would check each of many anew."""
+    other = copy.copy(fault)
+    object.__setattr__(other, "start", time)
+    return other
 
 
 def parts_of(faults: RandomFaults, cluster: Cluster, nodes: Sequence[int]) -> list[list[Happening]]:

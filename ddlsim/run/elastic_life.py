@@ -18,7 +18,7 @@ from ddlsim.life import Failures, Life, Timeline
 from ddlsim.life.checkpoints import NO_CHECKPOINTS
 from ddlsim.life.failures import Failure
 from ddlsim.life.life import HOPELESS
-from ddlsim.life.timeline import Ints
+from ddlsim.life.timeline import Ints, OnClock
 from ddlsim.run.elastic_groups import Group, Groups
 from ddlsim.run.shift import NoUpdateError, Shift
 from ddlsim.units import si
@@ -51,7 +51,7 @@ class ElasticLife(Life):
 
 class _Saved(NamedTuple):
     """A state of the training that can be read: s that led to it, steps, samples; and how to learn it again: as `group`
-    does in so many s from `begin` on (None: it is `begin`)."""
+    does in so many s from `begin` on, `since` a time on the clock (None: it is `begin`)."""
 
     useful: float = 0.0
     steps: int = 0
@@ -60,6 +60,7 @@ class _Saved(NamedTuple):
     group: Group | None = None
     timeline: Timeline | None = None
     seconds: float = 0.0
+    since: float = 0.0
 
 
 def elastic_life(
@@ -113,6 +114,7 @@ class _Turns:
         self.saved, self.reads = _Saved(), False  # the latest checkpoint, and whether it is to be read
         self.history: tuple[Row, ...] = ()
         self.steps, self.samples = 0, 0.0
+        self.computed, self.away = np.zeros(len(groups.machine)), np.zeros(len(groups.machine))
         self.events: list[tuple[float, int, float]] = []
         self.turns: list[tuple[float, int]] = []
         self.handover: Handover | None = None
@@ -120,13 +122,16 @@ class _Turns:
         self.finished, self.warned, self.fruitless = False, False, 0
 
     def run(self) -> ElasticLife:
-        group = self.groups.on(self.groups.n_machines)
+        group = self.groups.on(range(self.groups.n_machines))
         if group is None:
             raise ConfigError(
                 f"elastic: min_workers = {self.groups.elastic.min_workers}, but the run has "
                 f"{len(self.groups.machine)} workers"
             )
         self.turns.append((0.0, group.n_workers))
+        if group.experiment.training is None and group.n_workers == len(self.groups.machine):
+            plain = replace(self.timeline, every=math.inf, cost=NO_CHECKPOINTS, length=math.inf)
+            group = replace(group, timeline=plain)  # with what only its first steps have
         while self.now < self.length and not self.finished:
             failed = group is not None and self._train(group)
             if self.now < self.length and not self.finished:
@@ -134,8 +139,8 @@ class _Turns:
         return ElasticLife(
             self.timeline, self.now, self.finished, self.spent["useful"], self.spent["lost"], self.spent["saving"],
             self.spent["noticing"], self.spent["repairing"], self.spent["restarting"], self.steps, tuple(self.events),
-            np.empty((0, 3)), self.samples, tuple(self.turns), self.history,
-            None if self.monitor is None else self.monitor.evaluated,
+            np.empty((0, 3)), self.samples, groups=tuple(self.turns), history=self.history,
+            model=None if self.monitor is None else self.monitor.evaluated, computed=self.computed, away=self.away,
         )  # fmt: skip
 
     # ------------------------------------------------------------ training
@@ -146,8 +151,9 @@ class _Turns:
         back = self.machines.next_back
         known = [time for time in (self.next.time, back) if math.isfinite(time)]
         bound = min(self.length, max(known, default=math.inf)) - self.now
+        begun, steady = self.now, OnClock.of(group.timeline, self.now)
         probed = group.experiment.training is not None and math.isfinite(group.every)
-        timeline = self._probed(group, back) if probed else group.saving(group.timeline, bound)
+        timeline = self._probed(group, back) if probed else group.saving(steady, bound)
         until = self.length
         if back < until:
             until = min(self.now + _end_of_step(timeline, max(back - self.now, 0.0)), until)
@@ -158,17 +164,18 @@ class _Turns:
         warned = leaves <= until
         until = min(leaves, until)
         fails, seconds = warned or until == self.next.time, until - self.now
-        before = _Saved(self.spent["useful"], self.steps, self.samples, self._begin(group), group)
+        before = _Saved(self.spent["useful"], self.steps, self.samples, self._begin(group), group, since=begun)
         if group.experiment.training is not None:
             timeline, samples, seconds = self._learn(group, before.begin, seconds)
         else:
-            timeline, samples = group.saving(group.timeline, seconds), np.array([])
+            timeline, samples = group.saving(steady, seconds), np.array([])
         steps = _steps(timeline, seconds) if group.experiment.training is None else len(samples)
         self.steps += steps
         self.samples += steps * group.samples_per_update if group.experiment.training is None else float(samples.sum())
         trained = float(timeline.end_of(np.array(steps))) if steps else 0.0
         saving = 0.0 if math.isinf(timeline.every) else timeline.saving(seconds)
         self._note_saved(before, timeline, samples, seconds)
+        self._compute(group, begun, begun + seconds, saving)
         self._book("saving", saving)
         if self.finished:
             self._book("useful", trained)
@@ -189,6 +196,12 @@ class _Turns:
         elif self.now < self.length and not self.groups.whole and not self._save(group):
             return True
         return fails
+
+    def _compute(self, group: Group, start: float, end: float, saving: float) -> None:
+        """Count what the devices of a group compute meanwhile, but for the s in which it saves."""
+        pace = group.timeline.pace
+        each = group.computing * (end - start) if pace.busy is None else pace.computed(start, end)
+        self.computed[group.ranks] += each * (1.0 - saving / (end - start)) if end > start else 0.0
 
     def _leaves(self, group: Group, timeline: Timeline) -> float:
         """Return when the group goes on without a machine whose failure is announced: at the end of the step under way
@@ -218,8 +231,9 @@ class _Turns:
         many = float(samples[:step].sum()) if len(samples) else step * before.group.samples_per_update
         end = float(timeline.end_of(np.array(step)))
         self.saved = _Saved(
-            before.useful + end, before.steps + step, before.samples + many, before.begin, before.group, timeline, end
-        )
+            before.useful + end, before.steps + step, before.samples + many, before.begin, before.group, timeline, end,
+            before.since,
+        )  # fmt: skip
 
     def _go_back(self) -> float:
         """Go back to the latest checkpoint, or to the beginning; return how many s of training that takes."""
@@ -228,7 +242,7 @@ class _Turns:
         self.spent["useful"], self.steps, self.samples = saved.useful, saved.steps, saved.samples
         self.handover, self.reads = saved.begin, saved.steps > 0
         if saved.group is not None and saved.timeline is not None and saved.group.experiment.training is not None:
-            self._again(saved.group, saved.begin, saved.seconds, saved.timeline)
+            self._again(saved.group, saved.begin, saved.seconds, saved.timeline, saved.since)
         elif saved.begin is None:
             self.history = ()
         return lost
@@ -247,24 +261,25 @@ class _Turns:
         jitter, and ends nobody knows when."""
         slack = 2.0 * (float(np.diff(group.timeline.ends, prepend=0.0).max()) + group.cost.stall)
         try:
-            result = self._run(group, self._begin(group), min(self.length, self.next.time, back + slack) - self.now)
+            until = min(self.length, self.next.time, back + slack)
+            result = self._run(group, self._begin(group), until - self.now, self.now)
         except NoUpdateError:
-            return group.timeline
+            return OnClock.of(group.timeline, self.now)
         return self._timeline(group, [time for time, _ in result.recorder.updates])
 
     def _learn(self, group: Group, begin: Handover | None, seconds: float) -> tuple[Timeline, Ints, float]:
         """Learn for so many s; return the updates' timeline, how many samples each had, and the s."""
         try:
-            result = self._run(group, begin, seconds, self.now + seconds < self.length)
+            result = self._run(group, begin, seconds, self.now, self.now + seconds < self.length)
         except NoUpdateError:
-            return group.timeline, np.array([], dtype=np.int64), seconds
+            return OnClock.of(group.timeline, self.now), np.array([], dtype=np.int64), seconds
         updates = result.recorder.updates
         timeline = self._timeline(group, [time for time, _ in updates])
         steps = _steps(timeline, seconds) if math.isfinite(seconds) else len(updates)
         samples = np.array([n for _, n in updates[:steps]], dtype=np.int64)
         if steps < len(updates):  # checkpoints have left no time for all
             if steps:
-                self._again(group, begin, updates[steps - 1][0], timeline)
+                self._again(group, begin, updates[steps - 1][0], timeline, self.now)
             return timeline, samples, seconds
         self.finished = result.stop_reason != "max_time"
         if self.finished:
@@ -277,14 +292,16 @@ class _Turns:
         plain = Timeline(np.array(ends), 1, math.inf, NO_CHECKPOINTS, ends[-1])
         return plain if math.isinf(group.every) else replace(plain, every=group.every, cost=group.cost)
 
-    def _run(self, group: Group, begin: Handover | None, seconds: float, goes_on: bool = True) -> Outcome:
+    def _run(
+        self, group: Group, begin: Handover | None, seconds: float, since: float, goes_on: bool = True
+    ) -> Outcome:  # fmt: skip
         from ddlsim.run.simulate import run
 
-        return run(group.experiment.with_(max_time=seconds), shift=Shift(begin, goes_on))
+        return run(group.experiment.with_(max_time=seconds), shift=Shift(begin, goes_on, since))
 
-    def _again(self, group: Group, begin: Handover | None, seconds: float, timeline: Timeline) -> None:
-        """Learn once more what a group has learnt, but only for so many s."""
-        self._hand_over(self._run(group, begin, seconds), begin, timeline)
+    def _again(self, group: Group, begin: Handover | None, seconds: float, timeline: Timeline, since: float) -> None:
+        """Learn once more what a group has learnt `since` then, but only for so many s."""
+        self._hand_over(self._run(group, begin, seconds, since), begin, timeline)
 
     def _hand_over(self, result: Outcome, begin: Handover | None, timeline: Timeline) -> None:
         """Let what a group has learnt be what the next one begins with."""
@@ -329,8 +346,8 @@ class _Turns:
             self._pass("noticing", self.now + self.failures.seconds_to_notice)
         while self.now < self.length:
             grown = self.machines.welcome(self.now)
-            n = self.groups.n_machines - len(self.machines.out)
-            group = self.groups.on(n) if n else None
+            there = set(range(self.groups.n_machines)) - self.machines.out
+            group = self.groups.on(there) if there else None
             if group is None:
                 self._turn(0)
                 if math.isinf(min(self.machines.next_back, self.length)):
@@ -365,6 +382,7 @@ class _Turns:
         seconds = max(min(seconds, self.length - self.now), 0.0)
         self.spent[kind] += seconds
         self.now += seconds
+        self.away[[machine in self.machines.out for machine in self.groups.machine]] += seconds
 
 
 _NEVER = Failure(math.inf, 0, 0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +14,10 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.life import RandomFaults
 from ddlsim.life.faults import Fault, LinkFault, Stop
 from ddlsim.network import Network
+from ddlsim.network.devices import STANDSTILL
 from ddlsim.run.drawn_faults import parts_of
+from ddlsim.units import si
 from ddlsim.workload.jitter import SlowDown
-
-#: how many times as long work takes that stands still: none is done. (Two at once are still a number.)
-STANDSTILL = 1e100
 
 
 def check_faults(faults: Sequence[Fault | RandomFaults], cluster: Cluster, nodes: Sequence[int]) -> None:
@@ -37,6 +38,13 @@ def standstills(faults: Sequence[object]) -> tuple[SlowDown, ...]:
     return tuple(SlowDown(stop.ranks, stop.start, stop.duration, STANDSTILL) for stop in stops)
 
 
+def stops_of(faults: Sequence[object], begin: float) -> dict[int, list[tuple[float, float]]]:
+    """Return (s, s) from when until when each rank stands still in a run that begins at `begin` (s), by start."""
+    stops = sorted((fault for fault in faults if isinstance(fault, Stop)), key=lambda stop: stop.start)
+    ranks = {rank for stop in stops for rank in stop.ranks}
+    return {rank: [(begin + s.start, begin + s.end) for s in stops if rank in s.ranks] for rank in sorted(ranks)}
+
+
 def let_happen(
     faults: Sequence[object], network: Network, cluster: Cluster, nodes: Sequence[int], begin: float = 0.0
 ) -> None:
@@ -49,7 +57,11 @@ def let_happen(
     stops = [fault for fault in faults if isinstance(fault, Stop)]
     pauses = [(begin + stop.start, begin + stop.end, nodes[rank]) for stop in stops for rank in stop.ranks]
     links = [fault for fault in faults if isinstance(fault, LinkFault)]
-    shares = [(begin + time, channel, share) for time, channel, share in _shares(links, cluster)]
+    shares = [
+        (begin + fault.start, begin + fault.end, channel, fault.factor)
+        for fault in links
+        for channel in _channels(fault, cluster)
+    ]
     avoided = _avoided(links, cluster)
     if avoided and not network.engine.is_new:
         raise ConfigError(
@@ -68,20 +80,6 @@ def _avoided(faults: Sequence[LinkFault], cluster: Cluster) -> list[tuple[float,
     ]
 
 
-def _shares(faults: Sequence[LinkFault], cluster: Cluster) -> list[tuple[float, int, float]]:
-    """Return (s, channel, share of its capacity from then on), where faults overlap the product of their factors."""
-    of_channel: dict[int, list[LinkFault]] = {}
-    for fault in faults:
-        for channel in _channels(fault, cluster):
-            of_channel.setdefault(channel, []).append(fault)
-    shares = []
-    for channel, own in of_channel.items():
-        for time in sorted({edge for fault in own for edge in (fault.start, fault.end)}):
-            active = [fault.factor for fault in own if fault.start <= time < fault.end]
-            shares.append((time, channel, math.prod(active)))
-    return shares
-
-
 def _channels(fault: LinkFault, cluster: Cluster) -> list[int]:
     """Return the channels of the links between the two nodes of a fault."""
     channels: list[int] = np.unique(cluster.link_channel[_links(fault, cluster)]).tolist()
@@ -90,11 +88,10 @@ def _channels(fault: LinkFault, cluster: Cluster) -> list[int]:
 
 def _links(fault: LinkFault, cluster: Cluster) -> list[int]:
     """Return the links between the two nodes of a fault."""
-    index = {name: node for node, name in enumerate(cluster.node_names)}
     for name in (fault.source, fault.target):
-        if name not in index:
+        if name not in cluster.node_names:
             raise unknown_name("node", name, cluster.node_names, f"faults: cluster {cluster.name!r}")
-    source, target = index[fault.source], index[fault.target]
+    source, target = cluster.node(fault.source), cluster.node(fault.target)
     there = (cluster.link_src == source) & (cluster.link_dst == target)
     back = (cluster.link_src == target) & (cluster.link_dst == source)
     links: list[int] = np.flatnonzero(there | back).tolist()
@@ -106,3 +103,22 @@ def _links(fault: LinkFault, cluster: Cluster) -> list[int]:
             f"{fault.source} are {names}"
         )
     return links
+
+
+def from_then_on(events: Iterable[Any], since: float) -> tuple[Any, ...]:
+    """Return what is left of faults, slow-downs, traffic and jobs for a run that begins at `since`, by its own time."""
+    left = []
+    for each in events if since else ():
+        start = None if isinstance(each, RandomFaults) else si(each.start, "time")
+        if start is None:
+            left.append(each)
+        elif hasattr(each, "duration"):
+            end, reroute = start + each.duration - since, getattr(each, "reroute", math.inf)
+            changes = {"reroute": max(reroute + min(start - since, 0.0), 0.0)} if reroute < math.inf else {}
+            if end > 0.0:
+                begins = max(start - since, 0.0)
+                left.append(dataclasses.replace(each, start=begins, duration=end - begins, **changes))
+        elif (end := si(getattr(each, "end", math.inf), "time") - since) > 0.0:
+            changes = {"end": end} if hasattr(each, "end") else {}
+            left.append(dataclasses.replace(each, start=max(start - since, 0.0), **changes))
+    return tuple(left) if since else tuple(events)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from ddlsim.errors import ConfigError, nearest
 from ddlsim.life import Checkpoints, Failures, Life, Timeline, live
 from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.network import Network
+from ddlsim.run.paces import with_epochs
 from ddlsim.run.parts import n_replaced, units
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.servers import memory_nodes
@@ -207,6 +209,8 @@ def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0)
         return life_of_free(result, life)
     failures = experiment.failures or Failures(math.inf)
     timeline = timeline or timeline_of(result)
+    if life and not result.paces.is_steady:
+        timeline = replace(timeline, pace=result.paces.of(None, result.undisturbed, timeline.length, life))
     n_units = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
     if experiment.elastic is not None:
         from ddlsim.run.elastic_life import elastic_life
@@ -226,9 +230,12 @@ def timeline_of(result: Outcome) -> Timeline:
         cost.check(interval)
     learns = experiment.training is not None
     length = si(experiment.max_time, "time")
-    cycle = 0 if learns else len(result.measured_updates) - 1
-    ends = np.array([time for time, _ in result.recorder.updates])
-    return Timeline(ends, cycle, interval, cost, length if learns or math.isfinite(length) else THIRTY_DAYS)
+    length = length if learns or math.isfinite(length) else THIRTY_DAYS
+    pace = result.paces.of(result, result.undisturbed, length)
+    ends, cycle = np.array([time for time, _ in result.undisturbed.recorder.updates]), 0
+    if not learns:
+        ends, cycle = with_epochs(result.undisturbed, ends)
+    return Timeline(ends, cycle, interval, cost, length, pace)
 
 
 def useful_samples(result: Outcome, life: Life) -> float:
@@ -253,7 +260,11 @@ def life_notes(experiment: Experiment) -> tuple[str, ...]:
             "max_time to simulate what failures do"
         )
     if experiment.elastic is not None:
-        notes.append("elastic: a group on k machines is taken to be that on the first k of them")
+        whole = "; each worker takes as many whole samples as fit into the batch of all"
+        notes.append(
+            "elastic: groups are of the machines that are left; those alike in workers, speed, links and first switch "
+            f"stand for each other{whole if experiment.elastic.batch == 'global' else ''}"
+        )
     if checkpoints is not None and checkpoints.asynchronous:
         notes.append("checkpoints: written beside the training, whose messages they are not taken to slow down")
     return tuple(notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,11 +15,13 @@ from ddlsim.learning.monitor import Monitor
 from ddlsim.learning.training import Training
 from ddlsim.readable import percent, seconds
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.job import Job
 from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import Strategy
 from ddlsim.strategies.plans import cycle_length, first_workers, tells_plan
+from ddlsim.units import si
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
 from ddlsim.workload.stage import shares_batch, stages_of
@@ -142,6 +144,23 @@ def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats, all_ways: 
         'NCCL runs a ring on each that is near a worker, as algorithm = "nccl" does'
     )  # fmt: skip
     return [f"network interfaces: {n_used} of the {n_all} of these machines sent anything; {why}"]
+
+
+def late_notes(events: Iterable[object], end: float) -> list[str]:
+    """Return a note for each fault, slow-down, job or background traffic that begins after the `end` (s) of a run."""
+    late = [each for each in events if si(getattr(each, "start", 0.0), "time") >= end]
+    names = [f"job {each.name!r}" if isinstance(each, Job) else str(each) for each in late]
+    why = f"begins after the end of the run at {end:.4g} s and has no effect; take more steps"
+    return [f"{name} {why}" for name in names]
+
+
+def stalled_notes(recorder: Recorder, seconds: float) -> list[str]:
+    """Return a note if a run of some seconds made no update at its end for longer than ever before."""
+    if not (stalled := recorder.stalled(seconds)):
+        return []
+    return [
+        f"stalled: no update in the last {stalled:.4g} of {seconds:.4g} s; throughput and step time include that time"
+    ]
 
 
 def uneven_notes(recorder: Recorder) -> list[str]:

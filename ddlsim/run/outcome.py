@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.run.elastic_groups import Groups
+    from ddlsim.run.paces import Paces
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -88,10 +89,15 @@ class Outcome:
         return updates[min(warmup, max(earlier - 1, 0)) :]
 
     @cached_property
+    def measured_seconds(self) -> float:
+        """s in which the measured updates were made; of a run that stalls, up to its end."""
+        updates = self.measured_updates
+        return updates[-1][0] - updates[0][0] + self.recorder.stalled(self.end_time)
+
+    @cached_property
     def throughput(self) -> float:
         """Samples per second of all workers together, after the warm-up; those of dropped gradients do not count."""
-        updates = self.measured_updates
-        return sum(n for _, n in updates[1:]) / (updates[-1][0] - updates[0][0])
+        return sum(n for _, n in self.measured_updates[1:]) / self.measured_seconds
 
     # ------------------------------------------------------------ life
 
@@ -103,6 +109,20 @@ class Outcome:
         Raises ConfigError without failures and checkpoints.
         """
         return life_of(self)
+
+    @cached_property
+    def paces(self) -> Paces:
+        """How the run goes on by the clock, with what begins and ends at known times."""
+        from ddlsim.run.paces import Paces
+
+        return Paces(self.experiment, self.cluster, self.nodes.tolist())
+
+    @cached_property
+    def undisturbed(self) -> Outcome:
+        """The run without what begins or ends at some time."""
+        from ddlsim.run.simulate import run
+
+        return self if self.paces.is_steady else run(self.paces.steady)
 
     @cached_property
     def groups(self) -> Groups:
@@ -171,8 +191,7 @@ class Outcome:
         Of asynchronous workers it is thus the time in which they make one step each, on average. Nothing is said of how
         many samples an update has: those are counted (``steps``), and ``throughput`` is of them.
         """
-        updates = self.measured_updates
-        return self.updates_per_step * (updates[-1][0] - updates[0][0]) / (len(updates) - 1)
+        return self.updates_per_step * self.measured_seconds / (len(self.measured_updates) - 1)
 
     @cached_property
     def samples_per_update(self) -> float:

@@ -9,10 +9,11 @@ from ddlsim.learning.handover import Handover
 
 
 class Shift(NamedTuple):
-    """What a group of workers begins with, and whether another one goes on after it."""
+    """What a group of workers begins with, whether another one goes on after it, and when on the clock it begins, s."""
 
     begin: Handover | None
     goes_on: bool
+    since: float = 0.0
 
 
 class NoUpdateError(DdlsimError):

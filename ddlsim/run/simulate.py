@@ -23,14 +23,16 @@ from ddlsim.run.conservation import check_result
 from ddlsim.run.crashes import crashes_of
 from ddlsim.run.drawn_faults import BeyondError, Happening, drawn, drawn_notes, random_faults_of, up_to_its_end
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.faults import let_happen, standstills
+from ddlsim.run.faults import from_then_on, let_happen, standstills, stops_of
 from ddlsim.run.feeding import feed_notes, feed_of
-from ddlsim.run.living import check_free
+from ddlsim.run.living import THIRTY_DAYS, check_free, has_life
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
     idle_notes_of,
+    late_notes,
     learning_notes,
+    stalled_notes,
     superlinear_notes,
     uneven_notes,
     unsent_warnings,
@@ -174,13 +176,15 @@ class UnderWay:
         self.loaded = dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model)
         self.began = time.perf_counter()
         max_time = si(experiment.max_time, "time")
-        self._drawn = drawn(
-            experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, min(horizon, max_time)
-        )  # fmt: skip
-        let_happen([*experiment.faults, *self._drawn], network, prepared.cluster, prepared.nodes, start)
+        since = 0.0 if shift is None else shift.since
+        until = since + min(horizon, max_time)
+        sampled = drawn(experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, until)
+        self._drawn: tuple[Happening, ...] = from_then_on(sampled, since)
+        faults = [*experiment.faults, *self._drawn]
+        let_happen(faults, network, prepared.cluster, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
-        self.recorder = recorder = Recorder(n_workers, keep_spans, start=start)
+        self.recorder = recorder = Recorder(n_workers, keep_spans, start=start, stops=stops_of(faults, start))
         n_updates = experiment.strategy.updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)
@@ -296,8 +300,6 @@ class UnderWay:
             check_result(result, loop, self.stop.n_samples)
         if more := superlinear_notes(result):
             result = dataclasses.replace(result, notes=(*result.notes, *more))
-        if not self.halfway and self.experiment.elastic is not None:
-            _ = result.life  # simulates smaller groups: what these cannot do is an error here, not in print(result)
         return result
 
     def _notes(self, traffic: Traffic) -> tuple[str, ...]:
@@ -310,11 +312,20 @@ class UnderWay:
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
             *(_UNNOTICED for _ in range(self.loop.network.is_shared and bool(self.loop.beside.busy.any()))),
+            *late_notes((*experiment.faults, *experiment.slow_downs, *experiment.beside), self._lasts(seconds)),
+            *stalled_notes(self.recorder, seconds),
             *uneven_notes(self.recorder),
             *learning_notes(experiment, self.reason, self.monitor),
             *handed_over_notes(setting, self.monitor),
             *idle_notes_of(experiment.strategy, prepared.cluster, prepared.nodes, traffic),
         )
+
+    def _lasts(self, seconds: float) -> float:
+        """Return how long the run goes on, in s: at least, if it is simulated for some `seconds`."""
+        if not has_life(self.experiment):
+            return seconds
+        length = si(self.experiment.max_time, "time")
+        return length if math.isfinite(length) or self.experiment.training is not None else THIRTY_DAYS
 
     def _warnings(self, traffic: Traffic) -> tuple[str, ...]:
         prepared = self.prepared
@@ -347,6 +358,10 @@ def run(
 
     Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
     """
+    if shift is not None:
+        experiment = experiment.with_(**{
+            name: from_then_on(getattr(experiment, name), shift.since) for name in ("faults", "slow_downs", "beside")
+        })  # fmt: skip
     prepared = prepare(experiment)
 
     def made(horizon: float) -> Result:

@@ -198,7 +198,10 @@ class Bookings:
         n = len(members)
         self.recorder, self.members, self.shapes, self.keys = recorder, members, shapes, keys
         self.seconds = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING, rc.INPUT)}
-        self.booked = np.full(n, start)
+        self.booked, self.idle = np.full(n, start), np.zeros(n)
+        for own in members:  # which stand still together
+            stops = sorted(stop for worker in own for stop in recorder.stops.get(worker, ()))
+            recorder.stops.update({worker: stops for worker in own if stops})
         self.step_end: list[Floats] = []
         self._ends = np.zeros(0)  # of the tasks of the latest step
         #: s at which the last rank had what it puts into each exchange
@@ -240,7 +243,12 @@ class Bookings:
         )  # fmt: skip
         for kind, which, begins, ends in spans:
             who, until = rank[which], ends[which]
-            np.add.at(self.seconds[kind], who, until - begins[which])
+            place, first, last = np.arange(len(who)), begins[which], until
+            if kind == rc.COMPUTE and self.recorder.stops:
+                place, first, last = self.recorder.undisturbed(self._first[who], first, last)
+                np.add.at(self.idle, who, until - begins[which])
+                np.subtract.at(self.idle, who[place], last - first)
+            np.add.at(self.seconds[kind], who[place], last - first)
             np.maximum.at(self.booked, who, until)
             if self.recorder.keep_spans:
                 names = shape.names if kind in (rc.COMPUTE, rc.INPUT) else shape.waits
@@ -257,7 +265,7 @@ class Bookings:
             workers = [self.members[rank] for rank in ranks[own].tolist()]
             places = np.repeat(own, [len(each) for each in workers])
             flat = np.array([worker for each in workers for worker in each], dtype=np.int64)
-            self.recorder.columns.append(Spans(kind, name, flat, starts[places], ends[places]))
+            self.recorder.keep(Spans(kind, name, flat, starts[places], ends[places]))
 
     def exchange(self, name: str, ranks: Ints, tasks: Records, rows: Ints) -> None:
         """Show what the networks of `ranks` did beside computing, where it has ended."""
@@ -274,6 +282,7 @@ class Bookings:
                 for kind, seconds in self.seconds.items():
                     recorder.seconds[worker][kind] += float(seconds[rank])
                 recorder.booked[worker] = float(self.booked[rank])
+                recorder.idle[worker] += float(self.idle[rank])
                 if rank in waits:
                     recorder.open.setdefault(worker, (rc.COMMUNICATION, waits[rank], recorder.booked[worker]))
                 recorder.step_end[worker] = list(step_end)

@@ -351,7 +351,7 @@ class Lanes:
             for op in np.unique(of_kind["place"]).tolist():
                 each = of_kind[of_kind["place"] == op]
                 ranks = each["actor"].astype(np.int64)
-                recorder.columns.append(Spans(kind, self.ops[op].name, ranks, each[start], each[end]))
+                recorder.keep(Spans(kind, self.ops[op].name, ranks, each[start], each[end]))
 
         keep(COMPUTE, ls.WORKED, "begin", "time")
         keep(COMPUTE, ls.LOST, "begin", "where")

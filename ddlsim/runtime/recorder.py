@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +15,10 @@ COMMUNICATION = "communication"  # a worker does nothing but wait for bytes
 WAITING = "waiting"  # a worker waits for other workers or for a server's queue
 INPUT = "input"  # a worker waits for its next batch of samples
 TRANSFER = "transfer"  # a collective or message in the background; not part of the worker's time
+
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 class Span(NamedTuple):
@@ -31,9 +36,9 @@ class Spans(NamedTuple):
 
     kind: str
     name: str
-    ranks: npt.NDArray[np.int64]
-    start: npt.NDArray[np.float64]
-    end: npt.NDArray[np.float64]
+    ranks: Ints
+    start: Floats
+    end: Floats
 
     def each(self) -> list[Span]:
         """Return those that take time, one by one."""
@@ -71,6 +76,9 @@ class Recorder:
     #: of workers that do not stop for each other: s of work that crashes have undone, and when each was not there
     lost: list[float] = field(default_factory=list)
     down: Sequence[Sequence[tuple[float, float]]] | None = None
+    #: of workers, (s, s) of the times at which they stand still, by start: their devices are idle then, also in the
+    #: middle of computing
+    stops: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     #: what each worker is in the middle of: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
@@ -90,6 +98,12 @@ class Recorder:
             self._spans = sorted([*each, *self._spans], key=lambda span: span.end)
             self.columns = []
         return self._spans
+
+    def stalled(self, end: float) -> float:
+        """Return the s from the last update to the `end` of a run, if no update before took as long; otherwise 0."""
+        times = [0.0, *(time for time, _ in self.updates)]
+        gap = end - times[-1]
+        return gap if gap > max(np.diff(times), default=math.inf) else 0.0
 
     def begin(self, rank: int, kind: str, name: str, now: float) -> None:
         """A worker starts something; should the run end before it does, :meth:`close` books what was done."""
@@ -119,6 +133,13 @@ class Recorder:
     def worker(self, rank: int, kind: str, name: str, start: float, end: float) -> None:
         """Book part of a worker's time."""
         self.open.pop(rank, None)
+        for stop, goes_on in self.stops.get(rank, ()) if kind == COMPUTE else ():
+            if stop < end and goes_on > start:
+                self._book(rank, kind, name, start, max(start, stop))
+                start = min(goes_on, end)
+        self._book(rank, kind, name, start, end)
+
+    def _book(self, rank: int, kind: str, name: str, start: float, end: float) -> None:
         if end == start:
             return
         self.seconds[rank][kind] += end - start
@@ -129,6 +150,24 @@ class Recorder:
             self.booked[rank] = end
         if self.keep_spans:
             self._spans.append(Span(f"worker {rank}", kind, name, start, end))
+
+    def keep(self, spans: Spans) -> None:
+        """Show spans of workers."""
+        if spans.kind == COMPUTE:
+            place, start, end = self.undisturbed(spans.ranks, spans.start, spans.end)
+            spans = spans._replace(ranks=spans.ranks[place], start=start, end=end)
+        self.columns.append(spans)
+
+    def undisturbed(self, ranks: Ints, start: Floats, end: Floats) -> tuple[Ints, Floats, Floats]:
+        """Cut spans of workers, each (n,), where these stand still: (place of its span, start, end) of each piece."""
+        place, left, pieces = np.arange(len(ranks)), start.copy(), []
+        for rank, stop, goes_on in [(rank, *stop) for rank, stops in self.stops.items() for stop in stops]:
+            cut = place[(ranks == rank) & (left < goes_on) & (end > stop)]
+            pieces.append((cut, left[cut], np.maximum(left[cut], stop)))
+            left[cut] = np.minimum(goes_on, end[cut])
+        columns = zip(*pieces, (place, left, end), strict=True)
+        place, start, end = (np.concatenate(column) for column in columns)
+        return place, start, end
 
     def background(self, track: str, name: str, start: float, end: float) -> None:
         """Show something that goes on beside a worker's own time."""

@@ -51,11 +51,6 @@ def _inside(
     return np.asarray((lowest == highest) & ~served, dtype=np.int64)
 
 
-def _factor_until(intervals: Sequence[tuple[float, float]], end: float) -> float:
-    """Return the factor of the interval in which a time lies, or with which it ends."""
-    return next(factor for until, factor in intervals if end <= until)
-
-
 def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[Worker]]) -> TaskColumns:
     """Return the tasks with the transient slow-downs of the workers that do them."""
     first = np.full(len(members), -1, dtype=np.int64)
@@ -64,6 +59,8 @@ def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[
         slowed = [slow_intervals(worker.slow_downs) for worker in own if worker.slow_downs]
         if slowed:
             first[place] = len(entries)
-            ends = sorted({end for intervals in slowed for end, _ in intervals})
-            entries += [(end, max(_factor_until(intervals, end) for intervals in slowed)) for end in ends]
+            ends = np.unique([end for intervals in slowed for end, _ in intervals])
+            columns = [np.array(intervals).T for intervals in slowed]
+            factors = [factor[np.searchsorted(until, ends)] for until, factor in columns]
+            entries += zip(ends.tolist(), np.max(factors, axis=0).tolist(), strict=True)
     return tasks._replace(slow=first[rank], slow_downs=entries)

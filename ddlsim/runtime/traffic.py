@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Generator
 
 import simpy
@@ -22,10 +24,11 @@ def flow(background: Background, loop: Loop, source: int, target: int, channel: 
 
 def _switch(background: Background, loop: Loop, channel: int) -> Steps:
     """Let the rate change when it does."""
-    for time, share in background.shares():
+    for (time, share), (until, _) in itertools.pairwise(itertools.chain(background.shares(), [(math.inf, 0.0)])):
         if time > loop.now:
             yield _at(loop, time)
-        loop.network.will_change([(loop.now, channel, share)])
+        if until > loop.now:
+            loop.network.will_change([(loop.now, until, channel, share)])
 
 
 def _send(background: Background, loop: Loop, source: int, target: int, nbytes: float) -> Steps:

@@ -193,10 +193,12 @@ def slowed_duration(work: float, begin: float, rank: int, slow_downs: Iterable[S
 
 def slow_intervals(slow_downs: Iterable[SlowDown]) -> list[tuple[float, float]]:
     """Return (end in s, factor) of the intervals, one after the other, in which work takes so many times as long."""
-    slows = list(slow_downs)
-    edges = sorted({edge for slow in slows for edge in (slow.start, slow.start + slow.duration)})
-    intervals = []
+    to_come = sorted(slow_downs, key=lambda slow: slow.start, reverse=True)
+    edges = sorted({edge for slow in to_come for edge in (slow.start, slow.start + slow.duration)})
+    intervals, active = [], list[SlowDown]()
     for begin, end in itertools.pairwise([-math.inf, *edges, math.inf]):
-        active = [slow.factor for slow in slows if slow.start <= begin < slow.start + slow.duration]
-        intervals.append((end, math.prod(active)))
+        while to_come and to_come[-1].start <= begin:
+            active.append(to_come.pop())
+        active = [slow for slow in active if begin < slow.start + slow.duration]
+        intervals.append((end, math.prod(slow.factor for slow in active)))
     return intervals

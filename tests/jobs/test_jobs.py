@@ -8,7 +8,19 @@ import numpy as np
 import pytest
 
 import ddlsim
-from ddlsim import Affine, AllReduce, Background, ConfigError, Experiment, Gamma, Job, LocalSGD, Measured, Training
+from ddlsim import (
+    Affine,
+    AllReduce,
+    Background,
+    ConfigError,
+    Experiment,
+    Gamma,
+    Job,
+    LinkFault,
+    LocalSGD,
+    Measured,
+    Training,
+)
 from ddlsim.cluster import Cluster, fat_tree, racks, star
 from ddlsim.run import run
 from ddlsim.run.together import Together
@@ -285,6 +297,37 @@ def test_an_interrupt_keeps_what_has_been_simulated(monkeypatch):
     late = Job(SMALL.with_(workers=2, compute=Affine("1 h", 0.0)), goes_on=True)
     with pytest.raises(ddlsim.DdlsimError, match="all others have ended before its first update"):
         ddlsim.simulate_jobs([Job(SMALL.with_(workers=2, steps=1, warmup=0)), late])
+
+
+def test_faults_of_different_jobs_on_one_link_multiply(tmp_path):
+    """Half of half is a quarter, whichever jobs bring the faults: ten steps of 1 s end at 14.5 s."""
+    file = tmp_path / "wide.toml"  # 100 MB of gradients
+    file.write_text(
+        'title = "wide"\nsources = ["x"]\ninput = [1000]\n'
+        'layers = [{ type = "dense", name = "w", units = 25000, bias = false }]\n',
+        encoding="utf-8",
+    )
+    net = Cluster.from_graph(star(4, bandwidth="100 MB/s", latency="0 s"))
+    long, short = LinkFault("h0", "switch", 1, 8, 0.5), LinkFault("h0", "switch", 2, 2, 0.5)
+
+    def run(places, faults):
+        return Experiment(
+            net, str(file), AllReduce("ring", "none"), 1, workers=places, compute=Measured("1 us", 1), steps=10,
+            warmup=0, faults=faults,
+        )  # fmt: skip
+
+    def jobs(one, other, *of_all, start=0.0):
+        two = [Job(run([0, 1], one), "a"), Job(run([2, 3], other), "b", start=start)]
+        return ddlsim.simulate_jobs(two, faults=of_all)["a"].end_time
+
+    right = ddlsim.simulate(run([0, 1], [long, short])).end_time
+    assert right == pytest.approx(14.5, abs=1e-4)
+    for end in (
+        jobs([long], [short]), jobs([short], [long]), jobs([long], [], short), jobs([], [], long, short),
+        jobs([long], [LinkFault("h0", "switch", 0.5, 2, 0.5)], start=1.5),
+        ddlsim.simulate(run([0, 1], [long]).with_(beside=[Job(run([2, 3], [short]), "b")])).end_time,
+    ):
+        assert end == pytest.approx(right, abs=1e-9)
 
 
 def test_all_jobs_go_around_a_link_that_is_down():

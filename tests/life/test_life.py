@@ -12,6 +12,7 @@ from ddlsim import ConfigError
 from ddlsim.errors import DdlsimError
 from ddlsim.life import Checkpoints, Failures, Timeline, daly_interval, daly_time, live, young_interval
 from ddlsim.life.checkpoints import Cost
+from ddlsim.life.pace import STEADY, Pace
 
 
 def even(n_steps, step=1.0, *, every, stall=0.0, write=0.0, load=0.0):
@@ -248,3 +249,29 @@ def test_traces_are_read_strictly(tmp_path, text, says):
         Failures(trace=file).events(4)
     with pytest.raises(ConfigError, match="missing"):
         Failures(trace=tmp_path / "missing.csv").events(4)
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_a_pace_and_its_reverse(data):
+    parts = data.draw(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.0, 0.25, 1.0])), max_size=6))
+    rate = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+    clock, work = [0.0, 0.0], [0.0, 0.0]
+    for seconds, share in parts:
+        clock.append(clock[-1] + seconds)
+        work.append(work[-1] + share * seconds)
+    pace = Pace(np.array(clock), np.array(work), rate)
+    for done in np.arange(0.0, work[-1] + 3.0, 0.125).tolist():
+        then = float(pace.when(done))
+        if rate == 0.0 and done > work[-1]:
+            assert then == math.inf
+        else:
+            assert float(pace.until(then)) == done
+            assert then == 0.0 or float(pace.until(then - 1e-3)) < done  # of a standstill, its beginning
+    assert STEADY.until(7.3) == STEADY.when(7.3) == 7.3
+
+
+def test_failures_are_not_drawn_without_limit(monkeypatch):
+    monkeypatch.setattr("ddlsim.life.failures.MOST", 1000)
+    with pytest.raises(ConfigError, match=r"failures: more than 1,000 of 3 parts come in .* shorter max_time"):
+        live(even(10**6, 10.0, every=100.0), Failures("1000 s", restart=0.0, repair=0.0), 3, 1e12)

@@ -34,20 +34,34 @@ def ends(sends, links=(), pauses=()):
 
 
 def test_a_link_that_is_down_carries_nothing_until_it_is_back():
-    (end,), _ = ends([(0, 1, 1e6)], [(0.25, channels(0, 1)[0], 0.0), (3.0, channels(0, 1)[0], 1.0)])
+    (end,), _ = ends([(0, 1, 1e6)], [(0.25, 3.0, channels(0, 1)[0], 0.0)])
     assert end == pytest.approx(3.75, rel=1e-12)
 
 
 def test_a_degraded_link_carries_its_share():
-    (end,), _ = ends([(0, 1, 1e6)], [(0.25, channels(0, 1)[1], 0.5), (0.75, channels(0, 1)[1], 0.1)])
+    (end,), _ = ends([(0, 1, 1e6)], [(0.25, np.inf, channels(0, 1)[1], 0.5), (0.75, np.inf, channels(0, 1)[1], 0.2)])
     assert end == pytest.approx(0.75 + 0.5 / 0.1, rel=1e-12)
 
 
 def test_others_take_what_a_degraded_link_leaves_them():
     """Two flows share the receiver's link; when one sender's link has a tenth, the other has nine tenths."""
-    found, _ = ends([(0, 2, 1e6), (1, 2, 1e6)], [(0.5, channels(0, 2)[0], 0.1)])
+    found, _ = ends([(0, 2, 1e6), (1, 2, 1e6)], [(0.5, np.inf, channels(0, 2)[0], 0.1)])
     second = 0.5 + 0.75 / 0.9
     assert found == pytest.approx([second + (0.75 - 0.1 * (second - 0.5)) / 0.1, second], rel=1e-12)
+
+
+def test_faults_that_overlap_multiply_whoever_brings_them():
+    """Half of half is a quarter; what ends first does not give all of it back, nor what is known later."""
+    channel = channels(0, 1)[0]
+    (together,), _ = ends([(0, 1, 4e6)], [(0.0, 8.0, channel, 0.5), (1.0, 3.0, channel, 0.5)])
+    assert together == pytest.approx(8.0 + 4.0 - 0.5 - 0.5 - 2.5, rel=1e-12)
+    network = Network(CLUSTER)
+    hosts = CLUSTER.workers
+    network.will_change([(0.0, 8.0, channel, 0.5)])
+    network.send(hosts[[0]], hosts[[1]], np.array([4e6]), 0.0)
+    assert network.advance(1.0) is None
+    network.will_change([(1.0, 3.0, channel, 0.5)])
+    assert network.advance().time == pytest.approx(together, rel=1e-12)
 
 
 def test_a_node_that_stands_still_takes_nothing_and_begins_nothing():
@@ -78,8 +92,10 @@ def test_a_node_that_stands_still_takes_nothing_and_begins_nothing():
 def test_changes_are_those_of_a_network_that_is_stepped_through(data):
     """Rounds are replayed up to a change and not over it; the same with replays switched off, bit for bit."""
     edges = data.draw(st.lists(st.floats(0.01, 8.0), min_size=1, max_size=4))
-    links = [(edge, data.draw(st.integers(0, 7)), data.draw(st.sampled_from([0.0, 0.3, 1.0]))) for edge in edges]
-    links += [(9.0, channel, 1.0) for channel in range(8)]
+    links = [
+        (edge, edge + data.draw(st.floats(0.1, 3)), data.draw(st.integers(0, 7)), data.draw(st.sampled_from([0, 0.3])))
+        for edge in edges
+    ]
     start = data.draw(st.floats(0.0, 4.0))
     pauses = [(start, start + data.draw(st.floats(0.1, 3.0)), int(CLUSTER.workers[data.draw(st.integers(0, 3))]))]
     shaped = data.draw(st.booleans())

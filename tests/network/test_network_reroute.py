@@ -80,7 +80,7 @@ def sent(cluster, sends, shares=(), avoided=(), *, replay=1, record=False):
 
 def falls(cluster, start, end, *pairs):
     channels = {int(cluster.link_channel[link]) for link in links(cluster, *pairs)}
-    return [(time, channel, share) for channel in channels for time, share in ((start, 0.0), (end, 1.0))]
+    return [(start, end, channel, 0.0) for channel in channels]
 
 
 def carried(network, cluster, source, target):
@@ -160,7 +160,7 @@ def test_no_byte_is_lost_whatever_goes_down(shape, data):
     for start, end, own in avoided:  # links are down one after the other where they are the same
         if not any(own & other for _, _, other in avoided if other is not own):
             channels = {int(cluster.link_channel[link]) for link in own}
-            shares += [(time, each, share) for each in channels for time, share in ((start, 0.0), (end, 1.0))]
+            shares += [(start, end, each, 0.0) for each in channels]
     workers = cluster.workers
     found = []
     for replay in (1, 0):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import ddlsim
 from ddlsim import AllReduce, Checkpoints, ConfigError, Elastic, Experiment, Failures, Measured, Momentum, Training
-from ddlsim.cluster import star
+from ddlsim.cluster import racks, star
 from ddlsim.nn.network import build_network
 
 CLUSTER = ddlsim.load_cluster(star(6, bandwidth="8 Gbit/s", latency=0.0))
@@ -257,8 +257,100 @@ def test_the_last_step_before_leaving_counts_in_what_is_learnt(tmp_path):
     assert life.params.tobytes() == same.params.tobytes()
 
 
-def test_a_group_that_cannot_be_simulated_is_an_error_of_the_call():
-    """Two of three workers that keep the global batch have 18 samples each; the step was measured with 12."""
-    life = {"failures": Failures("100 s"), "elastic": Elastic(1, batch="global"), "max_time": "1000 s"}
-    with pytest.raises(ConfigError, match="elastic: a group of 2 workers: the step was measured at batch_size = 12"):
-        ddlsim.simulate("office-1gbe", "lenet5", AllReduce(), 12, 3, compute=Measured("1 s", 12), steps=4, **life)
+# ------------------------------------------------------------ who is left
+
+
+def slow_first(tmp_path, *rows, **changes):
+    fields = {
+        "speed": [0.5, 1.0, 1.0, 1.0], "batch_size": 8, "compute": Measured("1 s", 8), "max_time": "1000 s",
+        "failures": traced(tmp_path, *rows), "elastic": Elastic(2, rejoin="3 s"), "strategy": AllReduce("ring", "none"),
+        "model": "lenet5", **changes,
+    }  # fmt: skip
+    return ddlsim.simulate(timed(**fields))
+
+
+def test_a_group_is_of_the_machines_that_are_left(tmp_path):
+    """The slow one of four machines is gone: three go on at full speed, 23.9 samples/s and not 11.98."""
+    assert slow_first(tmp_path, (0.5, 0, 1e9)).goodput == pytest.approx(24.0 * 0.996, rel=2e-3)
+    assert slow_first(tmp_path, (0.5, 3, 1e9)).goodput == pytest.approx(12.0 * 0.996, rel=2e-3)
+
+
+@pytest.mark.parametrize("gone", range(4))
+def test_whoever_is_left_runs_as_in_a_run_of_its_own(tmp_path, gone):
+    """Machines with another speed, another link, and on another switch: a group is what these machines are alone."""
+    graph = racks(2, 2, bandwidth="1 Gbit/s", latency="10 us", oversubscription=4.0)
+    for a, b, data in graph.edges(data=True):
+        data["bandwidth"] *= 0.2 if "h1" in (a, b) else 1.0
+    fields = {"cluster": graph, "model": "resnet50", "compute": Measured("100 ms", 32), "batch_size": 32}
+    speed = [1.0, 1.0, 1.0, 0.3]
+    left = [rank for rank in range(4) if rank != gone]
+    result = slow_first(tmp_path, (0.01, gone, 1e9), speed=speed, **fields)
+    own = ddlsim.simulate(timed(
+        workers=left, speed=[speed[rank] for rank in left], failures=None, elastic=None, **fields,
+        strategy=AllReduce("ring", "none"),
+    ))  # fmt: skip
+    assert result.goodput == pytest.approx(own.throughput * (1000.0 - 3.01) / 1000.0, rel=5e-3)
+
+
+def test_machines_that_are_gone_take_no_energy(tmp_path):
+    """Two of four machines are gone: energy of two that compute, and none of idle ones that are not there."""
+    for idle in (0.0, 100.0):
+        device = dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=idle)
+        result = slow_first(tmp_path, (0.5, 0, 1e9), (0.6, 1, 1e9), device=device, speed=None)
+        computed = 2 * 1.0 * result.life.steps
+        expected = 300.0 * computed + idle * (2 * 1000.0 - computed)
+        assert result.energy == pytest.approx(expected, rel=0.01)
+        back = slow_first(tmp_path, (0.5, 0, 500.0), (0.6, 1, 500.0), device=device, speed=None)
+        assert back.life.away == pytest.approx([500.0, 500.0, 0.0, 0.0], abs=3.0)
+
+
+def test_a_group_never_has_more_than_the_batch_of_all(tmp_path):
+    """Three workers share a batch of 32 in tens; a strategy whose batch is that of all keeps it as it is."""
+    elastic = Elastic(1, rejoin="3 s", batch="global")
+    fields = {"speed": None, "compute": ddlsim.Affine("1 s", 0.0), "elastic": elastic}
+    result = slow_first(tmp_path, (0.5, 0, 1e9), **fields)
+    assert result.goodput * 1000.0 == pytest.approx(30 * result.life.steps)
+    assert any("as many whole samples as fit" in note for note in result.notes)
+    checkpoints = Checkpoints("10 s", stall=0.0)
+    parts = slow_first(
+        tmp_path, (0.5, 0, 1e9), **{**fields, "strategy": ddlsim.FSDP(), "batch_size": 48, "checkpoints": checkpoints}
+    )
+    assert parts.goodput * 1000.0 == pytest.approx(48 * parts.life.steps)
+    for n_workers in range(1, 9):
+        for batch_size in range(1, 20):
+            most = max(batch_size * 8, n_workers)
+            assert most - n_workers < n_workers * elastic.batch_size(batch_size, n_workers, 8) <= most
+
+
+def test_faults_are_on_the_clock_of_the_training(tmp_path):
+    """They are not restarted with each group, and follow the workers whose ranks change."""
+    rows = (100.0, 0, 200.0), (500.0, 1, 100.0)
+    plain = slow_first(tmp_path, *rows, speed=None)
+    stop = ddlsim.Stop(3, "10 s", "50 s")
+    once = slow_first(tmp_path, *rows, speed=None, faults=[stop])
+    assert plain.life.steps - once.life.steps == pytest.approx(50, abs=2)
+    later = slow_first(tmp_path, *rows, speed=None, faults=[ddlsim.Stop(3, "150 s", "50 s")])  # of three workers
+    assert plain.life.steps - later.life.steps == pytest.approx(50, abs=2)
+    gone = slow_first(tmp_path, *rows, speed=None, faults=[ddlsim.Stop(0, "150 s", "50 s")])  # who is not there
+    assert plain.life.steps - gone.life.steps == pytest.approx(0, abs=2)
+    slow = slow_first(tmp_path, *rows, speed=None, slow_downs=[ddlsim.SlowDown(3, "150 s", "700 s", 2.0)])
+    assert plain.life.steps - slow.life.steps == pytest.approx((700 - 2 * 3) / 2, abs=4)
+
+
+def test_learning_groups_have_faults_on_the_clock(tmp_path):
+    failures = traced(tmp_path, (33.0, 3, 1e9))
+    faults = {"faults": [ddlsim.Stop(0, "12 s", "9 s"), ddlsim.Stop(1, "62 s", "30 s")]}
+    plain, result = (ddlsim.simulate(learning(failures, Elastic(1, rejoin="5 s"), **each)) for each in ({}, faults))
+    assert [n for _, n in result.life.groups] == [4, 3]
+    # one step of four workers less is done before the failure at 33 s, and the second stop takes 30 s
+    assert result.life.end - plain.life.end == pytest.approx(30.0 + 10.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"elastic": Elastic(1, batch="global"), "compute": Measured("1 s", 12), "batch_size": 12},
+     "elastic: a group of 3 workers: the step was measured at batch_size = 12"),
+    ({"elastic": Elastic(5)}, "elastic: min_workers = 5, but the run has 4 workers"),
+])  # fmt: skip
+def test_what_is_wrong_is_raised_at_the_call(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        ddlsim.simulate(timed(failures=traced(tmp_path, (5.0, 0, 1e9)), max_time="100 s", model="lenet5", **changes))

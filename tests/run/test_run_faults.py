@@ -1,11 +1,12 @@
 """Workers that stand still and links that fail in runs, whatever the strategy."""
 
+import dataclasses
 import math
 
 import pytest
 
 import ddlsim
-from ddlsim import Affine, ConfigError, LinkFault, Stop, Training
+from ddlsim import Affine, Background, ConfigError, LinkFault, SlowDown, Stop, Training
 from ddlsim.cluster import leaf_spine, star, torus
 
 GRAPH = star(6, bandwidth="100 Mbit/s", latency="70 us")
@@ -140,3 +141,69 @@ def test_until_the_fabric_knows_traffic_waits():
 def test_link_faults_say_what_makes_no_sense():
     with pytest.raises(ConfigError, match="reroute = '2 s' has no effect with factor"):
         LinkFault("h0", "h1", 0, 1, 0.5, reroute="2 s")
+
+
+# ------------------------------------------------------------ what is counted
+
+
+def stopped(strategy, **options):
+    return ddlsim.simulate(
+        "office-1gbe", "lenet5", strategy, 32, 3, compute=Affine("1 s", 0.0), steps=10, warmup=0,
+        device=dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=0.0), **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", [
+    ddlsim.AllReduce(), ddlsim.AllReduce("ring", "none"), ddlsim.LocalSGD(2), ddlsim.ParameterServer(), ddlsim.DPSGD(),
+    ddlsim.StaleSynchronous(1), ddlsim.AsyncParameterServer(), ddlsim.ADPSGD(), ddlsim.KAsync(2),
+    ddlsim.BackupWorkers(1),
+], ids=lambda each: type(each).__name__)  # fmt: skip
+def test_a_worker_that_stands_still_does_not_compute(strategy):
+    """50 s in the middle of computing: the device is idle, and so is its power."""
+    result = stopped(strategy, faults=[Stop(0, "5 s", "50 s"), Stop(0, "6 s", "2 s")])
+    compute, idle = result.workers["compute"], result.workers["idle"]
+    still = min(50.0, result.end_time - 5.0)
+    # less than the step under way is undone or unfinished at the end
+    assert compute[0] == pytest.approx(min(10.0, result.end_time - still), abs=1.1)
+    assert idle[0] == pytest.approx(still, abs=0.11)
+    assert result.energy == pytest.approx(300.0 * compute.sum())
+    shown = [s for s in result.traced.recorder.spans if s.track == "worker 0" and s.kind == "compute"]
+    assert sum(span.end - span.start for span in shown) == pytest.approx(compute[0], abs=1e-9)
+    assert not any(span.start < 54.999 and span.end > 5.001 for span in shown)
+
+
+def test_a_stop_is_not_computing():
+    """Ten steps of 1 s, one of three workers stopped for 50 s: ten seconds of computing each, not 60."""
+    result = stopped(ddlsim.AllReduce(), faults=[Stop(0, "5 s", "50 s")])
+    assert result.workers["compute"].tolist() == pytest.approx([10.0, 10.0, 10.0])
+    assert result.energy == pytest.approx(3 * 10 * 300.0)
+    random = stopped(ddlsim.AllReduce(), faults=ddlsim.RandomFaults("20 s", "30 s", kind="stop", per="device"), seed=1)
+    assert random.drawn_faults
+    assert random.workers["compute"].tolist() == pytest.approx([10.0, 10.0, 10.0])
+
+
+def test_a_run_that_stalls_says_so_and_counts_the_time():
+    """Four steps, then a link is down until max_time: at most 8 samples/s in 60 s, not the 95.7 of the first steps."""
+    fault = LinkFault("h0", "switch", "5 s", "1000 s", 0.0)
+    result = stopped(ddlsim.AllReduce(), max_time="60 s", faults=fault)
+    assert result.throughput == pytest.approx(4 * 96 / 60.0)
+    assert result.step_time == pytest.approx(15.0)
+    assert result.efficiency < 0.1
+    assert any("no update in the last 56" in note or "no update in the last 55.9" in note for note in result.notes)
+    cut = stopped(ddlsim.AllReduce(), max_time="8.5 s")  # in the middle of a step
+    assert cut.throughput == pytest.approx(stopped(ddlsim.AllReduce()).throughput)
+    assert not any("no update" in note for note in cut.notes)
+
+
+def test_what_comes_after_the_end_is_said():
+    late = [Stop(0, "100 s", "1 s"), LinkFault("h0", "switch", "500 s", "10 s")]
+    beside = [Background("h3", "h4", start="100 s"), Background("h3", "h4", start="1 s")]
+    result = stopped(
+        ddlsim.AllReduce(), faults=[*late, Stop(1, "1 s", "1 s")], slow_downs=[SlowDown(1, "50 s", "5 s", 2.0)],
+        beside=beside,
+    )  # fmt: skip
+    told = [note for note in result.notes if "begins after the end of the run at 11" in note]
+    assert [note.split("(")[0] for note in told] == ["Stop", "LinkFault", "SlowDown", "Background"]
+    jobs = ddlsim.simulate_jobs([ddlsim.Job(result.experiment.with_(beside=[]), "a"), beside[0]], faults=late[1:])
+    told = [note.split("(")[0] for note in jobs["a"].notes if "begins after the end" in note]
+    assert sorted(told) == ["Background", "LinkFault", "LinkFault", "SlowDown", "Stop"]

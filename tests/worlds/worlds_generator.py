@@ -392,6 +392,40 @@ def read_from_storage(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
     ))  # fmt: skip
 
 
+def disturbed(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
+    """Return an experiment in which things go wrong at known times and at random, and machines perhaps fail."""
+    n, scale = one.n_workers or len(one.cluster.workers), draw.choice((0.01, 0.1, 1.0))
+    names = one.cluster.node_names
+    pairs = [(names[a], names[b]) for a, b in zip(one.cluster.link_src, one.cluster.link_dst, strict=True)]
+
+    def when() -> tuple[float, float]:
+        return draw.uniform(0.0, 3.0 * scale), scale * draw.choice((0.01, 0.5, 20.0))
+
+    many = range(draw.randrange(3))
+    faults: list[Any] = [ddlsim.Stop(draw.randrange(n), *when()) for _ in many]
+    faults += [
+        ddlsim.LinkFault(*draw.choice(pairs), *when(), draw.choice((0.0, 0.1, 0.5))) for _ in range(draw.randrange(3))
+    ]
+    if draw.random() < 0.3:
+        kind = draw.choice(({"factor": 2.0}, {"kind": "stop", "per": "device"}, {"kind": "link", "factor": 0.3}))
+        faults.append(ddlsim.RandomFaults(2.0 * scale, 0.3 * scale, **kind))
+    one = one.with_(faults=faults, slow_downs=[SlowDown(draw.randrange(n), *when(), 3.0) for _ in many])
+    if draw.random() < 0.4:
+        return one
+    free = one.strategy.updates(1000, 2) >= 2000
+    failures = ddlsim.Failures(
+        n * 20.0 * scale, per=draw.choice(("host", "device")), repair=draw.choice((0.0, 5.0)) * scale,
+        kind=draw.choice(("crash", "crash", "hang")), notice=0.1 * scale, restart=0.3 * scale, spares=draw.randrange(2),
+    )  # fmt: skip
+    saves = not free and draw.random() < 0.6
+    elastic = ddlsim.Elastic(draw.choice((1, 2)), rejoin=0.2 * scale, batch=draw.choice(("worker", "global")))
+    return one.with_(
+        failures=failures, max_time=one.max_time if one.training is not None else 100.0 * scale,
+        checkpoints=ddlsim.Checkpoints(5.0 * scale, stall=0.1 * scale) if saves else None,
+        elastic=elastic if not free and draw.random() < 0.5 else None,
+    )  # fmt: skip
+
+
 def world(seed: int) -> World:
     """Return the world of a seed."""
     draw = Draw(seed)
@@ -410,4 +444,7 @@ def world(seed: int) -> World:
     fed = Draw(f"input {seed}")
     if one.input is None and not one.cluster.grid and fed.random() < 0.15:
         one = read_from_storage(fed, one)
+    events = Draw(f"events {seed}")
+    if events.random() < 0.2:
+        one = disturbed(events, one)
     return World(seed, one, cut)

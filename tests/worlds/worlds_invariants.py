@@ -16,6 +16,7 @@ from ddlsim.learning import Learner
 from ddlsim.learning.monitor import Row
 from ddlsim.report.trace import trace_events
 from ddlsim.run import run
+from ddlsim.run.costs import _computed
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies import (
@@ -65,12 +66,21 @@ def check_world(world: World) -> Result | None:
             result = run(world.experiment)
     except ConfigError:
         return None
+    except DdlsimError as error:
+        if world.experiment.faults and "before the first update" in str(error):
+            return None  # something stands still until the end
+        raise
     learned = sum(n for _, n in result.recorder.updates)
     strategy = world.experiment.strategy
     lanes = isinstance(strategy, LANES) or (isinstance(strategy, BackupWorkers) and not strategy.restart)
     if world.experiment.training is not None or not lanes:
         assert learned <= drawn, f"updates learned from {learned} samples, but {drawn} were drawn"
     _check_tables(result)
+    if result.has_life:
+        try:
+            _check_life(result)
+        except ConfigError:
+            return None
     _check_repeated(result, run(world.experiment, keep_spans=True))
     _check_plan(result)
     if world.cut is not None:
@@ -81,7 +91,7 @@ def check_world(world: World) -> Result | None:
 def _check_plan(result):
     """The step as a table is proved, takes as long as the run, and its bounds are not above that."""
     experiment, strategy = result.experiment, result.experiment.strategy
-    slower = experiment.slow_downs or experiment.overlap_slowdown != OverlapSlowdown()
+    slower = experiment.slow_downs or experiment.faults or experiment.overlap_slowdown != OverlapSlowdown()
     if experiment.compression or slower or experiment.training or isinstance(experiment.input, Input):
         return
     nodes = result.nodes.tolist()
@@ -133,6 +143,37 @@ def _check_tables(result):
         assert before.time <= after.time
     if history:
         assert history[-1].nbytes <= result.nbytes_sent * (1.0 + 1e-12)
+
+
+def _check_life(result):
+    """Its seconds add up, no device computes for longer than it is there, and what counts has been done."""
+    life = result.life
+    parts = (life.useful, life.lost, life.saving, life.noticing, life.repairing, life.restarting)
+    slack = 1e-9 * life.end
+    assert math.isclose(sum(parts), life.end, rel_tol=1e-9)
+    assert min(parts) >= -slack, parts
+    assert life.steps >= 0
+    assert math.isfinite(result.goodput)
+    assert 0.0 <= result.availability <= 1.0 + 1e-9
+    computed = _computed(result)
+    there = life.end if life.away is None else life.end - life.away
+    assert (computed >= -slack).all()
+    assert (computed <= there + slack).all(), (computed, there)
+    assert computed.max() <= life.useful + life.lost + slack
+    if life.away is not None:
+        times = [time for time, _ in life.groups]
+        assert times == sorted(times)
+        least = result.experiment.elastic.min_workers
+        assert all(n == 0 or least <= n <= result.n_workers for _, n in life.groups)
+        most = result.experiment.batch_size * result.experiment.accumulation
+        most *= 1 if hasattr(result.experiment.strategy, "micro_batch_size") else result.n_workers
+        assert result.goodput * life.end <= most * max(life.steps, 1) * (1.0 + 1e-9)
+    pace = life.timeline.pace
+    times = np.linspace(0.0, min(life.end, 1e6), 50)
+    assert (np.diff(pace.until(times)) >= 0.0).all()
+    assert (pace.until(pace.when(pace.until(times))) <= pace.until(times) + slack).all()
+    if life.finished and result.monitor is not None:
+        assert result.evaluations[-1].samples >= 0
 
 
 def _check_repeated(result, again):

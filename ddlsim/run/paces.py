@@ -1,0 +1,220 @@
+"""Events at known times in trainings that go on for longer than is simulated: each happens once, on the clock.
+
+A run of some steps stands for a long training, which is taken to repeat those that nothing disturbs. For the time in
+which an event lasts, or several at once, some steps are simulated in which they always do; what begins or ends in the
+middle of a step that is not simulated counts for its share of that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.life import Background, RandomFaults
+from ddlsim.life.faults import LinkFault
+from ddlsim.life.pace import STEADY, Floats, Pace
+from ddlsim.run.drawn_faults import drawn, horizon_of
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.job import Job
+from ddlsim.run.shift import NoUpdateError
+from ddlsim.runtime.feed import Mix
+from ddlsim.runtime.servers import memory_nodes
+from ddlsim.strategies.plans import whole_cycles
+from ddlsim.units import si
+from ddlsim.workload.input import Input
+from ddlsim.workload.jitter import SlowDown
+
+if TYPE_CHECKING:
+    from ddlsim.run.outcome import Outcome
+
+#: s that are for ever, as far as steps are concerned
+FOREVER = 1e9
+#: how many times as long as undisturbed steps others are waited for
+STANDS_STILL = 300.0
+#: environments beyond which events of the same kind count as alike, whatever part of the cluster they happen to
+MANY = 64
+#: random faults that are drawn; from then on it goes on as until then, on average
+MOST_FAULTS = 10_000
+#: after which caches are taken to be as full as they get
+MOST_EPOCHS = 200
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Event:
+    """What happens from `start` to `end` (s); `what` lasts for ever, in the `field` of an experiment."""
+
+    start: float
+    end: float
+    field: str
+    what: object
+
+    @functools.cached_property
+    def name(self) -> str:
+        """What it is, in full."""
+        return repr(self.what)
+
+    @property
+    def alike(self) -> tuple[str, float]:
+        """What it has in common with the same happening elsewhere."""
+        return self.field, getattr(self.what, "factor", 0.0)
+
+
+def events_of(happening: Sequence[Any]) -> list[Event]:
+    """Return what slows a run from some time to another, each at full strength, of faults, slow-downs and traffic."""
+    events = []
+    for each in happening:
+        if isinstance(each, Job | Background):
+            events += _of_others(each)
+            continue
+        field, end = "slow_downs" if isinstance(each, SlowDown) else "faults", each.start + each.duration
+        lasting = dataclasses.replace(each, start=0.0, duration=FOREVER)
+        if isinstance(each, LinkFault):
+            lasting = dataclasses.replace(lasting, reroute=math.inf)
+            if each.reroute < each.duration:  # first traffic waits, then it takes other routes, and for a while longer
+                around = dataclasses.replace(lasting, reroute=0.0)
+                events.append(Event(each.start + each.reroute, end + each.reroute, field, around))
+                end = each.start + each.reroute
+        events.append(Event(each.start, end, field, lasting))
+    return events
+
+
+def _of_others(other: Job | Background) -> list[Event]:
+    """Return when a job or traffic begins or ends; empty of what is always there."""
+    start = si(other.start, "time")
+    if isinstance(other, Job):
+        return [Event(start, math.inf, "beside", dataclasses.replace(other, start=0.0))] if start else []
+    lasting = dataclasses.replace(other, start=0.0, end=math.inf, trace=None)
+    if other.rates:
+        times, most = [*other.shares(), (math.inf, 0.0)], other.limit(math.inf)
+        return [
+            Event(begin, end, "beside", dataclasses.replace(lasting, rate=share * most))
+            for (begin, share), (end, _) in itertools.pairwise(times)
+            if share > 0.0
+        ]
+    end = si(other.end, "time")
+    return [Event(start, end, "beside", lasting)] if start or end < math.inf else []
+
+
+class Paces:
+    """How the training of an experiment goes on by the clock."""
+
+    def __init__(self, experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
+        self._experiment, self._cluster, self._nodes = experiment, cluster, nodes
+        beside = [each for each in experiment.beside if not _of_others(each)]
+        self._beside = [each for each in experiment.beside if _of_others(each)]
+        #: the experiment without failures, and without what begins or ends at some time
+        self.steady = experiment.with_(
+            failures=None, elastic=None, checkpoints=None, slow_downs=(), faults=(), beside=beside
+        )  # fmt: skip
+        self._longest = math.inf
+        self._found: dict[object, tuple[float, Floats]] = {}
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nothing begins or ends at some time."""
+        return not (self._experiment.slow_downs or self._experiment.faults or self._beside)
+
+    def of(self, result: Outcome | None, undisturbed: Outcome, length: float, life: int = 0) -> Pace:
+        """Return the pace until the end of a lifetime of `length` s, with the random faults of a `life`.
+
+        result, undisturbed  the steps that have been simulated with events, if any, and without them
+        """
+        if self.is_steady:
+            return STEADY
+        faults = self._experiment.faults
+        until = min(length, horizon_of(faults, self._cluster, MOST_FAULTS))
+        random = drawn(faults, self._cluster, self._nodes, self._experiment.seed, until, life=life)
+        known = [each for each in faults if not isinstance(each, RandomFaults)]
+        events = events_of([*self._experiment.slow_downs, *known, *random, *self._beside])
+        to_come, active = sorted(events, key=lambda each: each.start, reverse=True), list[Event]()
+        clock, work, busy = [0.0], [0.0], [np.zeros(undisturbed.n_workers)]
+        if result is not None:
+            ends = zip(result.recorder.updates, undisturbed.recorder.updates, strict=False)
+            clock, work = [list(times) for times in zip((0.0, 0.0), *((a, b) for (a, _), (b, _) in ends), strict=True)]
+            busy = [time * _computing(result) for time in clock]
+        for edge in sorted({edge for each in events for edge in (each.start, each.end) if edge < until}):
+            if edge > clock[-1]:
+                rate, computing = self._rates(active)
+                work.append(work[-1] + rate * (edge - clock[-1]))
+                busy.append(busy[-1] + computing * (edge - clock[-1]))
+                clock.append(edge)
+            while to_come and to_come[-1].start <= edge:
+                active.append(to_come.pop())
+            active = [each for each in active if each.end > edge]
+        rate, computing = self._rates(active)
+        if until < length:  # as until then
+            rate, computing = work[-1] / clock[-1], busy[-1] / clock[-1]
+        beginning = [np.array(each[:1] + each) for each in (clock, work, busy)]
+        return Pace(beginning[0], beginning[1], rate, beginning[2], computing)
+
+    def _rates(self, active: Sequence[Event]) -> tuple[float, Floats]:
+        """Return the s of work, and of computing by each worker, in a second of what is active."""
+        (steady, _), (step_time, computing) = self._simulated(()), self._simulated(active)
+        return steady / step_time, computing
+
+    def _simulated(self, active: Sequence[Event]) -> tuple[float, Floats]:
+        from ddlsim.run.simulate import run  # which knows of results, and they of lives
+
+        exact = tuple(sorted(each.name for each in active))
+        alike = tuple(sorted(each.alike for each in active))
+        if exact in self._found or (len(self._found) > MANY and alike in self._found):
+            return self._found.get(exact) or self._found[alike]
+        experiment = self.steady
+        if experiment.training is not None:  # some steps of it
+            experiment = experiment.with_(training=dataclasses.replace(
+                experiment.training, updates=sum(experiment.window), epochs=None, target_accuracy=None,
+                target_loss=None,
+            ))  # fmt: skip
+        more: dict[str, Any] = {
+            field: (*getattr(self.steady, field), *(each.what for each in active if each.field == field))
+            for field in ("slow_downs", "faults", "beside")
+        }
+        try:
+            result = run(experiment.with_(**more, max_time=self._longest))
+            if not active:
+                self._longest = STANDS_STILL * result.end_time
+            found = result.step_time, _computing(result)
+        except NoUpdateError:
+            found = math.inf, np.zeros(len(self._nodes))
+        self._found.setdefault(alike, found)
+        self._found[exact] = found
+        return found
+
+
+def _computing(result: Outcome) -> Floats:
+    """Return the share of a run that each worker computed."""
+    return result.device_seconds["compute"] / result.end_time
+
+
+def with_epochs(result: Outcome, ends: Floats) -> tuple[Floats, int]:
+    """Return the ends (s) of steps with those of the epochs in which caches fill, and how many of them repeat then."""
+    from ddlsim.run.simulate import run
+
+    experiment, cycle = result.experiment, len(result.measured_updates) - 1
+    source = experiment.input
+    if not isinstance(source, Input) or source.epoch is None or source.n_samples is None:
+        return ends, cycle
+    n_machines = len(set(memory_nodes(result.cluster, result.nodes.tolist())))
+    decoded = source.decoded_nbytes(result.workloads[0].model.input_shape)
+    n_steps, epoch = source.n_samples / result.samples_per_update, source.epoch
+    late = vars(Mix(source, decoded, n_machines, 0))
+    while True:
+        mix = vars(Mix(source, decoded, n_machines, epoch))
+        fills = epoch < MOST_EPOCHS and any(abs(mix[name] - late[name]) > 1e-3 for name in ("remote", "peers", "ssd"))
+        steps = math.ceil(n_steps * (epoch - source.epoch + 1)) - len(ends) if fills else cycle
+        if steps > 0:
+            mixed = dataclasses.replace(source, epoch=epoch if fills else None)
+            warmup, _ = whole_cycles(experiment.strategy, max(experiment.window[0], source.prefetch + 2), 1)
+            other = experiment.with_(input=mixed, warmup=warmup)
+            times = np.diff([time for time, _ in run(other).measured_updates])
+            ends = np.concatenate([ends, ends[-1] + np.cumsum(np.resize(times, steps))])
+        if not fills:
+            return ends, cycle
+        epoch += 1
