@@ -76,9 +76,10 @@ def simulate_jobs(
             result = dataclasses.replace(tenant.result, company=tuple(name for name in names if name != tenant.name))
             times = tenant.came, tenant.start, tenant.end
             ran.append(Ran(tenant.job, tenant.name, tuple(tenant.places), *times, result))
+    network = together.network
     return Jobs(
-        tuple(ran), tuple(traffic), goodputs, loaded, together.network.now, together.network.channel_nbytes,
-        together.network.channel_busy, together.interrupted,
+        tuple(ran), tuple(traffic), goodputs, loaded, network.now, network.channel_nbytes - network.channel_overhead,
+        network.channel_busy, together.interrupted,
     )  # fmt: skip
 
 

@@ -48,9 +48,11 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
 
     n_samples  what the updates have learned from, as counted by the rule that ends the run
 
-    Of a run that shares its network with others, links are judged when all have ended (:func:`check_network`).
+    Of a run that shares its network with others, bytes are judged when all have ended (:func:`check_network`).
     """
     if loop.network.is_shared:
+        accounts = _of_links(loop.network.accounts(), result.cluster.n_channels)
+        _check_room(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.end_time)
         check_workers(result.recorder, result.end_time)
         _check_updates(result, n_samples)
         return
@@ -88,10 +90,14 @@ def check_network(cluster: Cluster, network: Network) -> None:
     nbytes = np.sum([carried for carried, _, _ in own], axis=0)
     off = np.abs(nbytes - accounts.nbytes) > ROUNDING * np.maximum(accounts.issued, 1.0)
     _links(cluster, off[:n], "carried", accounts.nbytes[:n], "but all parties have put on it", nbytes[:n], "bytes")
-    of_links = accounts._replace(**{
-        name: getattr(accounts, name)[:n] for name in ("nbytes", "busy", "passed", "capacity", "burst")
-    })  # fmt: skip
+    of_links = _of_links(accounts, n)
     check_links(cluster, of_links, of_links.nbytes, of_links.busy, network.now)
+
+
+def _of_links(accounts: Accounts, n: int) -> Accounts:
+    """Return the accounts of the first `n` channels."""
+    names = ("nbytes", "busy", "passed", "capacity", "burst")
+    return accounts._replace(**{name: getattr(accounts, name)[:n] for name in names})
 
 
 def _conserved(accounts: Accounts) -> None:
@@ -116,10 +122,7 @@ def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floa
     nbytes, busy  (n_channels,) bytes carried and s during which each carried something
     """
     slack = ROUNDING * seconds
-    _links(cluster, ~((busy >= 0.0) & (busy <= seconds + slack)), "busy", busy, "in a run of", seconds, "s")
-    room = accounts.capacity * busy + accounts.passed
-    over = nbytes - room > accounts.capacity * slack + ROUNDING * accounts.passed
-    _links(cluster, over | ~(nbytes >= 0.0), "carried", nbytes, "but had room for", room, "bytes")
+    _check_room(cluster, accounts, nbytes, busy, seconds)
     if not accounts.passed.any():
         return
     idle = np.maximum(seconds - busy, 0.0)
@@ -128,6 +131,15 @@ def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floa
     # a link without a bucket passes on what buckets before or behind it let through
     held = np.where(bucket, filled, float(accounts.passed[bucket].sum())) * (1.0 + ROUNDING)
     _links(cluster, accounts.passed > held, "passed at once", accounts.passed, "but its bucket had", held, "bytes")
+
+
+def _check_room(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floats, seconds: float) -> None:
+    """Raise :class:`ConservationError` unless channels had room for what they carried in their busy time."""
+    slack = ROUNDING * seconds
+    _links(cluster, ~((busy >= 0.0) & (busy <= seconds + slack)), "busy", busy, "in a run of", seconds, "s")
+    room = accounts.capacity * busy + accounts.passed
+    over = nbytes - room > accounts.capacity * slack + ROUNDING * accounts.passed
+    _links(cluster, over | ~(nbytes >= 0.0), "carried", nbytes, "but had room for", room, "bytes")
 
 
 def check_workers(recorder: Recorder, seconds: float) -> None:

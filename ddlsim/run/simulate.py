@@ -49,10 +49,6 @@ from ddlsim.workload.jitter import SlowDown
 from ddlsim.workload.model import Model
 from ddlsim.workload.stage import micro_batches, n_replicas
 
-_UNNOTICED = (
-    "cost: collectives whose time is known take it whatever others do on their links, and leave these all of it; "
-    "with cost='simulated' they share it"
-)
 #: lets a run go on to its end, or where somebody says so
 GoOn = Callable[[Pause | None], None]
 
@@ -301,7 +297,6 @@ class UnderWay:
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
-            *(_UNNOTICED for _ in range(self.loop.network.is_shared and bool(self.loop.beside.busy.any()))),
             *uneven_notes(self.recorder),
             *learning_notes(experiment, self.reason, self.monitor),
             *handed_over_notes(setting, self.monitor),
@@ -343,7 +338,8 @@ def run(
 
     def made(horizon: float) -> Result:
         together, network = None, None
-        if experiment.beside:
+        known = getattr(experiment.strategy, "cost", "simulated") != "simulated"
+        if experiment.beside or (experiment.faults and known):  # on a shared network faults slow known costs, too
             from ddlsim.run.together import beside  # which sets up runs, too
 
             together = beside(
