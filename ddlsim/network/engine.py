@@ -109,6 +109,8 @@ class Engine:
         self._route_of: dict[tuple[int, bool, int, int], int] = {}
         #: numbers of the routes of each party: the first, and the one behind the last, of those added together
         self.routes_of: list[list[tuple[int, int]]] = []
+        #: what else those who share the network share, by what it is and its node
+        self.lines: dict[tuple[str, int], Any] = {}
         self.n_waiting = 0  # completions that may still be shown
         self.reserved = 0  # messages that compiled callers may have on their way
         self.next_instant = -np.inf  # before it, nothing happens by itself
