@@ -71,9 +71,11 @@ def simulate_jobs(
         together.check()
     goodputs = tuple(together.goodput(i) for i in range(len(traffic)))
     ran = []
-    for tenant in together.tenants:
+    begun = [tenant for tenant in together.tenants if tenant.run is not None]
+    for tenant, share in zip(begun, together.shares(), strict=True):
         if tenant.result is not None:  # one that goes on may not have come before the others ended
-            result = dataclasses.replace(tenant.result, company=tuple(name for name in names if name != tenant.name))
+            company = tuple(name for name in names if name != tenant.name)
+            result = dataclasses.replace(tenant.result, company=company, share=share)
             times = tenant.came, tenant.start, tenant.end
             ran.append(Ran(tenant.job, tenant.name, tuple(tenant.places), *times, result))
     network = together.network

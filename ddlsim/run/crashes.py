@@ -73,16 +73,11 @@ def life_of_free(result: Outcome, life: int = 0) -> Life:
     worker that is missing leaves the pace of the others as it is, and a crash takes half a gradient, on average, of
     those who are computing.
     """
-    recorder, experiment = result.recorder, result.experiment
-    failures = experiment.failures
-    assert recorder.down is not None
+    recorder, experiment, n = result.recorder, result.experiment, result.n_workers
+    failures, goes_on = experiment.failures, stands_for_more(experiment)
     assert failures is not None
-    end, windows, n = result.end_time, recorder.down, result.n_workers
-    goes_on = stands_for_more(experiment)
-    if goes_on:
-        end = THIRTY_DAYS
-        windows = _windows(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, life)
-    elif life:
+    end, windows = _away(result, life)
+    if life and not goes_on:
         raise ConfigError(
             "lives: where workers do not stop for each other, failures are part of the run; use simulate_seeds"
         )
@@ -106,6 +101,29 @@ def life_of_free(result: Outcome, life: int = 0) -> Life:
         timeline_of(result), end, not goes_on and result.stop_reason != "max_time", useful, lost, 0.0,
         means["noticing"], means["repairing"], means["restarting"], steps, events, np.array([[0.0, 0.0, end]]), samples,
     )  # fmt: skip
+
+
+def _away(result: Outcome, life: int = 0) -> tuple[float, Sequence[Sequence[tuple[float, float]]]]:
+    """Return the end of a life (s), and when each worker is not there in it."""
+    experiment, failures, down = result.experiment, result.experiment.failures, result.recorder.down
+    assert failures is not None
+    assert down is not None
+    if not stands_for_more(experiment):
+        return result.end_time, down
+    nodes = result.nodes.tolist()
+    return THIRTY_DAYS, _windows(failures, result.cluster, nodes, THIRTY_DAYS, experiment.seed, life)
+
+
+def seconds_away(result: Outcome) -> list[float]:
+    """Return how long the machine of each worker is out of service in a run's life, s."""
+    assert result.experiment.failures is not None
+    (end, windows), away = _away(result), []
+    for own in windows:
+        spent = dict.fromkeys(("noticing", "repairing", "restarting"), 0.0)
+        for start, back in own:
+            _book(spent, result.experiment.failures, start, back, end)
+        away.append(spent["repairing"])
+    return away
 
 
 def _book(spent: dict[str, float], failures: Failures, start: float, back: float, end: float) -> None:

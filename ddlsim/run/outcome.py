@@ -65,6 +65,8 @@ class Outcome:
     wants_stability: bool = False
     #: names of the jobs that ran beside it, in :func:`ddlsim.simulate_jobs`
     company: tuple[str, ...] = ()
+    #: of one of several jobs: its share of the cost and power of each machine and switch, (n_nodes,)
+    share: Floats | None = None
     #: what :class:`ddlsim.RandomFaults` have brought, by time: SlowDown, Stop and LinkFault, as they can be put down
     drawn_faults: tuple[Happening, ...] = ()
 

@@ -354,6 +354,7 @@ def run(
         under_way.go(go_on, checkpoint, checkpoint_every)
         if together is not None and not under_way.halfway:
             together.check()
-        return under_way.result(stability=stability)
+        result = under_way.result(stability=stability)
+        return result if together is None else dataclasses.replace(result, share=together.shares(under_way)[0])
 
     return up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
