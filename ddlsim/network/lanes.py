@@ -22,7 +22,20 @@ from ddlsim.compiler import entry, inlined
 from ddlsim.network import lane_tables as lt
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
-from ddlsim.network.lane_actors import back, come, go_on, gone, grant, leave, next_op, request, updated, write
+from ddlsim.network.lane_actors import (
+    back,
+    come,
+    falls,
+    go_on,
+    gone,
+    grant,
+    is_lost,
+    leave,
+    next_op,
+    request,
+    updated,
+    write,
+)
 from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Ints
 from ddlsim.network.state import FULL as NETWORK_FULL
@@ -45,6 +58,12 @@ def served(t: lt.Tables, way, now):  # type: ignore[no-untyped-def]
     """A server has served a request: it answers, and is free."""
     actor = t.ways[way].actor
     server = t.ways[way].end
+    if t.ways[way].lost_service > 0:
+        t.ways[way].lost_service = 0
+        t.servers[server].busy = 0
+        come(t, now, lt.RELEASED, server)
+        return
+    t.ways[way].stage = lt.ANSWERING_IT
     row = write(t, lt.SERVED, actor, server, t.ways[way].begin, now, now)
     version = t.servers[server].version
     t.log[row].staleness = version - t.ways[way].version  # type: ignore[attr-defined]  # mypy knows no fields
@@ -137,7 +156,10 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
             write(t, lt.BROUGHT, i, t.actors[i].op, t.actors[i].start, now, now)
         next_op(t, i)
         return i
+    if what in (lt.ARRIVES, lt.ANSWERED) and is_lost(t, i, what):
+        return -1
     if what in (lt.ARRIVES, lt.ANSWERED) and manner == lt.TOGETHER:
+        t.ways[i].stage = lt.NOWHERE
         less(t, t.ways[i].actor, now)
     elif what in (lt.ARRIVES, lt.ANSWERED) and manner >= lt.ANSWERING:
         one_arrives(t, i, what, now)
@@ -164,6 +186,7 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
     elif what == lt.RELEASED:
         grant(t, i, now)
     elif what == lt.ANSWERED:
+        t.ways[i].stage = lt.NOWHERE
         come(t, now, lt.RETURNED, i)
     elif what == lt.RETURNED:
         actor = t.ways[i].actor
@@ -182,6 +205,8 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
         return i
     elif what == lt.GONE:
         gone(t, i, now)
+    elif what == lt.FALLS:
+        falls(t, i, now)
     elif what == lt.UPDATES:
         t.counts[lt.RESUMED] = t.counts[lt.MEETING]
         t.counts[lt.MEETING] = -1

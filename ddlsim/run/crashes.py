@@ -85,6 +85,8 @@ def life_of_free(result: Outcome, life: int = 0) -> Life:
     crashes = [(start, rank, back) for rank, own in enumerate(windows) for start, back in own if start < end]
     for start, _, back in crashes:
         _book(spent, failures, start, back, end)
+    if not goes_on or recorder.with_servers:
+        spent["repairing"] += _blocked(result, windows, end)
     means = {kind: seconds / n for kind, seconds in spent.items()}
     lost = math.fsum(recorder.lost) / n
     steps, samples = len(recorder.updates), None
@@ -112,6 +114,25 @@ def _away(result: Outcome, life: int = 0) -> tuple[float, Sequence[Sequence[tupl
         return result.end_time, down
     nodes = result.nodes.tolist()
     return THIRTY_DAYS, _windows(failures, result.cluster, nodes, THIRTY_DAYS, experiment.seed, life)
+
+
+def _blocked(result: Outcome, windows: Sequence[Sequence[tuple[float, float]]], end: float) -> float:
+    """Return for how long workers that were there could not go on, because a server or too many others were not, s."""
+    times = [0.0, *(time for time, _ in result.recorder.updates)]
+    blocked = [window for rank in result.recorder.with_servers for window in windows[rank]]
+    gone = not stands_for_more(result.experiment) and any(own and own[-1][1] == math.inf for own in windows)
+    if gone and math.inf not in [back for _, back in blocked] and end - times[-1] > max(np.diff(times)):
+        blocked.append((times[-1], math.inf))
+    return sum(_covered([*own, *blocked], end) - _covered(own, end) for own in windows)
+
+
+def _covered(windows: Sequence[tuple[float, float]], end: float) -> float:
+    """Return how much of the time up to `end` the windows cover, s."""
+    covered = until = 0.0
+    for start, back in sorted(windows):
+        covered += max(min(back, end) - max(start, until), 0.0)
+        until = max(until, min(back, end))
+    return covered
 
 
 def seconds_away(result: Outcome) -> list[float]:

@@ -25,7 +25,7 @@ from ddlsim.run.drawn_faults import BeyondError, Happening, drawn, drawn_notes, 
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import let_happen, standstills
 from ddlsim.run.feeding import feed_notes, feed_of
-from ddlsim.run.living import check_free
+from ddlsim.run.living import check_free, life_notes
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
@@ -185,6 +185,7 @@ class UnderWay:
             seed=experiment.seed, compression=compression_of(experiment.compression), jitter=experiment.jitter,
             whole=prepared.workloads,
             crashes=[[(start + fall, start + back) for fall, back in own] for own in crashes],
+            machines_crash=experiment.failures is not None and experiment.failures.per != "device",
         )  # fmt: skip
         experiment.strategy.start(setting)
         self._check()
@@ -294,6 +295,7 @@ class UnderWay:
         seconds = self.loop.now - self.loop.start
         return (
             *prepared.notes,
+            *life_notes(experiment, free=self.recorder.down is not None),
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),

@@ -71,6 +71,8 @@ class Recorder:
     #: of workers that do not stop for each other: s of work that crashes have undone, and when each was not there
     lost: list[float] = field(default_factory=list)
     down: Sequence[Sequence[tuple[float, float]]] | None = None
+    #: ranks whose crashes take a server with them, without which nobody makes an update
+    with_servers: list[int] = field(default_factory=list)
     #: what each worker is in the middle of: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
