@@ -74,7 +74,7 @@ class Load:
             return Charge(np.zeros(cluster.n_channels), 0.0, 0.0, 0)
         source, target, nbytes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         pairs, which = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
-        messages = pairs[0], pairs[1], np.bincount(which.reshape(-1), nbytes)
+        messages = pairs[0], pairs[1], np.bincount(which.reshape(-1), nbytes).astype(np.float64)
         routes = cluster.routes(source, target)
         n_hops = np.diff(routes.offsets)
         of = np.repeat(np.arange(len(source)), n_hops)

@@ -86,8 +86,8 @@ class Lanes:
         setting.loop.drive(self)
 
     def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
-        """Return when each worker is not there; servers on its machine are not there then either. Those who wait for all
-        others in every step have no such times."""
+        """Return when each worker, and servers on its machine, are not there. Those who wait for all others in every
+        step have no such times."""
         setting, in_common = self.setting, any(op.kind == ls.STEP and op.number == ls.COMMON for op in self.ops)
         if in_common or not setting.crashes:
             return ()

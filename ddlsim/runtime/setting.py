@@ -31,8 +31,8 @@ class Setting:
     exchanges and wires is compressed if ``compression`` is given; they say so in ``compresses``, and plans in ``slows``
     that workers are slower while they communicate. ``whole`` are the workloads of the workers if each had the whole
     model. Where compute times do not vary by chance, ``jitter`` is NoJitter. ``crashes`` are the times (s) from when
-    until when each worker would not be there, if workers do not stop for each other; ``machines_crash`` says whether all
-    else on its machine is not there either.
+    until when each worker would not be there, if workers do not stop for each other, and with ``machines_crash`` all
+    else on its machine.
     """
 
     cluster: Cluster
