@@ -128,7 +128,8 @@ def wait_until_back(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
     t.actors[actor].down = 1
     t.actors[actor].fell = now
     t.actors[actor].left = -1
-    end = t.crashes[next_crash(t, actor, now)].end
+    i: int = next_crash(t, actor, now)
+    end = t.crashes[i].end
     if end < np.inf:
         come(t, end, lt.BACK, actor)
 

@@ -52,15 +52,15 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     """
     if loop.network.is_shared:
         accounts = _of_links(loop.network.accounts(), result.cluster.n_channels)
-        _check_room(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.end_time)
-        check_workers(result.recorder, result.end_time)
+        _check_room(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.simulated_time)
+        check_workers(result.recorder, result.simulated_time)
         _check_updates(result, n_samples)
         return
     accounts = loop.network.accounts()
-    _equal("clock: the network has run until", loop.network.now, "the run until", result.end_time, "s")
+    _equal("clock: the network has run until", loop.network.now, "the run until", result.simulated_time, "s")
     check_bytes(accounts, loop)
     try:
-        check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.end_time)
+        check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.simulated_time)
     except ConservationError as error:
         if not (loop.beside.busy.any() and accounts.busy.any()):
             raise
@@ -68,12 +68,12 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
             "cost: collectives whose time is known and messages that are simulated beside them do not slow each other, "
             f"and together need more of a link than it has ({str(error).partition(_REPORT)[0]}); use cost='simulated'"
         ) from None
-    check_workers(result.recorder, result.end_time)
+    check_workers(result.recorder, result.simulated_time)
     _check_updates(result, n_samples)
     if result.busy is not None:
         seconds = result.busy.seconds()
         off = np.abs(seconds - result.channel_busy)
-        _links(result.cluster, off > ROUNDING * result.end_time, "busy in its timeline", seconds, "in all",
+        _links(result.cluster, off > ROUNDING * result.simulated_time, "busy in its timeline", seconds, "in all",
                result.channel_busy, "s")  # fmt: skip
 
 
@@ -164,10 +164,10 @@ def check_workers(recorder: Recorder, seconds: float) -> None:
 
 def _check_updates(result: Result, n_samples: int) -> None:
     times, samples = zip(*result.recorder.updates, strict=True)
-    if not _ordered(times, result.end_time):
+    if not _ordered(times, result.simulated_time):
         raise ConservationError(
             f"updates: the last of {len(times)} at {times[-1]:.12g} s; they are not in order, before the end at "
-            f"{result.end_time:.12g} s{_REPORT}"
+            f"{result.simulated_time:.12g} s{_REPORT}"
         )
     _equal("updates: samples", sum(samples), "learned from", n_samples, "samples")
     (first, _), *measured = result.measured_updates

@@ -108,9 +108,9 @@ def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
     cluster, free = result.cluster, result.recorder.down is not None
     total, elapsed, repeated = 0.0, result.elapsed, 1.0
-    if result.has_life and not (free and elapsed == result.end_time):
+    if result.has_life and not (free and elapsed == result.simulated_time):
         # devices compute as in the run while steps are made, also those that a failure takes back
-        repeated = (result.life.useful + result.life.lost) / result.end_time
+        repeated = (result.life.useful + result.life.lost) / result.simulated_time
     seconds = (repeated * result.device_seconds["compute"]).tolist()
     there = elapsed - np.array(seconds_away(result) if free else [0.0] * result.n_workers)
     for node, busy, present in zip(result.nodes.tolist(), seconds, there.tolist(), strict=True):

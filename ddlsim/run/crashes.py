@@ -111,7 +111,7 @@ def _away(result: Outcome, life: int = 0) -> tuple[float, Sequence[Sequence[tupl
     assert failures is not None
     assert down is not None
     if not stands_for_more(experiment):
-        return result.end_time, down
+        return result.simulated_time, down
     nodes = result.nodes.tolist()
     return THIRTY_DAYS, _windows(failures, result.cluster, nodes, THIRTY_DAYS, experiment.seed, life)
 

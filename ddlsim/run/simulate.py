@@ -270,7 +270,7 @@ class UnderWay:
             workloads=prepared.workloads,
             nodes=np.array(prepared.nodes, dtype=np.int64),
             recorder=recorder,
-            end_time=loop.now - loop.start,
+            simulated_time=loop.now - loop.start,
             channel_nbytes=traffic.nbytes,
             channel_busy=traffic.busy,
             busy=loop.busy_intervals() if recorder.keep_spans else None,

@@ -336,6 +336,16 @@ def test_an_interrupt_keeps_what_has_been_simulated(monkeypatch):
         ddlsim.simulate_jobs([Job(SMALL.with_(workers=2, steps=1, warmup=0)), late])
 
 
+@pytest.mark.parametrize("strategy", [GossipSGD(), AllReduce()], ids=str)
+def test_jobs_that_send_nothing(strategy):
+    """One worker each: the first job ends before anything has been sent, or asked for a route."""
+    one = Experiment("office-1gbe", "lenet5", strategy, 8, workers=1, steps=2)
+    jobs = ddlsim.simulate_jobs([Job(one, "a"), Job(one, "b", start=0.003), Job(one, "c", start="1 h")])
+    assert [jobs[name].nbytes_sent for name in "abc"] == [0.0] * 3
+    assert jobs["b"].step_time == pytest.approx(run(one).step_time)
+    assert run(one.with_(beside=[Job(one)])).step_time == run(one).step_time
+
+
 def test_all_jobs_go_around_a_link_that_is_down():
     """What went over which link adds up over the jobs (checked), before and after routes have changed."""
     tree = Cluster.from_graph(fat_tree(4, bandwidth="1 Gbit/s", latency="5 us"))
