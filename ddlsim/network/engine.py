@@ -141,7 +141,7 @@ class Engine:
         changes = changes_of(self.capacity, links, pauses, self._epochs.starts if avoided else ())
         changes = np.concatenate([to_come, changes])
         changes = changes[np.argsort(changes["time"], kind="stable")]
-        self.net = net._replace(changes=changes)
+        self.net, self.next_instant = net._replace(changes=changes), -np.inf
         net.counts[st.N_CHANGED] = 0
         net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 

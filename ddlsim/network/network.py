@@ -130,7 +130,7 @@ class Network:
         """Let time pass up to `until`; return the first completions, or None if there are none by then, or those of
         others come first."""
         self.engine.net.counts[st.PARTY] = self.party
-        if until < self.engine.next_instant:
+        if until < self.engine.next_instant and not self.engine.net.counts[st.N_FOREIGN]:
             self.engine.now = max(self.engine.now, until)
             return None
         while (status := kernel.advance(self.engine.table, float(until))) == st.FULL:
