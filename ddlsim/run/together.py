@@ -101,11 +101,6 @@ class Together:
             raise ConfigError(f"job {name!r}: is for the cluster {other!r}, but others run on {self.cluster.name!r}")
         if wanted > n_devices:
             raise ConfigError(f"job {name!r}: needs {wanted} devices, but {self.cluster.name!r} has {n_devices}")
-        if has_life(job.experiment):
-            raise ConfigError(
-                f"job {name!r}: failures and checkpoints of a run that stops for them are laid over its undisturbed "
-                "steps, which tells nothing of what others have meanwhile; leave them out"
-            )
         tenant = Tenant(job, name, si(job.start, "time"))
         self.tenants.append(tenant)
         self.clock.at(tenant.came, lambda: self._come(tenant))
@@ -143,6 +138,11 @@ class Together:
             )  # fmt: skip
         except DdlsimError as error:
             raise type(error)(f"job {tenant.name!r}: {error}") from None
+        if has_life(experiment) and tenant.run.recorder.down is None:
+            raise ConfigError(
+                f"job {tenant.name!r}: failures and checkpoints of a run that stops for them are laid over its "
+                "undisturbed steps, which tells nothing of what others have meanwhile; leave them out"
+            )
         if tenant.run.monitor is not None:
             tenant.run.monitor.start()
         self.begin(tenant.name, tenant.run, lambda error: self._ended(tenant, error))

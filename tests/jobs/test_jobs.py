@@ -336,6 +336,19 @@ def test_an_interrupt_keeps_what_has_been_simulated(monkeypatch):
         ddlsim.simulate_jobs([Job(SMALL.with_(workers=2, steps=1, warmup=0)), late])
 
 
+@pytest.mark.parametrize("name", ["asynchronous", "stale", "soft", "k-async", "gossip", "ad-psgd"])
+def test_asynchronous_workers_crash_beside_others_as_they_do_alone(name):
+    failures = ddlsim.Failures("40 ms", per="host", repair="8 ms", restart="2 ms")
+    one = SMALL.with_(strategy=STRATEGIES[name], workers=[0, 1, 2, 3], failures=failures, max_time="0.5 s", steps=40)
+    jobs = ddlsim.simulate_jobs([Job(one, "one"), Job(SMALL.with_(workers=[4, 5, 6]), "other")])
+    alone = run(one)
+    assert len(alone.life.events) > 3
+    assert same(jobs["one"], alone)
+    assert jobs["one"].availability == alone.availability < 1.0
+    late = ddlsim.simulate_jobs([Job(SMALL.with_(workers=[4, 5, 6]), "other"), Job(one, "late", start="1 s")])["late"]
+    assert late.end_time == pytest.approx(alone.end_time, rel=1e-9)
+
+
 @pytest.mark.parametrize("strategy", [GossipSGD(), AllReduce()], ids=str)
 def test_jobs_that_send_nothing(strategy):
     """One worker each: the first job ends before anything has been sent, or asked for a route."""

@@ -17,6 +17,7 @@ from ddlsim.learning import Learner
 from ddlsim.learning.monitor import Row
 from ddlsim.report.trace import trace_events
 from ddlsim.run import run
+from ddlsim.run.shift import NoUpdateError
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies import (
@@ -65,6 +66,9 @@ def check_world(world: World) -> Result | None:
         with mock.patch.object(Learner, "gradient", gradient):
             result = run(world.experiment)
     except ConfigError:
+        return None
+    except NoUpdateError:
+        assert world.experiment.failures is not None  # which has a max_time
         return None
     learned = sum(n for _, n in result.recorder.updates)
     strategy = world.experiment.strategy
