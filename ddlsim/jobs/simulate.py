@@ -73,15 +73,18 @@ def simulate_jobs(
     goodputs = tuple(together.goodput(i) for i in range(len(traffic)))
     late = late_notes((*faults, *traffic), together.network.now)
     ran = []
-    for tenant in together.tenants:
+    begun = [tenant for tenant in together.tenants if tenant.run is not None]
+    for tenant, share in zip(begun, together.shares(), strict=True):
         if tenant.result is not None:  # one that goes on may not have come before the others ended
             company = tuple(name for name in names if name != tenant.name)
-            result = dataclasses.replace(tenant.result, company=company, notes=(*tenant.result.notes, *late))
+            notes = (*tenant.result.notes, *late)
+            result = dataclasses.replace(tenant.result, company=company, share=share, notes=notes)
             times = tenant.came, tenant.start, tenant.end
             ran.append(Ran(tenant.job, tenant.name, tuple(tenant.places), *times, result))
+    network = together.network
     return Jobs(
-        tuple(ran), tuple(traffic), goodputs, loaded, together.network.now, together.network.channel_nbytes,
-        together.network.channel_busy, together.interrupted,
+        tuple(ran), tuple(traffic), goodputs, loaded, network.now, network.channel_nbytes - network.channel_overhead,
+        network.channel_busy, together.interrupted,
     )  # fmt: skip
 
 

@@ -102,7 +102,8 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     before = net.detours[own[net.detours["route"]] & (net.detours["passed"] > 0.0)]
     channel, of = _between(net, before["was_first"], before["was_last"])
     nbytes += np.bincount(channel, before["passed"][of], n)
-    live = np.flatnonzero((net.slots["state"] != st.FREE) & own[net.slots["route"]]).astype(np.int32)
+    live = np.flatnonzero(net.slots["state"] != st.FREE).astype(np.int32)
+    live = live[own[net.slots["route"][live]]]
     moving = _under_way(net, now)
     ahead = np.where(net.slots["state"] == st.DELIVERING, 0.0, net.slots["nbytes"])
     ahead[moving.slot] -= moving.carried

@@ -6,6 +6,7 @@ they have channels, slots and a clock in common; routes, and with them what is c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, cast
 
@@ -106,9 +107,11 @@ class Engine:
         self._epochs = Epochs(interconnect)
         self._faults: list[Fault] = []
         self._epoch = 0  # that has begun, besides what of ``net.changes`` has happened
-        self._route_of: dict[tuple[int, int, int], int] = {}
+        self._route_of: dict[tuple[int, bool, int, int], int] = {}
         #: numbers of the routes of each party: the first, and the one behind the last, of those added together
         self.routes_of: list[list[tuple[int, int]]] = []
+        #: what else those who share the network share, by what it is and its node
+        self.lines: dict[tuple[str, int], Any] = {}
         self.n_waiting = 0  # completions that may still be shown
         self.reserved = 0  # messages that compiled callers may have on their way
         self.next_instant = -np.inf  # before it, nothing happens by itself
@@ -145,7 +148,7 @@ class Engine:
         changes = changes_of(self.capacity, shares, pauses, self._epochs.starts if avoided else ())
         changes = np.concatenate([to_come, changes])
         changes = changes[np.argsort(changes["time"], kind="stable")]
-        self.net = net._replace(changes=changes)
+        self.net, self.next_instant = net._replace(changes=changes), -np.inf
         net.counts[st.N_CHANGED] = 0
         net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 
@@ -189,6 +192,12 @@ class Engine:
         if not (self.is_new or self.net.counts[st.SHARED]):
             raise DdlsimError("a network is shared before anything has been started on it, not later")
         self.net.counts[st.SHARED] = 1
+
+    @functools.cached_property
+    def overhead(self) -> int:
+        """The party to which overhead is booked, which sends nothing by itself."""
+        self.routes_of.append([])
+        return len(self.routes_of) - 1
 
     def own_routes(self, party: int) -> Bools:
         """Return which routes are a party's."""
@@ -288,18 +297,19 @@ class Engine:
         ways.connections.clear()
         ways.limits.clear()
 
-    def route(self, source: int, target: int, party: int) -> int:
-        """Return the number of a party's route between two nodes."""
-        number = self._route_of.get((party, source, target))
-        return int(self.pair_routes([source], [target], party)[0]) if number is None else number
+    def route(self, source: int, target: int, party: int, latency: bool = True) -> int:
+        """Return the number of a party's route between two nodes, which has no latency if that is False."""
+        number = self._route_of.get((party, latency, source, target))
+        return int(self.pair_routes([source], [target], party, latency)[0]) if number is None else number
 
-    def pair_routes(self, src: list[int], dst: list[int], party: int) -> Ints:
-        """Return the numbers of a party's routes between nodes."""
-        pairs = [(party, *pair) for pair in zip(src, dst, strict=True)]
+    def pair_routes(self, src: list[int], dst: list[int], party: int, latency: bool = True) -> Ints:
+        """Return the numbers of a party's routes between nodes, which have no latency if that is False."""
+        pairs = [(party, latency, *pair) for pair in zip(src, dst, strict=True)]
         missing = list(dict.fromkeys(p for p in pairs if p not in self._route_of))
         if missing:
             array = np.array(missing, dtype=np.int64)
-            first = self._add_routes(array[:, 1], array[:, 2], party)
+            none = None if latency else np.zeros(len(missing))
+            first = self._add_routes(array[:, 2], array[:, 3], party, none)
             self._route_of.update({pair: first + i for i, pair in enumerate(missing)})
         return np.array([self._route_of[p] for p in pairs], dtype=np.int64)
 

@@ -125,11 +125,77 @@ def back(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
     t.actors[actor].idle += now - t.actors[actor].fell
     t.actors[actor].down = 0
     t.actors[actor].start = now
-    t.actors[actor].op = t.ops[op].redo
+    t.actors[actor].op = t.ops[op].redo if t.ops[op].redo >= 0 else t.counts[lt.FIRST_OP]
     if t.servers.size > 0:
         t.actors[actor].version = t.servers[0].version
         for way in range(t.actors[actor].first, t.actors[actor].last):
             t.ways[way].version = t.servers[t.ways[way].end].version
+
+
+@inlined
+def wait_until_back(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
+    """Let an actor that has crashed begin anew when it is back."""
+    t.actors[actor].down = 1
+    t.actors[actor].fell = now
+    t.actors[actor].left = -1
+    i: int = next_crash(t, actor, now)
+    end = t.crashes[i].end
+    if end < np.inf:
+        come(t, end, lt.BACK, actor)
+
+
+@inlined
+def falls(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
+    """An actor crashes: what it has sent to servers, and what they answer, is lost with it."""
+    i: int = next_crash(t, actor, now)
+    after: int = i + 1 if t.crashes[i].start <= now else i
+    if t.crashes[after].start < np.inf:
+        come(t, t.crashes[after].start, lt.FALLS, actor)
+    kind = t.ops[t.actors[actor].op].kind
+    if after == i or t.actors[actor].left <= 0 or kind not in (lt.EXCHANGE, lt.TRAVEL):
+        return
+    for way in range(t.actors[actor].first, t.actors[actor].last):
+        stage = t.ways[way].stage
+        if stage in (lt.GOING_THERE, lt.QUEUED, lt.IN_SERVICE):
+            t.actors[actor].lost += t.actors[actor].start - t.actors[actor].begun
+            t.actors[actor].begun = t.actors[actor].start  # once, though several are lost
+        t.ways[way].lost_message += stage == lt.GOING_THERE
+        t.ways[way].lost_service += stage == lt.IN_SERVICE
+        t.ways[way].lost_answer += stage == lt.ANSWERING_IT
+        if stage == lt.QUEUED:
+            leave_queue(t, way)
+        t.ways[way].stage = lt.NOWHERE
+        t.ways[way].under_way = 0
+    t.actors[actor].communication += now - t.actors[actor].start
+    wait_until_back(t, actor, now)
+
+
+@inlined
+def leave_queue(t: lt.Tables, way):  # type: ignore[no-untyped-def]
+    """Take a request out of the queue of its server."""
+    server = t.ways[way].end
+    before = -1
+    other = t.servers[server].head
+    while other != way:
+        before = other
+        other = t.ways[other].next
+    if before < 0:
+        t.servers[server].head = t.ways[way].next
+    else:
+        t.ways[before].next = t.ways[way].next
+    if t.servers[server].tail == way:
+        t.servers[server].tail = before
+
+
+@inlined
+def is_lost(t: lt.Tables, way, what):  # type: ignore[no-untyped-def]
+    """Whether a message that arrives, or its answer, is of an actor that has crashed since."""
+    lost: bool = t.ways[way].lost_message > 0 if what == lt.ARRIVES else t.ways[way].lost_answer > 0
+    if lost and what == lt.ARRIVES:
+        t.ways[way].lost_message -= 1
+    elif lost:
+        t.ways[way].lost_answer -= 1
+    return lost
 
 
 @inlined
@@ -139,6 +205,7 @@ def grant(t: lt.Tables, server, now):  # type: ignore[no-untyped-def]
     if way >= 0 and t.servers[server].busy == 0:
         t.servers[server].head = t.ways[way].next
         t.servers[server].busy = 1
+        t.ways[way].stage = lt.IN_SERVICE
         come(t, now, lt.GRANTED, way)
 
 
@@ -147,6 +214,7 @@ def request(t: lt.Tables, way, now):  # type: ignore[no-untyped-def]
     """Let a request queue at the server to which a way leads."""
     server = t.ways[way].end
     t.ways[way].arrived = now
+    t.ways[way].stage = lt.QUEUED
     t.ways[way].next = -1
     if t.servers[server].head < 0:
         t.servers[server].head = way
@@ -279,9 +347,12 @@ def at_servers(t: lt.Tables, actor, op, now):  # type: ignore[no-untyped-def]
     if kind == lt.MEET and t.actors[actor].part == lt.DROPPED:
         return ON
     t.actors[actor].start = now
-    if kind == lt.TRAVEL:
+    if kind == lt.TRAVEL and number == 1 and t.counts[lt.FAILING] == 1 and is_down(t, actor, now):
+        wait_until_back(t, actor, now)
+    elif kind == lt.TRAVEL:
         t.actors[actor].left = t.actors[actor].last - t.actors[actor].first
         for way in range(t.actors[actor].first, t.actors[actor].last):
+            t.ways[way].stage = lt.ANSWERING_IT if number == 1 else lt.GOING_THERE
             leave(t, 2 * way + number)
     elif kind == lt.TURN:
         request(t, t.actors[actor].first, now)
@@ -393,6 +464,7 @@ def go_on(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
             t.actors[actor].left = t.actors[actor].last - t.actors[actor].first
             for way in range(t.actors[actor].first, t.actors[actor].last):
                 t.ways[way].under_way = 1
+                t.ways[way].stage = lt.GOING_THERE
                 leave(t, 2 * way)
             return lt.GOING
         elif kind == lt.POST:

@@ -83,7 +83,8 @@ FETCHED = 27  # 1: the batch that the actor PENDING takes is there
 N_ELSEWHERE = 28  # completions of what no actor has sent
 N_TAKEN = 29  # completions, altogether
 FIRST_HANDLE = 30  # what the handles of messages begin with
-N_COUNTS = 31
+FIRST_OP = 31  # with which an actor begins that is back after a crash which has undone no gradient
+N_COUNTS = 32
 
 # Places in `reals` (float64)
 NOW = 0
@@ -100,7 +101,7 @@ CHOICE = record(end="n", target="n", route="n", back_route="n")
 
 # What happens (EVENT.item & 15; the rest is the number of an actor, a way or a server)
 START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH = range(10)
-UPDATES, END, BACK, GONE, FED = range(10, 15)
+UPDATES, END, BACK, GONE, FED, FALLS = range(10, 16)
 
 # What a gradient has become (ACTOR.part)
 DROPPED, ADDED, COMPLETING = range(3)
@@ -123,11 +124,16 @@ ACTOR = record(
 )  # fmt: skip
 #: nbytes, route, source, target: of the message there, and of the answer (back_); arrived, begin: s, of the request;
 #: seconds: until a peer answers; version: of the server when it answered last; read: letters that have come; under_way:
-#: 1 if the sender waits for one; end: the server or peer that it leads to; next: behind it in the server's queue
+#: 1 if the sender waits for one; end: the server or peer that it leads to; next: behind it in the server's queue;
+#: stage: of the message whose sender waits, below; lost: messages, services and answers to come of an actor that has
+#: crashed since, which nobody waits for
 WAY = record(
     nbytes="f", back_nbytes="f", arrived="f", begin="f", seconds="f", version="i", read="i", actor="n", end="n",
-    next="n", under_way="n", route="n", back_route="n", source="n", target="n",
+    next="n", under_way="n", route="n", back_route="n", source="n", target="n", stage="n", lost_message="n",
+    lost_service="n", lost_answer="n",
 )  # fmt: skip
+#: stages of a message: its actor waits for none, it goes there, is in the queue, is served, is answered
+NOWHERE, GOING_THERE, QUEUED, IN_SERVICE, ANSWERING_IT = range(5)
 #: seconds: of a service; version: services so far; the queue goes from head to tail, -1 if it is empty; busy: 1 if it
 #: serves somebody
 SERVER = record(seconds="f", version="i", head="n", tail="n", busy="n")

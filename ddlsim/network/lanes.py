@@ -25,9 +25,11 @@ from ddlsim.network.compiled import source_stamp
 from ddlsim.network.lane_actors import (
     back,
     come,
+    falls,
     go_on,
     gone,
     grant,
+    is_lost,
     leave,
     next_op,
     request,
@@ -58,6 +60,12 @@ def served(t: lt.Tables, way, now):  # type: ignore[no-untyped-def]
     """A server has served a request: it answers, and is free."""
     actor = t.ways[way].actor
     server = t.ways[way].end
+    if t.ways[way].lost_service > 0:
+        t.ways[way].lost_service = 0
+        t.servers[server].busy = 0
+        come(t, now, lt.RELEASED, server)
+        return
+    t.ways[way].stage = lt.ANSWERING_IT
     row = write(t, lt.SERVED, actor, server, t.ways[way].begin, now, now)
     version = t.servers[server].version
     t.log[row].staleness = version - t.ways[way].version  # type: ignore[attr-defined]  # mypy knows no fields
@@ -150,7 +158,10 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
             write(t, lt.BROUGHT, i, t.actors[i].op, t.actors[i].start, now, now)
         next_op(t, i)
         return i
+    if what in (lt.ARRIVES, lt.ANSWERED) and is_lost(t, i, what):
+        return -1
     if what in (lt.ARRIVES, lt.ANSWERED) and manner == lt.TOGETHER:
+        t.ways[i].stage = lt.NOWHERE
         less(t, t.ways[i].actor, now)
     elif what in (lt.ARRIVES, lt.ANSWERED) and manner >= lt.ANSWERING:
         one_arrives(t, i, what, now)
@@ -177,6 +188,7 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
     elif what == lt.RELEASED:
         grant(t, i, now)
     elif what == lt.ANSWERED:
+        t.ways[i].stage = lt.NOWHERE
         come(t, now, lt.RETURNED, i)
     elif what == lt.RETURNED:
         actor = t.ways[i].actor
@@ -195,6 +207,8 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
         return i
     elif what == lt.GONE:
         gone(t, i, now)
+    elif what == lt.FALLS:
+        falls(t, i, now)
     elif what == lt.UPDATES:
         t.counts[lt.RESUMED] = t.counts[lt.MEETING]
         t.counts[lt.MEETING] = -1

@@ -97,11 +97,17 @@ class Network:
         self.engine.now = now
         kernel.join(self.engine.table, instances, joining, float(now))
 
-    def send(self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float) -> Ints:
+    def send(
+        self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float, *,
+        overhead: bool | None = None,
+    ) -> Ints:  # fmt: skip
         """Send messages between nodes at time `now`; return their ids (negative).
 
         src, dst, nbytes  (n,): nodes, and bytes of each message
+        overhead          for a collective of known time, which includes their latencies: whether the bytes are booked
+                          as overhead instead of as this party's
         """
+        party, latency = self.engine.overhead if overhead else self.party, overhead is None
         n, handle = len(src), self.first_handle + (self._n_sent + 1) * self.stride - 1
         self._n_sent += n
         self.engine.next_instant = -np.inf
@@ -110,11 +116,11 @@ class Network:
         self.engine.ensure_slots(extra=n)
         if n == 1:
             source, target = int(src[0]), int(dst[0])
-            route = self.engine.route(source, target, self.party)
+            route = self.engine.route(source, target, party, latency)
             kernel.send_one(self.engine.table, handle, source, target, route, float(nbytes[0]), float(now))
             return np.array([-1 - handle], dtype=np.int64)
         sources, targets = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
-        routes = self.engine.pair_routes(sources.tolist(), targets.tolist(), self.party)
+        routes = self.engine.pair_routes(sources.tolist(), targets.tolist(), party, latency)
         handles = handle + self.stride * np.arange(n, dtype=np.int64)
         sizes = np.array(nbytes, dtype=np.float64)
         kernel.send(self.engine.table, handles, sources, targets, routes, sizes, float(now))
@@ -126,7 +132,7 @@ class Network:
         """Let time pass up to `until`; return the first completions, or None if there are none by then, or those of
         others come first."""
         self.engine.net.counts[st.PARTY] = self.party
-        if until < self.engine.next_instant:
+        if until < self.engine.next_instant and not self.engine.net.counts[st.N_FOREIGN]:
             self.engine.now = max(self.engine.now, until)
             return None
         while (status := kernel.advance(self.engine.table, float(until))) == st.FULL:
@@ -200,7 +206,8 @@ class Network:
         """Whether a party has messages on their way."""
         net = self.engine.net
         live = net.slots["state"] != st.FREE
-        return bool(self.engine.own_routes(party)[net.slots["route"][live]].any())
+        own = self.engine.own_routes(party) | self.engine.own_routes(self.engine.overhead)
+        return bool(own[net.slots["route"][live]].any())
 
     def collect(self) -> None:
         """Take the completions that wait for this party: :meth:`advance` returns them."""
@@ -241,6 +248,11 @@ class Network:
     def channel_nbytes(self) -> Floats:
         """Bytes that each channel has carried, those of messages under way included, (n_channels,)."""
         return accounts.channel_nbytes(self.engine.net, self.engine.now)[: self.n_channels]
+
+    @property
+    def channel_overhead(self) -> Floats:
+        """Bytes of `channel_nbytes` that are overhead, (n_channels,)."""
+        return self.traffic_of(self.engine.overhead)[0][: self.n_channels]
 
     @property
     def channel_busy(self) -> Floats:

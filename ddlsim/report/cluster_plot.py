@@ -74,7 +74,7 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
 
 def _utilisation(result: Result) -> Floats:
     """Return the utilisation of each link's channel, (n_links,), in %."""
-    channel = result.channel_nbytes / (result.cluster.channel_capacity * result.end_time)
+    channel = result.channel_nbytes / (result.cluster.channel_capacity * result.simulated_time)
     return np.asarray(100.0 * channel[result.cluster.link_channel])
 
 

@@ -30,7 +30,7 @@ def jobs_timeline(
 
     Raises ConfigError for a window in which nothing happens.
     """
-    last = max(begin + result.end_time for _, begin, result in bands)
+    last = max(begin + result.simulated_time for _, begin, result in bands)
     since = max(begin for _, begin, _ in bands) if start is None else start
     until = min(last, since + 4.0 * max(result.step_time for *_, result in bands)) if end is None else end
     if not since < min(until, last):

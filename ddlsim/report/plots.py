@@ -87,10 +87,10 @@ def timeline(
     spread.
     """
     begin, stop = _window(result, start, end)
-    if not begin < stop or (start is not None and start >= result.end_time):
+    if not begin < stop or (start is not None and start >= result.simulated_time):
         raise ConfigError(
             f"timeline: start = {begin:.6g}, end = {stop:.6g}: must be in order and begin within the run's "
-            f"{result.end_time:.6g} s"
+            f"{result.simulated_time:.6g} s"
         )
     shown = np.unique(np.linspace(0, result.n_workers - 1, min(n_workers, result.n_workers)).astype(int)).tolist()
     rows = [f"worker {rank}" for rank in shown]

@@ -85,8 +85,8 @@ def _events(result: Result, part: _Part, whole: bool) -> list[Event]:
     names = dict(_GROUPS)
     if part.left_out:
         names[LEFT_OUT] = "left out" if whole else "left out (--trace-whole, whole=True)"
-        begin = part.end if part.end < result.end_time else 0.0
-        note = Span("", "left out", "; ".join(part.left_out), begin, result.end_time)
+        begin = part.end if part.end < result.simulated_time else 0.0
+        note = Span("", "left out", "; ".join(part.left_out), begin, result.simulated_time)
         groups.append((LEFT_OUT, {"": [note]}))
     events: list[Event] = [
         {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}} for pid, name in names.items()
@@ -114,7 +114,7 @@ def _part(result: Result, whole: bool) -> _Part:
     end = math.inf if whole else max((found for found in ends if math.isfinite(found)), default=math.inf)
     n_steps = max(map(len, result.recorder.step_end), default=0)
     left_out = []
-    if end < result.end_time:
+    if end < result.simulated_time:
         left_out.append(f"what begins after {end:.4g} s (steps after the first {N_STEPS}, of {n_steps:,})")
     if len(workers) < result.n_workers:
         left_out.append(count(result.n_workers - len(workers), "worker") + f" of {result.n_workers:,}")

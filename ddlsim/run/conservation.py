@@ -50,17 +50,19 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
 
     n_samples  what the updates have learned from, as counted by the rule that ends the run
 
-    Of a run that shares its network with others, links are judged when all have ended (:func:`check_network`).
+    Of a run that shares its network with others, bytes are judged when all have ended (:func:`check_network`).
     """
     if loop.network.is_shared:
-        check_workers(result.recorder, result.end_time)
+        accounts = _of_links(loop.network.accounts(), result.cluster.n_channels)
+        _check_room(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.simulated_time)
+        check_workers(result.recorder, result.simulated_time)
         _check_updates(result, n_samples)
         return
     accounts = loop.network.accounts()
-    _equal("clock: the network has run until", loop.network.now, "the run until", result.end_time, "s")
+    _equal("clock: the network has run until", loop.network.now, "the run until", result.simulated_time, "s")
     check_bytes(accounts, loop)
     try:
-        check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.end_time)
+        check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.simulated_time)
     except ConservationError as error:
         if not (loop.beside.busy.any() and accounts.busy.any()):
             raise
@@ -68,12 +70,12 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
             "cost: collectives whose time is known and messages that are simulated beside them do not slow each other, "
             f"and together need more of a link than it has ({str(error).partition(_REPORT)[0]}); use cost='simulated'"
         ) from None
-    check_workers(result.recorder, result.end_time)
+    check_workers(result.recorder, result.simulated_time)
     _check_updates(result, n_samples)
     if result.busy is not None:
         seconds = result.busy.seconds()
         off = np.abs(seconds - result.channel_busy)
-        _links(result.cluster, off > ROUNDING * result.end_time, "busy in its timeline", seconds, "in all",
+        _links(result.cluster, off > ROUNDING * result.simulated_time, "busy in its timeline", seconds, "in all",
                result.channel_busy, "s")  # fmt: skip
 
 
@@ -90,10 +92,14 @@ def check_network(cluster: Cluster, network: Network) -> None:
     nbytes = np.sum([carried for carried, _, _ in own], axis=0)
     off = np.abs(nbytes - accounts.nbytes) > ROUNDING * np.maximum(accounts.issued, 1.0)
     _links(cluster, off[:n], "carried", accounts.nbytes[:n], "but all parties have put on it", nbytes[:n], "bytes")
-    of_links = accounts._replace(**{
-        name: getattr(accounts, name)[:n] for name in ("nbytes", "busy", "passed", "capacity", "burst")
-    })  # fmt: skip
+    of_links = _of_links(accounts, n)
     check_links(cluster, of_links, of_links.nbytes, of_links.busy, network.now)
+
+
+def _of_links(accounts: Accounts, n: int) -> Accounts:
+    """Return the accounts of the first `n` channels."""
+    names = ("nbytes", "busy", "passed", "capacity", "burst")
+    return accounts._replace(**{name: getattr(accounts, name)[:n] for name in names})
 
 
 def _conserved(accounts: Accounts) -> None:
@@ -118,10 +124,7 @@ def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floa
     nbytes, busy  (n_channels,) bytes carried and s during which each carried something
     """
     slack = ROUNDING * seconds
-    _links(cluster, ~((busy >= 0.0) & (busy <= seconds + slack)), "busy", busy, "in a run of", seconds, "s")
-    room = accounts.capacity * busy + accounts.passed
-    over = nbytes - room > accounts.capacity * slack + ROUNDING * accounts.passed
-    _links(cluster, over | ~(nbytes >= 0.0), "carried", nbytes, "but had room for", room, "bytes")
+    _check_room(cluster, accounts, nbytes, busy, seconds)
     if not accounts.passed.any():
         return
     idle = np.maximum(seconds - busy, 0.0)
@@ -130,6 +133,15 @@ def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floa
     # a link without a bucket passes on what buckets before or behind it let through
     held = np.where(bucket, filled, float(accounts.passed[bucket].sum())) * (1.0 + ROUNDING)
     _links(cluster, accounts.passed > held, "passed at once", accounts.passed, "but its bucket had", held, "bytes")
+
+
+def _check_room(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floats, seconds: float) -> None:
+    """Raise :class:`ConservationError` unless channels had room for what they carried in their busy time."""
+    slack = ROUNDING * seconds
+    _links(cluster, ~((busy >= 0.0) & (busy <= seconds + slack)), "busy", busy, "in a run of", seconds, "s")
+    room = accounts.capacity * busy + accounts.passed
+    over = nbytes - room > accounts.capacity * slack + ROUNDING * accounts.passed
+    _links(cluster, over | ~(nbytes >= 0.0), "carried", nbytes, "but had room for", room, "bytes")
 
 
 def check_workers(recorder: Recorder, seconds: float) -> None:
@@ -159,10 +171,10 @@ def _check_updates(result: Result, n_samples: int) -> None:
             f"efficiency {result.efficiency:.6g}: {result.n_workers} workers reach {result.throughput:.6g} samples/s, "
             f"more than all of them compute without communication{_REPORT}"
         )
-    if not _ordered(times, result.end_time):
+    if not _ordered(times, result.simulated_time):
         raise ConservationError(
             f"updates: the last of {len(times)} at {times[-1]:.12g} s; they are not in order, before the end at "
-            f"{result.end_time:.12g} s{_REPORT}"
+            f"{result.simulated_time:.12g} s{_REPORT}"
         )
     _equal("updates: samples", sum(samples), "learned from", n_samples, "samples")
     if result.measured_seconds > 0.0:

@@ -73,16 +73,11 @@ def life_of_free(result: Outcome, life: int = 0) -> Life:
     worker that is missing leaves the pace of the others as it is, and a crash takes half a gradient, on average, of
     those who are computing.
     """
-    recorder, experiment = result.recorder, result.experiment
-    failures = experiment.failures
-    assert recorder.down is not None
+    recorder, experiment, n = result.recorder, result.experiment, result.n_workers
+    failures, goes_on = experiment.failures, stands_for_more(experiment)
     assert failures is not None
-    end, windows, n = result.end_time, recorder.down, result.n_workers
-    goes_on = stands_for_more(experiment)
-    if goes_on:
-        end = THIRTY_DAYS
-        windows = _windows(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, life)
-    elif life:
+    end, windows = _away(result, life)
+    if life and not goes_on:
         raise ConfigError(
             "lives: where workers do not stop for each other, failures are part of the run; use simulate_seeds"
         )
@@ -90,6 +85,8 @@ def life_of_free(result: Outcome, life: int = 0) -> Life:
     crashes = [(start, rank, back) for rank, own in enumerate(windows) for start, back in own if start < end]
     for start, _, back in crashes:
         _book(spent, failures, start, back, end)
+    if not goes_on or recorder.with_servers:
+        spent["repairing"] += _blocked(result, windows, end)
     means = {kind: seconds / n for kind, seconds in spent.items()}
     lost = math.fsum(recorder.lost) / n
     steps, samples = len(recorder.updates), None
@@ -107,6 +104,48 @@ def life_of_free(result: Outcome, life: int = 0) -> Life:
         timeline, end, not goes_on and result.stop_reason != "max_time", useful, lost, 0.0,
         means["noticing"], means["repairing"], means["restarting"], steps, events, np.array([[0.0, 0.0, end]]), samples,
     )  # fmt: skip
+
+
+def _away(result: Outcome, life: int = 0) -> tuple[float, Sequence[Sequence[tuple[float, float]]]]:
+    """Return the end of a life (s), and when each worker is not there in it."""
+    experiment, failures, down = result.experiment, result.experiment.failures, result.recorder.down
+    assert failures is not None
+    assert down is not None
+    if not stands_for_more(experiment):
+        return result.simulated_time, down
+    nodes = result.nodes.tolist()
+    return THIRTY_DAYS, _windows(failures, result.cluster, nodes, THIRTY_DAYS, experiment.seed, life)
+
+
+def _blocked(result: Outcome, windows: Sequence[Sequence[tuple[float, float]]], end: float) -> float:
+    """Return for how long workers that were there could not go on, because a server or too many others were not, s."""
+    times = [0.0, *(time for time, _ in result.recorder.updates)]
+    blocked = [window for rank in result.recorder.with_servers for window in windows[rank]]
+    gone = not stands_for_more(result.experiment) and any(own and own[-1][1] == math.inf for own in windows)
+    if gone and math.inf not in [back for _, back in blocked] and end - times[-1] > max(np.diff(times)):
+        blocked.append((times[-1], math.inf))
+    return sum(_covered([*own, *blocked], end) - _covered(own, end) for own in windows)
+
+
+def _covered(windows: Sequence[tuple[float, float]], end: float) -> float:
+    """Return how much of the time up to `end` the windows cover, s."""
+    covered = until = 0.0
+    for start, back in sorted(windows):
+        covered += max(min(back, end) - max(start, until), 0.0)
+        until = max(until, min(back, end))
+    return covered
+
+
+def seconds_away(result: Outcome) -> list[float]:
+    """Return how long the machine of each worker is out of service in a run's life, s."""
+    assert result.experiment.failures is not None
+    (end, windows), away = _away(result), []
+    for own in windows:
+        spent = dict.fromkeys(("noticing", "repairing", "restarting"), 0.0)
+        for start, back in own:
+            _book(spent, result.experiment.failures, start, back, end)
+        away.append(spent["repairing"])
+    return away
 
 
 def _book(spent: dict[str, float], failures: Failures, start: float, back: float, end: float) -> None:

@@ -166,7 +166,7 @@ class Groups:
             every = whole.checkpoints.interval
             cost = cost_of(whole.checkpoints, self._cluster, nodes, self._workload)
             cost.check(every)
-        computing = result.device_seconds["compute"] / result.end_time
+        computing = result.device_seconds["compute"] / result.simulated_time
         return Group(experiment, ranks, timeline, result.samples_per_update, every, cost, computing)
 
 

@@ -248,13 +248,13 @@ def useful_samples(result: Outcome, life: Life) -> float:
     return float(counts.sum() + (life.steps - len(counts)) * result.samples_per_update)
 
 
-def life_notes(experiment: Experiment) -> tuple[str, ...]:
-    """Return what the life of a run leaves out."""
+def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
+    """Return what the life of a run leaves out; `free`: of workers that do not stop for each other."""
     notes: list[str] = []
     failures, checkpoints = experiment.failures, experiment.checkpoints
-    if failures is not None and checkpoints is None and experiment.elastic is None:
+    if failures is not None and checkpoints is None and experiment.elastic is None and not free:
         notes.append("failures without checkpoints: each takes all the work so far; give checkpoints")
-    if failures is not None and experiment.strategy.updates(1000, 2) >= 2000 and experiment.training is None:
+    if free and failures is not None and experiment.training is None and math.isinf(si(experiment.max_time, "time")):
         notes.append(
             "failures: a worker that is missing is taken to leave the pace of the others as it is, for 30 days; give "
             "max_time to simulate what failures do"

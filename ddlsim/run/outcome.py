@@ -49,7 +49,8 @@ class Outcome:
     workloads: list[Workload]
     nodes: Ints
     recorder: Recorder
-    end_time: float
+    #: s that were simulated; failures and checkpoints come on top (:attr:`end_time`)
+    simulated_time: float
     channel_nbytes: Floats
     channel_busy: Floats
     busy: BusyIntervals | None
@@ -67,6 +68,8 @@ class Outcome:
     wants_stability: bool = False
     #: names of the jobs that ran beside it, in :func:`ddlsim.simulate_jobs`
     company: tuple[str, ...] = ()
+    #: of one of several jobs: its share of the cost and power of each machine and switch, (n_nodes,)
+    share: Floats | None = None
     #: what :class:`ddlsim.RandomFaults` have brought, by time: SlowDown, Stop and LinkFault, as they can be put down
     drawn_faults: tuple[Happening, ...] = ()
     #: the memory of the fullest worker
@@ -92,7 +95,7 @@ class Outcome:
     def measured_seconds(self) -> float:
         """s in which the measured updates were made; of a run that stalls, up to its end."""
         updates = self.measured_updates
-        return updates[-1][0] - updates[0][0] + self.recorder.stalled(self.end_time)
+        return updates[-1][0] - updates[0][0] + self.recorder.stalled(self.simulated_time)
 
     @cached_property
     def throughput(self) -> float:
@@ -104,7 +107,7 @@ class Outcome:
     @cached_property
     def life(self) -> Life:
         """The run among failures, checkpoints and restarts, drawn from its seed. All other numbers but goodput,
-        lost_work, availability, the times of what was learned, and costs, are those of the undisturbed run.
+        end_time, lost_work, availability, the times of what was learned, and costs, are those of the undisturbed run.
 
         Raises ConfigError without failures and checkpoints.
         """
@@ -161,7 +164,12 @@ class Outcome:
     @property
     def elapsed(self) -> float:
         """s until the run was over, with all that disturbed it."""
-        return self.life.end if self.has_life else self.end_time
+        return self.life.end if self.has_life else self.simulated_time
+
+    @property
+    def end_time(self) -> float:
+        """When the run was over, s, as :attr:`elapsed`; the history of a run that learns ends no later."""
+        return self.elapsed
 
     @property
     def useful_throughput(self) -> float:
@@ -246,7 +254,7 @@ class Outcome:
         """How the workers spent their time on average: compute, communication, waiting, input (of runs that have one),
         idle; they add up to 1."""
         table = self.device_seconds
-        return {name: float(values.mean() / self.end_time) for name, values in table.items()}
+        return {name: float(values.mean() / self.simulated_time) for name, values in table.items()}
 
     @cached_property
     def device_seconds(self) -> dict[str, Floats]:
@@ -334,8 +342,8 @@ class Outcome:
             "target": [names[i] for i in cluster.link_dst[first]],
             "kind": [cluster.link_kind[i] for i in first],
             "nbytes": self.channel_nbytes[channel],
-            "utilisation": self.channel_nbytes[channel] / (capacity * self.end_time),
-            "busy": self.channel_busy[channel] / self.end_time,
+            "utilisation": self.channel_nbytes[channel] / (capacity * self.simulated_time),
+            "busy": self.channel_busy[channel] / self.simulated_time,
         }
 
     @cached_property

@@ -179,7 +179,7 @@ class Paces:
         try:
             result = run(experiment.with_(**more, max_time=self._longest))
             if not active:
-                self._longest = STANDS_STILL * result.end_time
+                self._longest = STANDS_STILL * result.simulated_time
             found = result.step_time, _computing(result)
         except NoUpdateError:
             found = math.inf, np.zeros(len(self._nodes))
@@ -190,7 +190,7 @@ class Paces:
 
 def _computing(result: Outcome) -> Floats:
     """Return the share of a run that each worker computed."""
-    return result.device_seconds["compute"] / result.end_time
+    return result.device_seconds["compute"] / result.simulated_time
 
 
 def with_epochs(result: Outcome, ends: Floats) -> tuple[Floats, int]:

@@ -32,7 +32,7 @@ def plain_result(result: Result) -> dict[str, object]:
         "step_times": result.step_times.tolist(),
         "interval": None if result.quick_interval is None else result.quick_interval.to_dict(),
         "stability": None if result.known_stability is None else result.known_stability.to_dict(),
-        "simulated_time": result.end_time,
+        "simulated_time": result.simulated_time,
         "n_messages": result.n_messages,
         "compute": result.workloads[0].basis,
         "bottleneck": None if known is None else [s.to_dict() for s in known],

@@ -19,7 +19,7 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import check_faults
 from ddlsim.run.feeding import check_source, with_copies
 from ddlsim.run.lighter import what_fits
-from ddlsim.run.living import check_life, check_replicas, has_life, life_notes
+from ddlsim.run.living import check_life, check_replicas, has_life
 from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
@@ -100,7 +100,6 @@ def place(experiment: Experiment) -> Placed:
     notes += input_note([workload for workload, _ in workloads])
     if has_life(experiment):
         check_life(experiment, cluster, nodes, workloads[0][0])
-        notes += life_notes(experiment)
     for beyond in outside(given, cluster, time_model.name, n_workers):
         notes += beyond.notes
     return Placed(experiment, cluster, model, time_model, nodes, workloads, notes)

@@ -25,7 +25,7 @@ from ddlsim.run.drawn_faults import BeyondError, Happening, drawn, drawn_notes, 
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import from_then_on, let_happen, standstills, stops_of
 from ddlsim.run.feeding import feed_notes, feed_of
-from ddlsim.run.living import THIRTY_DAYS, check_free, has_life
+from ddlsim.run.living import THIRTY_DAYS, check_free, has_life, life_notes
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
@@ -53,10 +53,6 @@ from ddlsim.workload.jitter import SlowDown
 from ddlsim.workload.model import Model
 from ddlsim.workload.stage import micro_batches, n_replicas
 
-_UNNOTICED = (
-    "cost: collectives whose time is known take it whatever others do on their links, and leave these all of it; "
-    "with cost='simulated' they share it"
-)
 #: lets a run go on to its end, or where somebody says so
 GoOn = Callable[[Pause | None], None]
 
@@ -195,6 +191,7 @@ class UnderWay:
             seed=experiment.seed, compression=compression_of(experiment.compression), jitter=experiment.jitter,
             whole=prepared.workloads,
             crashes=[[(start + fall, start + back) for fall, back in own] for own in crashes],
+            machines_crash=experiment.failures is not None and experiment.failures.per != "device",
         )  # fmt: skip
         experiment.strategy.start(setting)
         self._check()
@@ -279,7 +276,7 @@ class UnderWay:
             workloads=prepared.workloads,
             nodes=np.array(prepared.nodes, dtype=np.int64),
             recorder=recorder,
-            end_time=loop.now - loop.start,
+            simulated_time=loop.now - loop.start,
             channel_nbytes=traffic.nbytes,
             channel_busy=traffic.busy,
             busy=loop.busy_intervals() if recorder.keep_spans else None,
@@ -308,10 +305,10 @@ class UnderWay:
         return (
             *prepared.notes,
             *window_notes(experiment),
+            *life_notes(experiment, free=self.recorder.down is not None),
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
-            *(_UNNOTICED for _ in range(self.loop.network.is_shared and bool(self.loop.beside.busy.any()))),
             *late_notes((*experiment.faults, *experiment.slow_downs, *experiment.beside), self._lasts(seconds)),
             *stalled_notes(self.recorder, seconds),
             *uneven_notes(self.recorder),
@@ -366,7 +363,8 @@ def run(
 
     def made(horizon: float) -> Result:
         together, network = None, None
-        if experiment.beside:
+        known = getattr(experiment.strategy, "cost", "simulated") != "simulated"
+        if experiment.beside or (experiment.faults and known):  # on a shared network faults slow known costs, too
             from ddlsim.run.together import beside  # which sets up runs, too
 
             together = beside(
@@ -381,6 +379,7 @@ def run(
         under_way.go(go_on, checkpoint, checkpoint_every)
         if together is not None and not under_way.halfway:
             together.check()
-        return under_way.result(stability=stability)
+        result = under_way.result(stability=stability)
+        return result if together is None else dataclasses.replace(result, share=together.shares(under_way)[0])
 
     return up_to_its_end(random_faults_of(experiment), prepared.cluster, made)

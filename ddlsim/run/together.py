@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
@@ -15,6 +16,7 @@ from ddlsim.life import Background, LinkFault, RandomFaults
 from ddlsim.network import Network
 from ddlsim.network.sources import WithSources
 from ddlsim.run.conservation import check_network
+from ddlsim.run.costs import shares
 from ddlsim.run.drawn_faults import drawn
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import let_happen
@@ -30,6 +32,7 @@ from ddlsim.runtime.shared_clock import Party, SharedClock
 from ddlsim.runtime.traffic import flow
 from ddlsim.units import si
 
+Floats = npt.NDArray[np.float64]
 #: is called when a run has ended, with the error if one has ended it
 Ended = Callable[[DdlsimError | None], None]
 
@@ -98,11 +101,6 @@ class Together:
             raise ConfigError(f"job {name!r}: is for the cluster {other!r}, but others run on {self.cluster.name!r}")
         if wanted > n_devices:
             raise ConfigError(f"job {name!r}: needs {wanted} devices, but {self.cluster.name!r} has {n_devices}")
-        if has_life(job.experiment):
-            raise ConfigError(
-                f"job {name!r}: failures and checkpoints of a run that stops for them are laid over its undisturbed "
-                "steps, which tells nothing of what others have meanwhile; leave them out"
-            )
         tenant = Tenant(job, name, si(job.start, "time"))
         self.tenants.append(tenant)
         self.clock.at(tenant.came, lambda: self._come(tenant))
@@ -140,6 +138,11 @@ class Together:
             )  # fmt: skip
         except DdlsimError as error:
             raise type(error)(f"job {tenant.name!r}: {error}") from None
+        if has_life(experiment) and tenant.run.recorder.down is None:
+            raise ConfigError(
+                f"job {tenant.name!r}: failures and checkpoints of a run that stops for them are laid over its "
+                "undisturbed steps, which tells nothing of what others have meanwhile; leave them out"
+            )
         if tenant.run.monitor is not None:
             tenant.run.monitor.start()
         self.begin(tenant.name, tenant.run, lambda error: self._ended(tenant, error))
@@ -231,6 +234,12 @@ class Together:
         nbytes = float(self.network.traffic_of(loop.network.party)[0][self.cluster.n_channels + number])
         seconds = min(self.network.now, si(each.end, "time")) - si(each.start, "time")
         return nbytes / seconds if seconds > 0.0 else 0.0
+
+    def shares(self, *others: UnderWay) -> list[Floats]:
+        """Return the share of each machine and switch that `others`, and then all jobs that have begun, bear."""
+        runs = [*others, *(each.run for each in self.tenants if each.run is not None)]
+        uses = [(run.loop.start, run.loop.now, run.prepared.nodes, run.loop.traffic().nbytes) for run in runs]
+        return shares(self.cluster, uses)
 
     def check(self) -> None:
         """Raise :class:`~ddlsim.errors.ConservationError` unless what all have put on the network adds up."""

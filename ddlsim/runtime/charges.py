@@ -40,13 +40,14 @@ SEARCHED = 16
 
 @dataclass(frozen=True)
 class Charge:
-    """Bytes on every channel, (n_channels,), their sum over the messages (`sent`), and the least s that they take, on
-    channel `tightest`."""
+    """Bytes on every channel, (n_channels,), their sum over the messages (`sent`), the least s that they take, on
+    channel `tightest`, and the messages: source and target nodes and bytes of each, (n,)."""
 
     nbytes: Floats
     sent: float
     seconds: float
     tightest: int
+    messages: tuple[Ints, Ints, Floats] = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
 class Load:
@@ -72,6 +73,8 @@ class Load:
         if self.empty:
             return Charge(np.zeros(cluster.n_channels), 0.0, 0.0, 0)
         source, target, nbytes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        pairs, which = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
+        messages = pairs[0], pairs[1], np.bincount(which.reshape(-1), nbytes).astype(np.float64)
         routes = cluster.routes(source, target)
         n_hops = np.diff(routes.offsets)
         of = np.repeat(np.arange(len(source)), n_hops)
@@ -86,9 +89,9 @@ class Load:
         channel = cluster.link_channel[routes.links]
         carried = np.bincount(channel, nbytes[of], cluster.n_channels).astype(np.float64)
         if not len(channel):
-            return Charge(carried, float(nbytes.sum()), 0.0, 0)
+            return Charge(carried, float(nbytes.sum()), 0.0, 0, messages)
         seconds = np.bincount(channel, wire[of], cluster.n_channels) / Network(cluster).accounts().capacity
-        return Charge(carried, float(nbytes.sum()), float(seconds.max()), int(seconds.argmax()))
+        return Charge(carried, float(nbytes.sum()), float(seconds.max()), int(seconds.argmax()), messages)
 
 
 def by_schedule(load: Load, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> None:

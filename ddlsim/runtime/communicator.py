@@ -17,8 +17,9 @@ from ddlsim.collectives.build import groups_of, size_class
 from ddlsim.collectives.nccl_way import Choice
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
-from ddlsim.runtime.costs import Known, Phase, known_cost
+from ddlsim.runtime.costs import Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, HasFabric, fabric_of, with_algorithm
+from ddlsim.runtime.known import Known
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.ties import tie
@@ -210,16 +211,22 @@ class Communicator:
         operation.n_missing -= 1
         if not operation.n_missing:
             del self._open[key]
-            end = self.run(phases())
-            for each in operation.joined:
-                loop.trigger_at(each, end)
+
+            def ended(end: float) -> None:
+                for each in operation.joined:
+                    loop.trigger_at(each, end)
+
+            self.run(phases(), ended)
         return event
 
-    def run(self, phases: tuple[Phase, ...]) -> float:
-        """Let all members enter a collective of known time now; return its end (s)."""
+    def run(self, phases: tuple[Phase, ...], ended: Callable[[float], None]) -> None:
+        """Let all members enter a collective of known time now; `ended` is called with its end (s), now or later."""
         loop, known = self.setting.loop, self._known_of(phases)
+        if loop.network.is_shared:
+            known.run(loop, [self, *np.flatnonzero(known.traffic.busy).tolist()], ended)
+            return
         self._stream_end = loop.known(max(loop.now, self._stream_end), known.seconds, known.traffic)
-        return self._stream_end
+        ended(self._stream_end)
 
     def _check_open(self) -> None:
         """Raise DeadlockError if so many collectives wait for a member that it will hardly ever enter them."""

@@ -3,20 +3,19 @@
 Where the time of a whole collective is known, nothing is left to simulate: it starts when its last rank has joined and
 takes that time for all ranks, and the collectives of one communicator run one after the other, as on NCCL's stream.
 Stragglers hold it up as ever. It never takes less time than the tightest link on its way needs for its bytes
-(:mod:`ddlsim.runtime.charges`). What this leaves out: other traffic on the same links does not slow it, and ranks do
-not leave at different times.
+(:mod:`ddlsim.runtime.charges`). Other jobs, background traffic and faults slow it (:mod:`ddlsim.runtime.known`). What
+this leaves out: other traffic of the same run does not slow it, and ranks do not leave at different times.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibration_table import CurveTable
 from ddlsim.collectives import Collective, Schedule, build
 from ddlsim.collectives.build import forced
@@ -27,6 +26,7 @@ from ddlsim.network import schedule_time
 from ddlsim.runtime.charges import Charge, Load, by_schedule, spread
 from ddlsim.runtime.curve_cost import curve_seconds, parts_of
 from ddlsim.runtime.fabric import name_of
+from ddlsim.runtime.known import Known, Messages
 from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.setting import Setting
 
@@ -44,23 +44,6 @@ class Phase(NamedTuple):
     nbytes: float
 
 
-@dataclass(frozen=True)
-class Known:
-    """Collectives whose time is known: `seconds`, and what they put on the channels."""
-
-    seconds: float
-    traffic: Traffic
-
-    @classmethod
-    def none(cls, cluster: Cluster) -> Known:
-        """Return what takes no time."""
-        return cls(0.0, Traffic(np.zeros(cluster.n_channels), np.zeros(cluster.n_channels), 0.0, 0))
-
-    def then(self, other: Known) -> Known:
-        """Return this and another after it."""
-        return Known(self.seconds + other.seconds, self.traffic.plus(other.traffic, 1.0))
-
-
 def known_cost(
     setting: Setting, cost: str, owner: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
 ) -> Callable[[Phase], Known]:
@@ -75,10 +58,13 @@ def known_cost(
     return _by_nccl(setting, where, algorithm, kind)
 
 
-def _known(setting: Setting, what: str, nbytes: float, seconds: float, charge: Charge, n_messages: int) -> Known:
+def _known(
+    setting: Setting, what: str, nbytes: float, seconds: float, charge: Charge, n_messages: int, moving: float
+) -> Known:
     """Return a collective that takes `seconds`, or as long as the tightest link needs for what is charged to it.
 
-    Notes it, once for `what`, if that is longer. All links that it uses are busy as long as it runs.
+    Notes it, once for `what`, if that is longer. All links that it uses are busy as long as it runs; those whose
+    bandwidth makes it last hold it for the s that are `moving`, inversely proportional to bandwidths.
     """
     cluster, least = setting.cluster, charge.seconds
     if least > seconds * (1.0 + 1e-9) and not any(note.startswith(f"{what}: link ") for note in setting.notes):
@@ -90,7 +76,14 @@ def _known(setting: Setting, what: str, nbytes: float, seconds: float, charge: C
         )
     seconds = max(seconds, least)
     busy = np.where(charge.nbytes > 0.0, seconds, 0.0)
-    return Known(seconds, Traffic(charge.nbytes, busy, charge.sent, n_messages))
+    overhead = max(moving / least - 1.0, 0.0) if least > 0.0 else 0.0
+    traffic = Traffic(charge.nbytes, busy, charge.sent, n_messages)
+    return Known(cluster, seconds, traffic, (Messages(*charge.messages, overhead),))
+
+
+def _undisturbed(setting: Setting) -> str:
+    """Return what is left out, where that is so."""
+    return "" if setting.loop.network.is_shared else "; other traffic does not slow them"
 
 
 def _schedule(
@@ -115,8 +108,8 @@ def _by_curve(
         )
     (least, most), backend = curve.nbytes, f" by {curve.backend}" if curve.backend else ""
     setting.notes.append(
-        f"cost = 'calibrated': collectives take the time of the measured curve of {kind}{backend}; other traffic does "
-        "not slow them"
+        f"cost = 'calibrated': collectives take the time of the measured curve of {kind}{backend}"
+        f"{_undisturbed(setting)}"
     )
     warned: list[str] = []
 
@@ -126,10 +119,11 @@ def _by_curve(
             warned.append(f"the curve was measured from {least} to {most} bytes; {nbytes:.0f} lie beyond: extrapolated")
             setting.notes.append(warned[0])
         plans = [_schedule(setting, algorithm, group, nbytes, kind) for group in phase.groups]
-        seconds, own, wide = 0.0, Load(cluster), Load(cluster)
+        seconds, moving, own, wide = 0.0, 0.0, Load(cluster), Load(cluster)
         for group, plan in zip(phase.groups, plans, strict=True):
             parts = parts_of(lambda c, g=group, p=plan: schedule_time(c, p, g, nbytes), cluster, nbytes)  # type: ignore[misc]
             seconds = max(seconds, curve_seconds(parts, curve.per_message, curve.sizes, curve.per_byte))
+            moving = max(moving, curve_seconds(parts, 0.0, curve.sizes, curve.per_byte) - parts.reduction)
             by_schedule(own, plan, group, nbytes)
             if _NCCL.get(curve.algorithm) is not None:
                 spread(wide, group, nbytes, str(_NCCL[curve.algorithm]), kind)
@@ -137,7 +131,7 @@ def _by_curve(
         if charge.seconds > seconds and not wide.empty:  # it must have used more links
             charge = min(charge, wide.charge(), key=lambda c: c.seconds)
         n_messages = sum(plan.n_messages for plan in plans)
-        return _known(setting, "cost = 'calibrated'", nbytes, seconds, charge, n_messages)
+        return _known(setting, "cost = 'calibrated'", nbytes, seconds, charge, n_messages, moving)
 
     return known
 
@@ -181,21 +175,22 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
             "tuner chooses"
         )
     cluster = setting.cluster
-    said = "cost = 'nccl': collectives take the time that NCCL's tuner expects; other traffic does not slow them"
+    said = f"cost = 'nccl': collectives take the time that NCCL's tuner expects{_undisturbed(setting)}"
     if said not in setting.notes:
         setting.notes.append(said)
     seen: set[tuple[str, str]] = set()
 
     def known(phase: Phase) -> Known:
-        nbytes, seconds, n_messages, load = phase.nbytes, 0.0, 0, Load(cluster)
+        nbytes, seconds, moving, n_messages, load = phase.nbytes, 0.0, 0.0, 0, Load(cluster)
         beside = _side_by_side(setting, phase)
         for group in phase.groups:
             if len(group) == 1:
                 continue
-            bus = bus_bandwidth(cluster, len(group), group)[0] / beside if beside > 1 else None
-            choice = nccl_time(
-                cluster, nbytes, kind=kind, nodes=group, algorithm=wanted, protocol=protocol, bandwidth=bus
-            )
+            bus = bus_bandwidth(cluster, len(group), group)[0] / beside
+            site = functools.partial(nccl_time, cluster, nbytes, kind=kind, nodes=group)
+            choice = site(algorithm=wanted, protocol=protocol, bandwidth=bus if beside > 1 else None)
+            chosen = functools.partial(site, algorithm=choice.algorithm, protocol=choice.protocol)
+            moving = max(moving, 2.0 * (chosen(bandwidth=bus).seconds - chosen(bandwidth=2.0 * bus).seconds))
             if (choice.algorithm, choice.protocol) not in seen:
                 seen.add((choice.algorithm, choice.protocol))
                 setting.notes.append(f"nccl: {choice.algorithm} by {choice.protocol} for {nbytes / 1e6:.3g} MB")
@@ -207,7 +202,7 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
                 by_schedule(load, plan, group, nbytes)
             n_messages += plan.n_messages
             seconds = max(seconds, choice.seconds)
-        return _known(setting, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages)
+        return _known(setting, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages, moving)
 
     return known
 

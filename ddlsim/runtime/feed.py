@@ -11,7 +11,9 @@ with stages of s_1, ..., s_k seconds and c of computing a step takes in the long
 
 from __future__ import annotations
 
+import functools
 import heapq
+import math
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
@@ -57,28 +59,41 @@ class Mix:
 
 
 class Line:
-    """Serves one after the other, each in a time that is known: a reader's first batch before another's second one."""
+    """Serves one after the other, each in a time that is known: a reader's first batch before another's second one.
 
-    def __init__(self, loop: Loop) -> None:
-        self.loop, self._busy, self._n = loop, False, 0
-        self._waiting: list[tuple[int, int, float, simpy.Event]] = []
+    Several jobs with loops of their own can use it, which share a network. A job that waits while another is served has
+    an event at the end of that service, so that no loop goes beyond what may begin then. Batches of a job that comes
+    later are counted from that which is served when it comes: otherwise it would have all to itself.
+    """
 
-    def served(self, batch: int, seconds: float) -> simpy.Event:
+    def __init__(self) -> None:
+        self._until, self._n, self._batch = -math.inf, 0, 0
+        self._first: dict[Loop, int] = {}
+        self._serving: Loop | None = None
+        self._waiting: list[tuple[int, int, float, Loop, simpy.Event]] = []
+
+    def served(self, loop: Loop, batch: int, seconds: float) -> simpy.Event:
         """Return an event for when who comes now, with so manieth a batch, has been served for `seconds`."""
-        event = self.loop.env.event()
+        event = loop.env.event()
         self._n += 1
-        heapq.heappush(self._waiting, (batch, self._n, seconds, event))
-        if not self._busy:
-            self._begin(None)
+        batch += self._first.setdefault(loop, self._batch)
+        heapq.heappush(self._waiting, (batch, self._n, seconds, loop, event))
+        self._look(loop)
         return event
 
-    def _begin(self, before: simpy.Event | None) -> None:
-        self._busy = bool(self._waiting)
-        if self._busy:
-            *__, seconds, served = heapq.heappop(self._waiting)
-            assert served.callbacks is not None
-            served.callbacks.append(self._begin)
-            self.loop.trigger_at(served, self.loop.now + seconds)
+    def _look(self, loop: Loop, _: simpy.Event | None = None) -> None:
+        """Begin with the next if nobody is served any more; look again then if somebody of this loop waits."""
+        if self._waiting and self._until <= loop.now:
+            self._batch, __, seconds, self._serving, event = heapq.heappop(self._waiting)
+            self._until = loop.now + seconds
+            self._at_end(self._serving, event)
+        if self._serving is not loop and any(waiting[3] is loop for waiting in self._waiting):
+            self._at_end(loop, loop.env.event())
+
+    def _at_end(self, loop: Loop, event: simpy.Event) -> None:
+        assert event.callbacks is not None
+        event.callbacks.append(functools.partial(self._look, loop))
+        loop.trigger_at(event, self._until)
 
 
 class Turns:
@@ -122,10 +137,11 @@ class Feed:
         self.decoded = input.decoded_nbytes(input_shape)
         self.readers = [Reader(*pair) for pair in zip(nodes, memory, strict=True)]
         self.machines = list(dict.fromkeys(memory))
-        self.cores = {node: Line(loop) for node in self.machines}
-        self.ssds = {node: Line(loop) for node in self.machines}
+        lines = loop.network.engine.lines  # of all jobs on the network
+        self.cores = {node: lines.setdefault(("cores", node), Line()) for node in self.machines}
+        self.ssds = {node: lines.setdefault(("ssd", node), Line()) for node in self.machines}
         self.storage = -1 if input.storage is None else cluster.node(input.storage)
-        self.operations = Line(loop)
+        self.operations = lines.setdefault(("operations", self.storage), Line())
         self.operation = 0.0 if self.storage < 0 else cluster.operation_seconds(self.storage)
         self.preparing = si(input.prep_seconds, "time") / input.cpu_workers
         self._mixes: dict[int, Mix] = {}
@@ -175,12 +191,12 @@ class Feed:
             parts += [loop.send(peer, reader.memory, nbytes) for peer in self.machines if peer != reader.memory]
         if mix.ssd > 0.0:
             seconds = mix.ssd * n_samples * mix.ssd_nbytes / mix.ssd_rate
-            parts.append(self.ssds[reader.memory].served(batch, seconds))
+            parts.append(self.ssds[reader.memory].served(loop, batch, seconds))
         if parts:
             yield env.all_of(parts)
         seconds = mix.unprepared * n_samples * self.preparing
         if seconds > 0.0:
-            yield self.cores[reader.memory].served(batch, seconds)
+            yield self.cores[reader.memory].served(loop, batch, seconds)
         if reader.node != reader.memory:
             yield from self._send(reader.copies, reader.memory, reader.node, n_samples * self.decoded)
         there.succeed()
@@ -189,7 +205,7 @@ class Feed:
         """Read samples from the storage."""
         yield self.loop.send(reader.memory, self.storage, REQUEST_NBYTES)
         if self.operation > 0.0:
-            yield self.operations.served(batch, n_samples / self.input.read_samples * self.operation)
+            yield self.operations.served(self.loop, batch, n_samples / self.input.read_samples * self.operation)
         yield from self._send(reader.answers, self.storage, reader.memory, n_samples * self.input.stored_nbytes)
 
     def _send(self, turns: Turns, source: int, target: int, nbytes: float) -> Steps:

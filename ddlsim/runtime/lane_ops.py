@@ -116,13 +116,14 @@ def tables_of(
     counts[ls.FAILING] = bool(down)
     counts[ls.DEPTH], counts[ls.BEHIND] = depth, n
     counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD, ls.ASKING]] = -1
-    never = [(own[-1][0], rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf]
-    calendar = np.zeros(2 * (n + 3 * n_ways) + 16 + len(never), dtype=EVENT)
+    happen = [(own[0][0], ls.FALLS + 16 * rank) for rank, own in enumerate(crashes) if own]
+    happen += [(own[-1][0], ls.GONE + 16 * rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf]
+    calendar = np.zeros(2 * (2 * n + 3 * n_ways) + 16 + len(happen), dtype=EVENT)
     calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + 16 * np.arange(n)
     calendar["time"][:n] = actors["start"] = start
-    for place, (time, rank) in enumerate(sorted(never), n):  # a sorted list is a heap
-        calendar[place] = time, place, ls.GONE + 16 * rank
-    counts[N_CALENDAR] = counts[SEQUENCE] = n + len(never)
+    for place, (time, item) in enumerate(sorted(happen), n):  # a sorted list is a heap
+        calendar[place] = time, place, item
+    counts[N_CALENDAR] = counts[SEQUENCE] = n + len(happen)
     reals = np.zeros(ls.N_REALS)
     reals[ls.NOW], reals[ls.QUIET] = start, -np.inf
     return ls.Tables(

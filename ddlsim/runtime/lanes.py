@@ -15,7 +15,7 @@ from ddlsim.network import lane_tables as ls
 from ddlsim.network.calendar import N_CALENDAR
 from ddlsim.network.lanes import go_round
 from ddlsim.network.pointers import addresses, send_address
-from ddlsim.network.state import Floats, Ints, Records
+from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
 from ddlsim.runtime.lane_ops import Crashes, Op, seconds_of, tables_of
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
@@ -57,7 +57,7 @@ class Lanes:
         self._stale: list[int] = []  # what has been served, but not yet told of
         workers = setting.workers
         ends = peers if peers else [range(max(len(servers), 1)) for _ in workers]
-        self.tables = tables_of(workers, self.ops, ends, depth, self._crashes(), setting.loop.now)
+        self.tables = tables_of(workers, self.ops, ends, depth, self._crashes(servers), setting.loop.now)
         ways = self.tables.ways
         ways["nbytes"] = ways["back_nbytes"] = nbytes
         ways["source"] = np.array(setting.nodes)[ways["actor"]]
@@ -76,6 +76,7 @@ class Lanes:
         network.stride = 2 * len(ways) + 1
         self.tables.actors["op"] = first
         counts = self.tables.counts
+        counts[ls.FIRST_OP] = first
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
         counts[ls.FIRST_HANDLE] = network.first_handle
         counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, setting.recorder.keep_spans
@@ -84,14 +85,21 @@ class Lanes:
             counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
         setting.loop.drive(self)
 
-    def _crashes(self) -> Crashes:
-        """Return when each worker is not there. Those who wait for all others in every step have no such times."""
+    def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
+        """Return when each worker, and servers on its machine, are not there. Those who wait for all others in every
+        step have no such times."""
         setting, in_common = self.setting, any(op.kind == ls.STEP and op.number == ls.COMMON for op in self.ops)
         if in_common or not setting.crashes:
             return ()
         setting.recorder.down = setting.crashes
-        each = zip(setting.nodes, setting.crashes, strict=True)
-        setting.loop.network.will_change((), [(start, end, node) for node, own in each for start, end in own])
+        machines, nodes = setting.hosts(setting.nodes).tolist(), [node for node, _ in servers]
+        away = list(zip(setting.nodes, setting.crashes, strict=True))
+        for node, machine in zip(nodes, setting.hosts(nodes).tolist(), strict=True):
+            if machine in machines and (setting.machines_crash or node in setting.nodes):
+                rank = machines.index(machine)
+                setting.recorder.with_servers.append(rank)
+                away.append((node, setting.crashes[rank]))
+        setting.loop.network.will_change((), [(*window, node) for node, own in away for window in own])
         return setting.crashes
 
     # ------------------------------------------------------------ what follows may change
@@ -346,15 +354,17 @@ class Lanes:
         """Keep the spans of a block of the log."""
         recorder = self.setting.recorder
 
-        def keep(kind: str, what: int, start: str, end: str) -> None:
-            of_kind = rows[rows["what"] == what]
+        def keep(kind: str, what: int, start: str, end: str, which: Bools | bool = True) -> None:
+            of_kind = rows[(rows["what"] == what) & which]
             for op in np.unique(of_kind["place"]).tolist():
                 each = of_kind[of_kind["place"] == op]
                 ranks = each["actor"].astype(np.int64)
                 recorder.keep(Spans(kind, self.ops[op].name, ranks, each[start], each[end]))
 
         keep(COMPUTE, ls.WORKED, "begin", "time")
-        keep(COMPUTE, ls.LOST, "begin", "where")
+        exchanges = np.isin(rows["place"], [i for i, op in enumerate(self.ops) if op.kind in (ls.EXCHANGE, ls.TRAVEL)])
+        for kind, of_kind in ((COMPUTE, ~exchanges), (COMMUNICATION, exchanges)):
+            keep(kind, ls.LOST, "begin", "where", of_kind)
         keep(INPUT, ls.BROUGHT, "begin", "time")
         keep(WAITING, ls.WAITED, "begin", "where")
         keep(COMMUNICATION, ls.WAITED, "where", "time")

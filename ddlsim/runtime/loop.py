@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -101,7 +102,11 @@ class Loop:
         self._busy_before = network.channel_busy if start else 0.0
         self._events: dict[tuple[int, int], simpy.Event] = {}
         self._joins: list[tuple[int, int]] = []
-        self._sends: list[tuple[int, int, float, simpy.Event]] = []
+        self._sends: list[tuple[int, int, float, simpy.Event, bool | None]] = []
+        #: when collectives of known time that are sent as messages have left a channel, or a stream
+        self.turns: dict[Hashable, simpy.Event] = {}
+        #: by how many messages their schedules have more
+        self.n_more_messages = 0
         #: bytes of the messages and collectives that processes have asked the network for
         self.nbytes_asked = 0.0
         self._volume: dict[int, tuple[Schedule, float, float]] = {}
@@ -172,7 +177,8 @@ class Loop:
         """Return what has gone over the channels, simulated and by known collectives. Of a network that others use,
         too, bytes and messages are those of this run, busy seconds those of all since it began."""
         nbytes, sent, n_messages = self.network.own_traffic()
-        seen = Traffic(nbytes, self.network.channel_busy - self._busy_before, sent, n_messages)
+        busy = self.network.channel_busy - self._busy_before
+        seen = Traffic(nbytes, busy, sent, n_messages + self.n_more_messages)
         return seen.plus(self.beside, 1.0) if self._known or self._ended else seen
 
     @property
@@ -208,10 +214,13 @@ class Loop:
         event._value = None
         self.env.schedule_at(event, time)
 
-    def send(self, src: int, dst: int, nbytes: float) -> simpy.Event:
-        """Send a message between nodes now; the event returned is triggered when it is delivered."""
+    def send(self, src: int, dst: int, nbytes: float, *, overhead: bool | None = None) -> simpy.Event:
+        """Send a message between nodes now; the event returned is triggered when it is delivered.
+
+        overhead  whether it is overhead of a collective of known time, or payload (as :meth:`Network.send`)
+        """
         event = self.env.event()
-        self._sends.append((src, dst, nbytes, event))
+        self._sends.append((src, dst, nbytes, event, overhead))
         return event
 
     # ------------------------------------------------------------ running
@@ -281,11 +290,12 @@ class Loop:
             self.network.join([c for c, _ in joins], [r for _, r in joins], now)
         if self._sends:
             sends, self._sends = self._sends, []
-            src, dst, nbytes, events = zip(*sends, strict=True)
-            self.nbytes_asked += sum(nbytes)
-            ids = self.network.send(src, dst, np.array(nbytes), now)
-            for number, event in zip(ids.tolist(), events, strict=True):
-                self._events[number, 0] = event
+            for overhead, rows in itertools.groupby(sends, key=operator.itemgetter(4)):
+                src, dst, nbytes, events, _ = zip(*rows, strict=True)
+                self.nbytes_asked += sum(nbytes)
+                ids = self.network.send(src, dst, np.array(nbytes), now, overhead=overhead)
+                for number, event in zip(ids.tolist(), events, strict=True):
+                    self._events[number, 0] = event
         return found
 
     def complete(self, number: int, rank: int, time: float) -> None:

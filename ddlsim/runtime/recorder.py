@@ -79,6 +79,8 @@ class Recorder:
     #: of workers, (s, s) of the times at which they stand still, by start: their devices are idle then, also in the
     #: middle of computing
     stops: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    #: ranks whose crashes take a server with them, without which nobody makes an update
+    with_servers: list[int] = field(default_factory=list)
     #: what each worker is in the middle of: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)

@@ -31,7 +31,8 @@ class Setting:
     exchanges and wires is compressed if ``compression`` is given; they say so in ``compresses``, and plans in ``slows``
     that workers are slower while they communicate. ``whole`` are the workloads of the workers if each had the whole
     model. Where compute times do not vary by chance, ``jitter`` is NoJitter. ``crashes`` are the times (s) from when
-    until when each worker would not be there, if workers do not stop for each other.
+    until when each worker would not be there, if workers do not stop for each other, and with ``machines_crash`` all
+    else on its machine.
     """
 
     cluster: Cluster
@@ -53,6 +54,7 @@ class Setting:
     jitter: Jitter = NoJitter()
     whole: Sequence[Workload] = ()
     crashes: Sequence[Sequence[tuple[float, float]]] = ()
+    machines_crash: bool = False
 
     @property
     def nodes(self) -> list[int]:

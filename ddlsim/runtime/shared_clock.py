@@ -92,8 +92,9 @@ class SharedClock:
 
     def _look_for_the_stuck(self) -> None:
         """Raise DeadlockError for a party that waits for nothing that is on its way, while others go on."""
+        waiting = self.network.waiting_parties
         for number, party in self._parties.items():
-            if self._next[number] == np.inf and not self.network.is_under_way(number):
+            if self._next[number] == np.inf and not self.network.is_under_way(number) and number not in waiting:
                 waits = "; ".join(f"{name} waits for {what}" for name, what in list(party.loop.waiting.items())[:8])
                 raise DeadlockError(
                     f"{party.name}: deadlock at {self.network.now:.6g} s: others go on, but nothing of it is left to "

@@ -151,11 +151,14 @@ class Travel:
         members = [self.executor.members(key) for key in keys]
         if carrier.way == "known":
             assert isinstance(carrier, Dense | Coded)
-            end = carrier.communicator.run(carrier.phases(step, part, nbytes))
-            self.executor.end(np.concatenate(members), end)
             finished = self.loop.env.event()
-            if queue >= 0:
-                self.loop.trigger_at(finished, end)
+
+            def ended(end: float) -> None:
+                self.executor.end(np.concatenate(members), end)
+                if queue >= 0:
+                    self.loop.trigger_at(finished, end)
+
+            carrier.communicator.run(carrier.phases(step, part, nbytes), ended)
         else:
             ends = [carrier.carry(worker, step, part, nbytes) for worker in carrier.communicator.workers]
             for place, arrival in enumerate(ends):

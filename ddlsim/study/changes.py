@@ -1,6 +1,8 @@
 """Changing one field of an experiment by its dotted path: "batch_size", "strategy.period", "cluster.nic.bandwidth".
 
-A path names a field of :class:`~ddlsim.Experiment`, then a field of what it holds, and so on. Two go into more:
+A path names a field of :class:`~ddlsim.Experiment`, then a field of what it holds, and so on. Of several faults,
+slow-downs or jobs it names the only one with that field ("faults.mtbf"), or the number of one ("faults.0.mtbf"). Two go
+into more:
 
 ``cluster.<kind>.bandwidth``  of all links of a kind ("nic", "trunk", "nvlink", "pcie", "link"); also ``.latency`` and
                               ``.efficiency``, and ``.flow_rate`` of a connection where they name a transport
@@ -13,7 +15,7 @@ A path names a field of :class:`~ddlsim.Experiment`, then a field of what it hol
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -92,7 +94,9 @@ def _unknown(name: str, known: list[str] | tuple[str, ...], where: str) -> Unkno
 
 
 def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapping[str, str]) -> object:
-    """Return `value`, a frozen object or a mapping, with the fields in `tree` changed."""
+    """Return `value`, a frozen object, a mapping or a sequence of such, with the fields in `tree` changed."""
+    if isinstance(value, list | tuple) and value:
+        return _with_items(value, tree, where)
     if isinstance(value, Mapping):
         known = [str(key) for key in value]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -116,6 +120,30 @@ def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapp
     except TypeError as error:  # a text where a number is meant, say
         given = ", ".join(f"{name} = {field!r}" for name, field in new.items())
         raise ConfigError(f"{where}: {given} does not fit: {error}") from None
+
+
+def _with_items(values: Sequence[object], tree: Mapping[str, object], where: str) -> list[object]:
+    """Return the values with the fields in `tree` changed of those that it names by number, or that alone have them."""
+    items: dict[int, dict[str, object]] = {}
+    for name, branch in tree.items():
+        if name.isdecimal() and int(name) < len(values):
+            items.setdefault(int(name), {}).update(branch if isinstance(branch, dict) else {"": branch})
+            continue
+        having = [i for i, each in enumerate(values) if name in getattr(each, "__dataclass_fields__", ())]
+        if not having:
+            fields = dict.fromkeys(field for each in values for field in getattr(each, "__dataclass_fields__", ()))
+            raise _unknown(name, list(fields), where)
+        if len(having) > 1:
+            raise UnknownPathError(
+                f"{where}.{name}: {len(having)} of the {len(values)} have this field; name one by its number, "
+                f"{where}.0.<field>"
+            )
+        items.setdefault(having[0], {})[name] = branch
+    changed = list(values)
+    for i, inner in items.items():
+        changed[i] = inner.pop("", changed[i])
+        changed[i] = _replaced(changed[i], inner, f"{where}.{i}", {}) if inner else changed[i]
+    return changed
 
 
 def _number(value: object, dimension: str, where: str) -> object:

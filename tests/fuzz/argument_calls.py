@@ -148,7 +148,12 @@ def written(name, text):
 
 
 EXPERIMENT = 'cluster = "office-1gbe"\nmodel = "lenet5"\nsteps = 1\n'
-JOBS = 'cluster = "office-1gbe"\n[[jobs]]\nexperiment = { model = "lenet5", workers = 2, steps = 1 }\n'
+JOBS = (
+    'cluster = "office-1gbe"\n[[jobs]]\n'
+    'experiment = { model = "lenet5", workers = 2, steps = 1, strategy = { type = "all-reduce", cost = "nccl" } }\n'
+    '[[jobs]]\nexperiment = { model = "lenet5", workers = 2, steps = 1, max_time = "1 s", '
+    'strategy = { type = "async-parameter-server" }, failures = { mtbf = "1 s" } }\n'
+)
 COLLECTIVE = {"n_ranks": 4}
 CLOSED_FORM = {"n_ranks": 4, "nbytes": 1e6, "alpha": 1e-6, "beta": 1e-9}
 LAYER = {"n_weights": 1e4, "n_inputs": 1e3, "batch_size": 64.0, "n_nodes": 8}
@@ -201,7 +206,10 @@ CALLS = {
     "Job": lambda: {"experiment": experiment().with_(workers=2)},
     "load_jobs": lambda: {"source": written("jobs.toml", JOBS)},
     "place": lambda: {"jobs": [ddlsim.Job(experiment().with_(workers=2))], "tries": 2},
-    "simulate_jobs": lambda: {"jobs": [ddlsim.Job(experiment().with_(workers=2))]},
+    "simulate_jobs": lambda: {"jobs": [
+        ddlsim.Job(experiment().with_(workers=2, strategy=ddlsim.AllReduce(cost="nccl"))),
+        ddlsim.Job(experiment().with_(workers=2)),
+    ]},
     "Checkpoints": lambda: {"every": "10 min", "stall": "5 s"},
     "young_interval": lambda: {"mtbf": 3600.0, "cost": 5.0},
     "daly_interval": lambda: {"mtbf": 3600.0, "cost": 5.0},

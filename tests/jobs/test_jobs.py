@@ -198,6 +198,56 @@ def test_goodput_and_times_of_background_traffic(tmp_path):
     assert jobs.links["background"].sum() > 0.0
 
 
+# ------------------------------------------------------------ known costs
+
+NCCL = AllReduce("ring", "none", cost="nccl")
+
+
+def test_jobs_of_known_cost_share_a_trunk():
+    """Two jobs, each of which fills a trunk of 1 GB/s alone, slow each other down as simulated ones do."""
+    one = on_trunk([0, 4], steps=30, seconds=0.05).with_(strategy=NCCL)
+    jobs = ddlsim.simulate_jobs([Job(one, "a"), Job(one.with_(workers=[1, 5]), "b")])
+    plain = one.with_(strategy=AllReduce("ring", "none"))
+    simulated = ddlsim.simulate_jobs([Job(plain, "a"), Job(plain.with_(workers=[1, 5]), "b")])
+    assert jobs.slowdowns == pytest.approx(simulated.slowdowns, rel=0.03)
+    assert min(jobs.slowdowns.values()) > 1.5
+    assert 0.9 < jobs.links["utilisation"].max() <= jobs.links["busy"].max() <= 1.0 + 1e-9
+    assert jobs.links["b"].sum() == pytest.approx(jobs["b"].channel_nbytes.sum())
+    assert jobs["a"].nbytes_sent == pytest.approx(run(one).nbytes_sent)
+    assert not any("does not slow" in note for note in jobs["a"].notes)
+
+
+def test_a_long_collective_of_known_cost_does_not_hold_up_a_short_one():
+    """Links are shared, not taken in turns: the small model's steps take about twice as long, not as a whole large
+    one's."""
+    large = on_trunk([0, 4], steps=3, seconds=0.01).with_(strategy=NCCL)
+    small = large.with_(workers=[1, 5], model="lenet5", steps=30, compute=Affine("1 ms", 0.0))
+    jobs = ddlsim.simulate_jobs([Job(large, "large"), Job(small, "small")])
+    assert 1.1 < jobs.slowdowns["small"] < 2.1
+    assert run(large).step_time > 50 * run(small).step_time
+
+
+def test_jobs_of_known_cost_that_leave_each_other_room_take_what_they_take_alone():
+    """Four jobs of one link each behind a trunk of four times the bandwidth."""
+    wide = Cluster.from_graph(racks(2, 4, bandwidth="1 Gbit/s", latency=0.0, trunk_bandwidth="4 Gbit/s"))
+    one = Experiment(wide, "resnet18", NCCL, 32, compute=Measured("1 ms", 32), steps=5)
+    jobs = ddlsim.simulate_jobs([Job(one.with_(workers=[i, 4 + i]), f"{i}") for i in range(4)])
+    assert set(jobs.slowdowns.values()) == {1.0}
+
+
+@pytest.mark.parametrize("strategy", [NCCL, ShardedUpdate(cost="nccl"), LocalSGD(2, cost="nccl")], ids=str)
+def test_known_costs_share_links_with_background_traffic(strategy):
+    """The busy share of a link was 1.997 beside a greedy flow."""
+    one = Experiment("office-1gbe", "resnet18", strategy, 32, [0, 1], compute=Measured("1 ms", 32), steps=4, warmup=0)
+    plain, beside = run(one), run(one.with_(beside=[Background("h0", "h1")]))
+    assert beside.links["busy"].max() <= 1.0 + 1e-9
+    assert (beside.links["utilisation"] <= beside.links["busy"] + 1e-9).all()
+    assert beside.end_time == pytest.approx(2.0 * plain.end_time, rel=0.02)
+    assert beside.nbytes_sent == pytest.approx(plain.nbytes_sent)
+    job = run(one.with_(beside=[Job(one.with_(workers=[2, 3]))]))
+    assert seen(job) == seen(plain)
+
+
 # ------------------------------------------------------------ devices
 
 
@@ -328,6 +378,29 @@ def test_faults_of_different_jobs_on_one_link_multiply(tmp_path):
         ddlsim.simulate(run([0, 1], [long]).with_(beside=[Job(run([2, 3], [short]), "b")])).end_time,
     ):
         assert end == pytest.approx(right, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["asynchronous", "stale", "soft", "k-async", "gossip", "ad-psgd"])
+def test_asynchronous_workers_crash_beside_others_as_they_do_alone(name):
+    failures = ddlsim.Failures("40 ms", per="host", repair="8 ms", restart="2 ms")
+    one = SMALL.with_(strategy=STRATEGIES[name], workers=[0, 1, 2, 3], failures=failures, max_time="0.5 s", steps=40)
+    jobs = ddlsim.simulate_jobs([Job(one, "one"), Job(SMALL.with_(workers=[4, 5, 6]), "other")])
+    alone = run(one)
+    assert len(alone.life.events) > 3
+    assert same(jobs["one"], alone)
+    assert jobs["one"].availability == alone.availability < 1.0
+    late = ddlsim.simulate_jobs([Job(SMALL.with_(workers=[4, 5, 6]), "other"), Job(one, "late", start="1 s")])["late"]
+    assert late.end_time == pytest.approx(alone.end_time, rel=1e-9)
+
+
+@pytest.mark.parametrize("strategy", [GossipSGD(), AllReduce()], ids=str)
+def test_jobs_that_send_nothing(strategy):
+    """One worker each: the first job ends before anything has been sent, or asked for a route."""
+    one = Experiment("office-1gbe", "lenet5", strategy, 8, workers=1, steps=2)
+    jobs = ddlsim.simulate_jobs([Job(one, "a"), Job(one, "b", start=0.003), Job(one, "c", start="1 h")])
+    assert [jobs[name].nbytes_sent for name in "abc"] == [0.0] * 3
+    assert jobs["b"].step_time == pytest.approx(run(one).step_time)
+    assert run(one.with_(beside=[Job(one)])).step_time == run(one).step_time
 
 
 def test_all_jobs_go_around_a_link_that_is_down():

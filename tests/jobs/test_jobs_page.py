@@ -1,4 +1,4 @@
-"""What docs/jobs.md shows runs, and a job whose collectives have a known time says what that leaves out."""
+"""What docs/jobs.md shows runs, and is so."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 import ddlsim
 from ddlsim import AllReduce, Job
+from ddlsim.cluster import racks
 
 PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
 
@@ -50,7 +51,15 @@ def test_lists_of_arrivals_that_cannot_be_read(tmp_path, rows, message):
     assert "\n" not in str(error.value)
 
 
-def test_known_costs_say_what_they_leave_out():
-    made = ddlsim.Experiment("office-1gbe", "lenet5", AllReduce("ring", cost="nccl"), workers=2, steps=2)
-    jobs = ddlsim.simulate_jobs([Job(made, "known"), Job(made.with_(strategy=AllReduce("ring")), "simulated")])
-    assert [any("whatever others do" in note for note in jobs[name].notes) for name in jobs.names] == [True, False]
+def test_known_and_simulated_jobs_share_a_link():
+    """As docs/jobs.md says: a job of known cost slows a simulated one, and is slowed by it."""
+    cluster = ddlsim.load_cluster(racks(2, 4, bandwidth="1 Gbit/s", latency=0.0, trunk_bandwidth="1 Gbit/s"))
+    one = ddlsim.Experiment(cluster, "resnet18", AllReduce("ring", "none", cost="nccl"), 32, steps=20,
+                            compute=ddlsim.Measured("1 ms", 32))  # fmt: skip
+    other = one.with_(strategy=AllReduce("ring", "none"), workers=[1, 5])
+    jobs = ddlsim.simulate_jobs([Job(one.with_(workers=[0, 4]), "known"), Job(other, "simulated")])
+    alone = {name: result.step_time for name, result in jobs.alone.items()}
+    shared = {name: jobs.step_time_together(name) / seconds for name, seconds in alone.items()}
+    assert max(jobs.links["busy"]) <= 1.0 + 1e-9
+    assert min(shared.values()) > 1.3
+    assert not any("does not slow" in note for note in jobs["known"].notes)

@@ -1,5 +1,6 @@
 """Workers that do not stop for each other, and crash: what is lost, who waits, and that nothing is ever stuck."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -190,3 +191,110 @@ def test_other_lives_are_other_seeds():
     result = simulated(ddlsim.AsyncParameterServer(), Failures("40 s", repair="8 s"))
     with pytest.raises(ConfigError, match="simulate_seeds"):
         result.lives(3)
+
+
+# ---------------------------------------------------------------- servers on machines that crash
+
+SERVED = {
+    "downpour": ddlsim.AsyncParameterServer(placement="colocated"),
+    "two shards": ddlsim.AsyncParameterServer(servers=2, placement="colocated", apply_time="1 ms"),
+    "stale": ddlsim.StaleSynchronous(3, placement="colocated"),
+    "soft": ddlsim.SoftSync(1, placement="colocated"),
+    "elastic": ddlsim.ElasticAveraging(0.1, 4, False, placement="colocated"),
+}
+
+
+def on_machines(name, cluster, failures):
+    return ddlsim.simulate(
+        cluster, "digits-cnn" if cluster == "office-1gbe" else "resnet50", SERVED[name], 32,
+        3 if cluster == "office-1gbe" else 16, compute=Affine("1 s", 0.0), failures=failures, max_time="40 s",
+        steps=10**6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("cluster", ["office-1gbe", "cloud-25g-16x8-v100"])
+@pytest.mark.parametrize("name", SERVED)
+def test_a_server_is_away_with_its_machine(name, cluster, tmp_path):
+    """The machine of the (first) server is away from 5.5 to 26.5 s: nobody makes an update, nor is anybody available;
+    104 updates were made on machines with GPUs."""
+    result = on_machines(name, cluster, traced(tmp_path, (5.5, 0, 20.0), restart="1 s"))
+    times = np.array([time for time, _ in result.recorder.updates])
+    assert not ((times > (10.0 if name == "elastic" else 7.0)) & (times < 26.4)).any()  # it has 4 steps of its own
+    assert (times > 26.5).sum() > 5
+    assert result.availability == pytest.approx((40.0 - 21.0) / 40.0, abs=0.01)
+
+
+@pytest.mark.parametrize("cluster", ["office-1gbe", "cloud-25g-16x8-v100"])
+def test_a_run_whose_server_never_comes_back_is_not_available(cluster, tmp_path):
+    """Lost after 5.5 of 40 s: an availability of 0.14, not 0.69."""
+    result = on_machines("downpour", cluster, traced(tmp_path, (5.5, 0, "inf"), restart="1 s"))
+    assert result.availability == pytest.approx(5.5 / 40.0, abs=0.01)
+    assert result.stop_reason == "max_time"
+
+
+def test_a_device_that_crashes_leaves_the_server_of_its_machine(tmp_path):
+    failures = dataclasses.replace(traced(tmp_path, (5.5, 0, 20.0), restart="1 s"), per="device")
+    result = on_machines("downpour", "cloud-25g-16x8-v100", failures)
+    assert sum(7.0 < time < 26.4 for time, _ in result.recorder.updates) > 100
+    assert result.availability == pytest.approx(1.0 - 21.0 / 40.0 / 16, abs=0.01)
+
+
+def test_a_run_that_too_few_workers_are_left_for_is_not_available(tmp_path):
+    """Two workers must come together (K-async): from the fifth loss at 9.5 s on the sixth waits for ever."""
+    rows = [(5.5 + rank, rank, "inf") for rank in range(5)]
+    result = simulated(ddlsim.KAsync(2), traced(tmp_path, *rows), max_time="40 s", steps=10**6)
+    assert result.availability < 9.5 / 40.0
+    assert result.life.useful + result.life.lost + result.life.down == pytest.approx(40.0)
+
+
+# ---------------------------------------------------------------- what a worker was waiting for
+
+MODEL = 'title = "m"\ninput = [1000]\nlayers = [{ type = "dense", units = 2000, bias = false }]\n'
+
+
+@pytest.mark.parametrize(
+    ("fall", "lost"),
+    [(4.8, 1.0), (5.27, 0.0)], ids=["its gradient on the way", "the answer on the way"],
+)  # fmt: skip
+@pytest.mark.parametrize("strategy", [ddlsim.AsyncParameterServer(), ddlsim.StaleSynchronous(3)], ids=str)
+def test_a_worker_that_is_back_waits_for_nothing_from_before(strategy, fall, lost, tmp_path):
+    """8 MB at 20 MB/s: a gradient is computed from 3.6 to 4.6 s, sent until 5.0, answered until 5.4. A worker that is
+    away until 5.998 s begins its next step then, not at 6.12; what it had sent by half is lost."""
+    (tmp_path / "m.toml").write_text(MODEL, encoding="utf-8")
+    failures = traced(tmp_path, (fall, 0, 5.998 - fall))
+    result = ddlsim.simulate(
+        star(2, bandwidth="20 MB/s", latency="0 s"), tmp_path / "m.toml", strategy, 8, 1, steps=6, warmup=0,
+        compute=ddlsim.Measured("1 s", 8), device="v100", max_time="1 h", failures=failures,
+    )  # fmt: skip
+    before = [1.4, 3.2] if lost else [1.4, 3.2, 5.0]
+    after = [7.398 + 1.8 * step for step in range(6 - len(before))]
+    assert [time for time, _ in result.recorder.updates] == pytest.approx([*before, *after])
+    assert result.life.lost == pytest.approx(lost)
+    begun = [span.start for span in result.traced.recorder.spans if span.track == "worker 0" and span.name == "forward"]
+    assert min(time for time in begun if time > fall) == pytest.approx(5.998)
+
+
+def test_answers_of_before_do_not_count_for_what_comes_after(tmp_path):
+    """A worker crashes again and again while others fill the server's link, so that old messages arrive late."""
+    (tmp_path / "m.toml").write_text(MODEL, encoding="utf-8")
+    rows = [(2.0 + 1.3 * i, i % 2, 0.05) for i in range(20)]
+    strategy = ddlsim.AsyncParameterServer(apply_time="0.3 s")
+    result = ddlsim.simulate(
+        star(7, bandwidth="20 MB/s", latency="1 ms"), tmp_path / "m.toml", strategy, 8, 6, steps=40, warmup=0,
+        compute=ddlsim.Measured("0.1 s", 8), device="v100", max_time="1 h", failures=traced(tmp_path, *rows),
+    )  # fmt: skip
+    assert len(result.recorder.updates) == 240
+    made = [len(ends) for ends in result.recorder.step_end]
+    assert 240 - 20 - 6 <= sum(made) <= 240  # an update whose answer is lost ends no step
+    assert min(made) > 10
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_notes_ask_for_nothing_that_is_refused_or_given(name):
+    failures = Failures("40 s", per="host", repair="8 s", restart="2 s")
+    notes = [*simulated(FREE[name], failures, max_time="60 s", steps=10**6).notes]
+    assert not any("give checkpoints" in note or "give max_time" in note for note in notes)
+    notes = simulated(FREE[name], failures, max_time=math.inf).notes
+    assert any("give max_time" in note for note in notes)
+    with pytest.raises(ConfigError, match="leave checkpoints out"):
+        simulated(FREE[name], failures, checkpoints=Checkpoints("1 min", stall="1 s"))

@@ -8,6 +8,7 @@ import pytest
 import ddlsim
 from ddlsim import Affine, Background, ConfigError, LinkFault, SlowDown, Stop, Training
 from ddlsim.cluster import leaf_spine, star, torus
+from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 
 GRAPH = star(6, bandwidth="100 Mbit/s", latency="70 us")
 SWITCH = next(iter(GRAPH.neighbors("h0")))
@@ -207,3 +208,58 @@ def test_what_comes_after_the_end_is_said():
     jobs = ddlsim.simulate_jobs([ddlsim.Job(result.experiment.with_(beside=[]), "a"), beside[0]], faults=late[1:])
     told = [note.split("(")[0] for note in jobs["a"].notes if "begins after the end" in note]
     assert sorted(told) == ["Background", "LinkFault", "LinkFault", "SlowDown", "Stop"]
+
+
+@pytest.mark.parametrize("strategy", [ddlsim.AllReduce("ring", "none", cost="nccl"), ddlsim.AllReduce("ring", "none")])
+def test_collectives_of_known_cost_take_longer_over_a_slow_link(strategy):
+    """A link at a tenth of its bandwidth: 3.98 instead of 0.398 s; one that is down for 7 s costs these 7 s."""
+
+    def step_times(*faults):
+        return ddlsim.simulate(
+            "office-1gbe", "resnet18", strategy, 32, [0, 1], compute=ddlsim.Measured("1 ms", 32), steps=4, warmup=0,
+            faults=faults,
+        ).step_times  # fmt: skip
+
+    plain = step_times()
+    assert plain.mean() == pytest.approx(0.398, rel=0.01)
+    assert step_times(LinkFault("h0", "switch", "0 s", "1000 s", 0.1)).mean() == pytest.approx(3.98, rel=0.01)
+    assert step_times(LinkFault("h2", "switch", "0 s", "1000 s", 0.1)).tolist() == plain.tolist()
+    down = step_times(LinkFault("h0", "switch", "0.5 s", "7 s"))
+    assert down.tolist() == pytest.approx([plain[0], plain[1] + 7.0, plain[2], plain[3]], rel=1e-6)
+    late = step_times(LinkFault("h0", "switch", "1 s", "0.05 s", 0.5))
+    assert late.sum() == pytest.approx(plain.sum() + 0.025, rel=1e-3)
+
+
+def test_a_measured_curve_takes_longer_over_a_slow_link():
+    """Twice the rate takes half of what bandwidth makes last: what a message takes, whatever its size, stays."""
+    curve = CurveTable(
+        operation="all_reduce", algorithm="ring", per_message=2.0, sizes=[65536], dof=5.0, per_byte=[1.5, 1.5],
+        covariance=[[0.0] * 3] * 3, spread=0.03, nbytes=[64, 2**24], ranks=[2, 64], inside=False,
+    )  # fmt: skip
+    cluster = dataclasses.replace(ddlsim.load_cluster(GRAPH), calibration=CalibrationTable(curves=[curve]))
+    strategy = ddlsim.AllReduce("ring", "none", cost="calibrated")
+    one = ddlsim.Experiment(cluster, "lenet5", strategy, 8, [0, 1], compute=Affine("1 ms", 0.0), steps=3, warmup=0)
+    plain, slow = (
+        ddlsim.simulate(one.with_(faults=faults)).step_times.mean() - 1e-3
+        for faults in ((), [LinkFault("h0", SWITCH, "0 s", "1000 s", 0.1)])
+    )
+    nbytes = 1.5 * 4 * ddlsim.load_model("lenet5").n_params / 12.5e6
+    assert slow - plain == pytest.approx(9.0 * nbytes, rel=0.01)
+
+
+def test_collectives_of_known_cost_go_around_a_link_that_is_down():
+    tree = leaf_spine(2, 2, 2, bandwidth="1 Gbit/s", latency="5 us")
+    one = ddlsim.Experiment(tree, "resnet18", ddlsim.AllReduce("ring", "none", cost="nccl"), 32, [0, 2], steps=3,
+                            compute=Affine("1 ms", 0.0), warmup=0)  # fmt: skip
+    plain = ddlsim.simulate(one)
+    faults = [LinkFault("leaf0", "spine0", "0.1 s", "100 s", reroute="1 s")]
+    around = ddlsim.simulate(one.with_(faults=faults))
+    assert plain.end_time + 0.9 < around.end_time < plain.end_time + 1.1
+
+
+def test_a_worker_that_stops_holds_up_collectives_of_known_cost():
+    plain, stopped = (
+        simulated(ddlsim.AllReduce("ring", "none", cost="nccl"), faults=faults).end_time
+        for faults in ((), [Stop(1, "150 ms", "20 s")])
+    )
+    assert stopped == pytest.approx(plain + 20.0, abs=0.1)

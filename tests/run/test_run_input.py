@@ -360,6 +360,48 @@ def test_a_storage_in_files_of_clusters(tmp_path):
         assert again.node_kind == made.node_kind
 
 
+# ---------------------------------------------------------------- several jobs
+
+#: what limits the jobs, 64 ms for each batch of a machine: operations of the storage, processors, a machine's SSD
+SHARED = {
+    "operations": {"read_samples": 1, "sample_bytes": 1.0},
+    "processors": {"sample_bytes": 1.0, "prep_seconds": "4 ms", "cpu_workers": 4, "read_samples": 10**6},
+    "ssd": {
+        "samples": 1000, "sample_bytes": 1e6, "read_samples": 10**6,
+        "cache": Cache("minio", "1 GB", on="ssd", read="1 GB/s"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("strategy", [ddlsim.AllReduce("ring", "none"), ddlsim.AsyncParameterServer()], ids=str)
+def test_jobs_share_what_serves_samples(name, strategy):
+    """Two jobs of two workers each take what one of four workers takes: 0.128 instead of 0.064 s a step."""
+    host = MultiGpu(4, "nvswitch", nvlink_bandwidth=FAST, pcie_bandwidth=FAST, pcie_latency="0 s")
+    graph = star(2, bandwidth=FAST, latency="0 s", host=host)
+    on = with_storage(graph, "nfs0", read=FAST, write=FAST, operations=1000)
+    input = Input(**{"storage": "nfs0", **SHARED[name]})
+
+    def job(places, **fields):
+        return ddlsim.Experiment(
+            on, "lenet5", strategy, BATCH, places, device="v100", compute=Measured(1e-6, BATCH), steps=20, warmup=5,
+            input=input, **fields,
+        )  # fmt: skip
+
+    alone, four = (ddlsim.simulate(job(places)).step_time for places in ([0, 1], [0, 1, 2, 3]))
+    assert (alone, four) == pytest.approx((0.064, 0.128), rel=1e-3)
+    jobs = ddlsim.simulate_jobs([ddlsim.Job(job([0, 1]), "a"), ddlsim.Job(job([2, 3]), "b")])
+    assert [jobs.step_time_together(each) for each in "ab"] == pytest.approx([0.128] * 2, rel=0.03)
+    assert sum(jobs[each].throughput for each in "ab") == pytest.approx(4 * BATCH / 0.128, rel=0.06)
+    late = ddlsim.simulate_jobs([ddlsim.Job(job([0, 1]), "a"), ddlsim.Job(job([2, 3]), "b", start="0.5 s")])
+    assert [late.step_time_together(each) for each in "ab"] == pytest.approx([0.128] * 2, rel=0.06)
+    beside = ddlsim.simulate(job([0, 1], beside=[ddlsim.Job(job([2, 3]))]))
+    assert beside.step_time == pytest.approx(0.128, rel=0.03)
+    apart = ddlsim.simulate_jobs([ddlsim.Job(job([0, 1]), "a"), ddlsim.Job(job([4, 5]), "b")])
+    if name != "operations":  # of another machine
+        assert apart["a"].step_time == pytest.approx(0.064, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("input", "message"),
     [

@@ -79,6 +79,79 @@ def test_unknown_powers_are_assumed_and_said():
     assert energy_assumptions(known) == []
 
 
+# ---------------------------------------------------------------- shared machines, spares, and who is not there
+
+EIGHT = MultiGpu(8, device="v100", price="10 USD/h")
+JOB = ddlsim.Experiment(
+    ddlsim.Cluster.from_graph(machines(2, EIGHT)).with_costs(switch_power="100 W"), "resnet50",
+    ddlsim.AllReduce("ring", "none"), 32, compute=ddlsim.Affine("1 s", 0.0), steps=10, warmup=0, device=V100,
+)  # fmt: skip
+
+
+def on(places, **fields):
+    return JOB.with_(workers=places, **fields)
+
+
+def test_two_jobs_on_one_machine_pay_for_it_once():
+    """10 USD/h, not 20, in proportion to the devices in use."""
+    jobs = ddlsim.simulate_jobs([ddlsim.Job(on([0, 1, 2]), "a"), ddlsim.Job(on([3]), "b")])
+    rates = [3600.0 * jobs[name].cost_rate for name in "ab"]
+    assert rates == pytest.approx([7.5, 2.5], rel=0.01)
+    assert 3600.0 * jobs.alone["b"].cost_rate == pytest.approx(10.0)
+    beside = ddlsim.simulate(on([3], beside=[ddlsim.Job(on([0, 1, 2]))]))
+    assert 3600.0 * beside.cost_rate == pytest.approx(2.5, rel=0.01)
+
+
+def test_who_stays_longer_pays_for_the_rest():
+    """Alone for 10 s, together for 10 s: a pays 10 + 5 s of the machine, b 5 s of it; all of it is paid for."""
+    jobs = ddlsim.simulate_jobs([ddlsim.Job(on([0, 1], steps=20), "a"), ddlsim.Job(on([2, 3]), "b", start="10 s")])
+    costs = [3600.0 * jobs[name].cost for name in "ab"]
+    assert costs == pytest.approx([150.0, 50.0], rel=0.01)
+    assert sum(costs) == pytest.approx(10.0 * jobs.end_time, rel=1e-9)
+
+
+def test_jobs_share_the_energy_of_a_switch_and_the_price_of_a_server():
+    """A switch of 100 W that two jobs use draws 100 W, not 200."""
+    pairs = [[0, 8], [1, 9]]
+    jobs = ddlsim.simulate_jobs([ddlsim.Job(on(places), str(i)) for i, places in enumerate(pairs)])
+    for ran in jobs.runs:
+        busy = ran.result.device_seconds["compute"].sum()
+        devices = 300.0 * busy + 40.0 * (2.0 * ran.result.end_time - busy)
+        assert ran.result.energy == pytest.approx(devices + 50.0 * ran.result.end_time, rel=1e-3)
+        assert 3600.0 * ran.result.cost_rate == pytest.approx(10.0, rel=1e-3)  # half of two machines
+
+
+def test_spares_are_paid_for():
+    """Two machines and a spare of 2.40 USD/h each: 7.20, not 4.80 USD/h; spot machines and spares cost less."""
+    cluster = ddlsim.Cluster.from_graph(machines()).with_costs(price="2.40 USD/h")
+    failures = ddlsim.Failures("1000 h", per="host", spares=1)
+    checkpoints = ddlsim.Checkpoints("1 h", stall="1 s")
+
+    def paid(**fields):
+        return 3600.0 * simulated(cluster, **{"workers": 2, "checkpoints": checkpoints, **fields}).cost_rate
+
+    assert paid() == pytest.approx(4.80)
+    assert paid(failures=failures) == pytest.approx(7.20)
+    assert paid(failures=dataclasses.replace(failures, discount=0.5)) == pytest.approx(3.60)
+    free = {"strategy": ddlsim.AsyncParameterServer(placement="colocated"), "checkpoints": None, "max_time": "1 h"}
+    assert paid(failures=failures, **free) == pytest.approx(7.20)
+
+
+def test_an_asynchronous_worker_whose_machine_is_away_draws_no_power(tmp_path):
+    """One of two workers is lost after 4 s of 100, for good or for 50 s."""
+    for repair, present in (("inf", 4.0), ("50", 50.0)):
+        file = tmp_path / f"{repair}.csv"
+        file.write_text(f"time_s,unit,repair_s\n4,1,{repair}\n")
+        failures = ddlsim.Failures(trace=file, per="host", restart=0.0)
+        result = ddlsim.simulate(
+            machines(3), "lenet5", ddlsim.AsyncParameterServer(), 32, 2, failures=failures, device=V100,
+            compute=ddlsim.Affine("1 s", 0.0), max_time="100 s", steps=10**6, warmup=0,
+        )  # fmt: skip
+        busy = result.device_seconds["compute"].sum()
+        assert busy == pytest.approx(100.0 + present, abs=0.5)
+        assert result.energy == pytest.approx(300.0 * busy + 40.0 * (100.0 + present - busy))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

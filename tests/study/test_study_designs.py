@@ -122,6 +122,43 @@ def test_what_holds_a_field_goes_before_the_field():
     assert made.cluster.link_latency.max() == 0.0
 
 
+FLAPS = ddlsim.RandomFaults("1 min", "5 s", kind="link")
+FAULTY = BASE.with_(faults=[FLAPS, ddlsim.Stop(0, "1 s", "2 s")], slow_downs=[ddlsim.SlowDown(0, 1.0, 2.0, 3.0)])
+
+
+def test_a_field_of_one_of_several_faults_is_changed():
+    """By its name, if one fault alone has it, else by the number of the fault."""
+    made = changed(FAULTY, {"faults.mtbf": "5 min", "faults.1.duration": "9 s", "slow_downs.factor": 2.0})
+    assert made.faults == (dataclasses.replace(FLAPS, mtbf="5 min"), ddlsim.Stop(0, "1 s", "9 s"))
+    assert [slow.factor for slow in made.slow_downs] == [2.0]
+    assert changed(FAULTY, {"faults": [FLAPS], "faults.0.kind": "slow", "faults.factor": 2.0}).faults[0].factor == 2.0
+    beside = BASE.with_(workers=2, beside=[ddlsim.Job(BASE.with_(workers=2))])
+    assert changed(beside, {"beside.experiment.batch_size": 7}).beside[0].experiment.batch_size == 7
+
+
+def test_random_faults_are_varied():
+    slow = ddlsim.RandomFaults("1 min", "5 s", factor=2.0)
+    base = BASE.with_(faults=[slow], steps=50, compute=ddlsim.Affine("1 s", 0.0))
+    table = Study(base=base, vary={"faults.mtbf": ["20 s", "100 h"]}).run(jobs=1)
+    assert table.frame["faults.mtbf"].tolist() == ["20 s", "100 h"]
+    assert table.frame["throughput"].nunique() == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("faults.duration", "faults.duration: 2 of the 2 have this field; name one by its number, faults.0.<field>"),
+        ("faults.mtbff", "faults.mtbff: unknown field 'mtbff'; did you mean 'mtbf'?"),
+        ("faults.7.mtbf", "faults.7: unknown field '7'"),
+        ("faults.0.mtbff", "faults.0.mtbff: unknown field 'mtbff'; did you mean 'mtbf'?"),
+    ],
+)
+def test_fields_of_faults_that_cannot_be_told(path, message):
+    with pytest.raises(ddlsim.ConfigError) as error:
+        changed(FAULTY, {path: 1.0})
+    assert message in str(error.value)
+
+
 def test_values_are_checked_together_not_one_after_the_other():
     """TopK fits the base, but not the new strategy; with both changed it does not matter in which order."""
     base = BASE.with_(compression=ddlsim.TopK(0.1))

@@ -1,4 +1,4 @@
-"""Make many random worlds: ``python -m tests.worlds --worlds 1000 --seed 0``."""
+"""Make many random worlds: ``python -m tests.worlds --worlds 1000 --seed 0``; ``--jobs`` for worlds of several jobs."""
 
 import argparse
 import sys
@@ -6,8 +6,8 @@ import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds_generator import world
-from worlds_invariants import check_world
+from worlds_generator import jobs_world, world
+from worlds_invariants import check_jobs, check_world
 
 
 def main() -> int:
@@ -15,11 +15,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.worlds", description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument("--seed", type=int, default=0, help="of the first one (default 0)")
+    parser.add_argument("--jobs", action="store_true", help="several jobs on one cluster in each")
     args = parser.parse_args()
     refused, failed = 0, []
     for seed in range(args.seed, args.seed + args.worlds):
         try:
-            refused += check_world(world(seed)) is None
+            refused += (check_jobs(jobs_world(seed)) if args.jobs else check_world(world(seed))) is None
         except Exception:  # whatever it is, the others shall be made as well
             failed.append(seed)
             print(f"world {seed}:", flush=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from ddlsim.workload.jitter import (
     Uniform,
 )
 
-__all__ = ["World", "world"]
+__all__ = ["JobsWorld", "World", "jobs_world", "world"]
 
 Draw = random.Random
 
@@ -378,12 +379,16 @@ def laid_out(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
     )  # fmt: skip
 
 
-def read_from_storage(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
-    """Return an experiment whose samples come from a storage, caches and processors."""
-    cluster = with_storage(
-        one.cluster, "storage", read=draw.choice(("10 MB/s", "1 GB/s")), operations=draw.choice((None, 1e4)),
-        at=draw.choice(one.cluster.node_names), bandwidth=draw.choice(RATES), latency=draw.choice(LATENCIES),
+def stored(draw: Draw, cluster: Cluster) -> Cluster:
+    """Return a cluster with a storage somewhere."""
+    return with_storage(
+        cluster, "storage", read=draw.choice(("10 MB/s", "1 GB/s")), operations=draw.choice((None, 1e4)),
+        at=draw.choice(cluster.node_names), bandwidth=draw.choice(RATES), latency=draw.choice(LATENCIES),
     )  # fmt: skip
+
+
+def read_from_storage(draw: Draw, one: ddlsim.Experiment, cluster: Cluster) -> ddlsim.Experiment:
+    """Return an experiment whose samples come from the storage of a cluster, caches and processors."""
     lru, levels = ddlsim.Cache("lru", "1 MB"), ddlsim.multi_level_cache("1 MB", "9 MB")
     caches = ((), lru, ddlsim.partitioned_cache("2 MB"), levels)
     return one.with_(cluster=cluster, input=ddlsim.Input(
@@ -443,8 +448,84 @@ def world(seed: int) -> World:
         ))  # fmt: skip
     fed = Draw(f"input {seed}")
     if one.input is None and not one.cluster.grid and fed.random() < 0.15:
-        one = read_from_storage(fed, one)
+        one = read_from_storage(fed, one, stored(fed, one.cluster))
+    failing = Draw(f"failures {seed}")
+    if isinstance(one.strategy, WITHOUT_STEPS) and failing.random() < 0.4:
+        one = with_crashes(failing, one)
+    faulty = Draw(f"faults {seed}")
+    if faulty.random() < 0.1:
+        one = one.with_(faults=[link_fault(faulty, one.cluster)])
     events = Draw(f"events {seed}")
-    if events.random() < 0.2:
+    if events.random() < 0.2 and one.failures is None and not one.faults:
         one = disturbed(events, one)
     return World(seed, one, cut)
+
+
+#: strategies whose workers do not stop for each other
+WITHOUT_STEPS = (
+    sg.AsyncParameterServer, sg.StaleSynchronous, sg.KAsync, sg.KBatchAsync, sg.SoftSync, sg.FedBuff, sg.ADPSGD,
+    sg.GossipSGD,
+)  # fmt: skip
+
+
+def with_crashes(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
+    """Return an experiment whose devices or machines crash now and then."""
+    failures = ddlsim.Failures(
+        draw.choice(("50 ms", "500 ms", "5 s")), per=draw.choice(("device", "host")),
+        repair=draw.choice(("5 ms", "50 ms", "1 s")), restart=draw.choice((0.0, "3 ms")),
+        spares=draw.choice((0, 1)), kind=draw.choice(("crash", "hang")), notice=draw.choice((0.0, "2 ms")),
+    )  # fmt: skip
+    return one.with_(failures=failures, max_time=draw.choice(("200 ms", "5 s")))
+
+
+def link_fault(draw: Draw, cluster: Cluster) -> ddlsim.LinkFault:
+    """Return a fault of one of the links, which is slow, or down and not gone around."""
+    link = draw.randrange(len(cluster.link_src))
+    ends = (cluster.node_names[int(nodes[link])] for nodes in (cluster.link_src, cluster.link_dst))
+    start, duration = draw.choice((0.0, 1e-3, 2e-2)), draw.choice((1e-2, 0.3))
+    return ddlsim.LinkFault(*ends, start, duration, draw.choice((0.0, 0.1, 0.5)), reroute=float("inf"))
+
+
+@dataclass(frozen=True)
+class JobsWorld:
+    """What :func:`ddlsim.simulate_jobs` is given, with queue=True."""
+
+    jobs: tuple[ddlsim.Job | ddlsim.Background, ...]
+    faults: tuple[ddlsim.LinkFault, ...]
+
+
+def jobs_world(seed: int) -> JobsWorld:
+    """Return random jobs of one random cluster with a storage, prices and powers: with simulated and known costs,
+    splits of models, samples from the storage and crashes; and background traffic."""
+    draw = Draw(f"jobs {seed}")
+    jobs: list[ddlsim.Job | ddlsim.Background] = []
+    own = None
+    for number in range(60):
+        one = world(1000 * seed + number).experiment
+        if own is None:
+            if 4 <= len(one.cluster.workers) <= 40 and not one.cluster.grid and not one.cluster.storages.size:
+                own = stored(draw, one.cluster).with_costs(price="3.6 USD/h", switch_power="100 W")
+            continue
+        one = one.with_(
+            cluster=own, workers=draw.randint(2, max(2, len(own.workers) // 3)), failures=None, max_time=math.inf,
+            speed=None, slow_downs=(), faults=(), device="v100", input=None, checkpoints=None, elastic=None,
+        )  # fmt: skip
+        if draw.random() < 0.25 and hasattr(one.strategy, "cost"):
+            one = one.with_(strategy=dataclasses.replace(one.strategy, cost="nccl"))
+        if draw.random() < 0.5:
+            one = read_from_storage(draw, one, own)
+        if isinstance(one.strategy, WITHOUT_STEPS) and draw.random() < 0.5:
+            one = with_crashes(draw, one)
+        placement = draw.choice(("packed", "spread", "random"))
+        job = ddlsim.Job(one, f"job {number}", start=draw.choice((0.0, 0.01, 0.1)), placement=placement)
+        try:
+            ddlsim.simulate_jobs([job], queue=True)
+        except ddlsim.DdlsimError:
+            continue  # its parts do not fit together on this cluster
+        jobs.append(job)
+        if len(jobs) == 4:
+            break
+    assert own is not None
+    ends = draw.sample([own.node_names[node] for node in own.workers.tolist()], 2)
+    jobs.append(ddlsim.Background(*ends, draw.choice((None, "50 Mbit/s")), on="10 ms", off="5 ms"))
+    return JobsWorld(tuple(jobs), (link_fault(draw, own),) if draw.random() < 0.3 else ())
