@@ -58,8 +58,9 @@ def sweep_rows(name: str, measured: Mapping[float, float], n_ranks: int, first: 
         time = calibration.time("all_reduce", size, n_ranks, n_hosts)
         around = None if size in known else (time.low * 1e6, time.high * 1e6)
         found.append(
-            Row(name, _size(size), measured[size] * 1e6, time.value * 1e6, "us", size in known, interval=around)
-        )
+            Row(name, _size(size), measured[size] * 1e6, time.value * 1e6, "us", size in known, interval=around,
+                kind="curve/all_reduce/nccl")
+        )  # fmt: skip
     return found
 
 
@@ -75,7 +76,8 @@ def ring_rows(name: str, bus_bandwidth: Mapping[int, float]) -> list[Row]:
     for n, measured in sorted(bus_bandwidth.items()):
         cluster = with_parameters(load_cluster(star(n, bandwidth=NVLINK, latency=0.0)), values)
         predicted = moved[n] / collective_time(cluster, "ring", 8 * GIB) * 1e-9
-        found.append(Row(name, f"{n} GPUs, 8 GiB, ring", measured, predicted, "GB/s", n == first))
+        what = f"{n} GPUs, 8 GiB, ring"
+        found.append(Row(name, what, measured, predicted, "GB/s", n == first, kind="collective/ring/nvlink"))
     return found
 
 

@@ -25,7 +25,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import calibrate
 from ddlsim.cluster import Cluster, racks, star, with_detail
 from ddlsim.cluster.calibrated import with_parameters
-from ddlsim.cluster.extrapolation import beyond, unmeasured
+from ddlsim.cluster.extrapolation import beyond, deviation, unmeasured
 from ddlsim.collectives import Schedule, build
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.measure import Measurement as Measurements
@@ -238,11 +238,20 @@ def interval(row: Measurement) -> tuple[float, float]:
     """Return between which s a row is with 95 % probability: of what the calibration has not seen."""
     (found, _), (cluster, case) = calibration(row.mbps), case_of(row)
     outside = beyond(row.n, found.ranks, "ranks") + beyond(case.nbytes, found.parameters[0].nbytes, "bytes")
-    if row.algorithm not in ROUND_TRIPS:
-        outside += unmeasured(row.algorithm, found.spread)
+    outside += deviation(kind_of(row)) if row.algorithm in ROUND_TRIPS else unmeasured(row.algorithm, kind_of(row))
     each = max(ROUND_TRIPS.get(row.algorithm, 1), 1)
     around = dataclasses.replace(found, cluster=cluster).simulated(case, outside)
     return around.low / each, around.high / each
+
+
+def kind_of(row: Measurement) -> str:
+    """Return what kind of prediction a row is, for its interval: the operation, and who controls congestion."""
+    control = f"tcp-{row.extra.get('cc', 'cubic')}"
+    if row.algorithm in ROUND_TRIPS:
+        one = "one_way" if row.algorithm in SINGLE else "round_trips"
+        return f"message/{one}/{control}"
+    name = "push_pull" if row.algorithm.startswith("ps_sync") else ALGORITHMS[row.algorithm][1].partition("(")[0]
+    return f"collective/{name}/{control}"
 
 
 def _messages(row: Measurement) -> Schedule:
@@ -266,7 +275,8 @@ def hint(row: Measurement) -> str:
 
 def _row(row: Measurement, fitted: bool, note: str, intervals: bool) -> Row:
     around = interval(row) if intervals and not fitted else None
-    return Row(row.name, row.where, row.seconds, predicted(row), "s", fitted, note, interval=around)
+    return Row(row.name, row.where, row.seconds, predicted(row), "s", fitted, note, interval=around,
+               kind=kind_of(row) if intervals else "")  # fmt: skip
 
 
 def p2p_table(path: Path = DATA / "p2p.csv", intervals: bool = False) -> Table:
