@@ -58,9 +58,8 @@ def sweep_rows(name: str, measured: Mapping[float, float], n_ranks: int, first: 
         time = calibration.time("all_reduce", size, n_ranks, n_hosts)
         around = None if size in known else (time.low * 1e6, time.high * 1e6)
         found.append(
-            Row(name, _size(size), measured[size] * 1e6, time.value * 1e6, "us", size in known, interval=around,
-                kind="curve/all_reduce/nccl")
-        )  # fmt: skip
+            Row(name, _size(size), measured[size] * 1e6, time.value * 1e6, "us", size in known, interval=around)
+        )
     return found
 
 

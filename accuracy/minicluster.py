@@ -250,7 +250,10 @@ def kind_of(row: Measurement) -> str:
     if row.algorithm in ROUND_TRIPS:
         one = "one_way" if row.algorithm in SINGLE else "round_trips"
         return f"message/{one}/{control}"
-    name = "push_pull" if row.algorithm.startswith("ps_sync") else ALGORITHMS[row.algorithm][1].partition("(")[0]
+    if row.algorithm.startswith("ps_sync"):
+        slow = row.extra.get("slow_host", "none") != "none"
+        return f"collective/{'push_pull_with_a_slow_host' if slow else 'push_pull'}/{control}"
+    name = "torch_ring" if "torch" in row.algorithm else ALGORITHMS[row.algorithm][1].partition("(")[0]
     return f"collective/{name}/{control}"
 
 

@@ -102,7 +102,8 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
     if found is None:
         return [("interval", f"by {' and '.join(causes)}: result.interval() simulates it")]
     low, high = rate(found.throughput.low), rate(found.throughput.high)
-    return [("interval", f"{low} to {high}, {found.throughput.level:.0%} by {' and '.join(causes)}")]
+    text = f"{low} to {high}, {found.throughput.level:.0%} by {' and '.join(causes)}"
+    return [("interval", "; ".join([text, *found.throughput.notes]))]
 
 
 def _speedup(result: Result) -> str:

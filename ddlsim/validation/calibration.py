@@ -15,7 +15,7 @@ from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS, current_parameters, with_parameters
 from ddlsim.cluster.details import transport_of
-from ddlsim.cluster.extrapolation import INSIDE, Beyond, beyond, deviation, unmeasured
+from ddlsim.cluster.extrapolation import INSIDE, Beyond, beyond, unmeasured
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
@@ -157,8 +157,6 @@ class Calibration:
             software = unmeasured(f"{version}, measured {', '.join(self.versions)}", kind)
         if curve is not None and not curve.plain:
             outside = software + beyond(nbytes, curve.nbytes, "bytes") + beyond(n_ranks, curve.ranks, "ranks")
-            if nbytes not in {r.nbytes for r in self.residuals if r.operation == operation}:
-                outside += deviation(f"curve/{operation}/{curve.backend}")
             return curve_time(curve, parts_of(case, self.cluster), outside)
         return self.simulated(case.case, software + self._beyond(row, curve, kind))
 

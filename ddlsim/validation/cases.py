@@ -86,7 +86,8 @@ def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str])
     if row.n_hosts > len(cluster.host_names) or row.n_ranks > len(cluster.workers):
         raise ConfigError(
             f"{row.n_ranks} ranks on {row.n_hosts} hosts: cluster {cluster.name!r} has {len(cluster.workers)} workers "
-            f"on {len(cluster.host_names)} hosts; describe the cluster that was measured (n_gpus: ranks inside a host)"
+            f"on {len(cluster.host_names)} hosts; give n_hosts, the machines that they are on, or describe the cluster "
+            "that was measured (n_gpus: ranks inside a host)"
         )
     if row.experiment == "collective":
         algorithm = algorithms[row.operation]

@@ -26,8 +26,6 @@ TRANSPORTS = {"icmp": "tcp", "gloo": "tcp", "numpy": ""}
 PREFERRED = ("nccl", "mpi", "tcp")
 #: rows of a collective that tell algorithms apart: choosing takes a fit per algorithm
 MOST_ROWS = 16
-#: an algorithm other than that of runs must be this much likelier (in the logarithm; Akaike's rule of thumb)
-CLEARLY = 2.0
 #: mean error of the measurements fitted to from which on a fit is called bad: three times what is usual
 BAD_FIT = 0.1
 
@@ -81,7 +79,7 @@ def _likeliest(
         unlikely[option] = minus_log_likelihood(errors, seconds, *fit_noise(errors, seconds))
     if not unlikely:
         return links, ""
-    best = min(unlikely, key=lambda option: unlikely[option] - CLEARLY * (option == usual))
+    best = min(unlikely, key=lambda option: unlikely[option])  # of equals that of runs
     told = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
     runs = "" if best == usual else f"; runs use {usual} unless they say algorithm = {best!r}"
     return _by(best, links, cluster), f"fitted as {best}, the likeliest (-ln of the likelihood: {told}){runs}"

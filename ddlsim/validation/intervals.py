@@ -46,11 +46,13 @@ class RunInterval:
         """Return both intervals as plain values."""
         both = {"throughput": self.throughput, "step_time": self.step_time}
         ends = {name: {"low": t.low, "high": t.high} for name, t in both.items()}
-        return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs)}
+        more = {"notes": list(self.throughput.notes)} if self.throughput.notes else {}
+        return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs), **more}
 
     def __str__(self) -> str:
         t, level = self.throughput, f"{100.0 * self.throughput.level:.0f} %"
-        return f"{t.value:.4g} samples/s, {level} between {t.low:.4g} and {t.high:.4g} ({len(self.throughputs)} draws)"
+        text = f"{t.value:.4g} samples/s, {level} between {t.low:.4g} and {t.high:.4g} ({len(self.throughputs)} draws)"
+        return "; ".join([text, *t.notes])
 
 
 def calibrated(experiment: Experiment, calibration: Calibration) -> Experiment:
