@@ -7,11 +7,11 @@ score      of a row: ln(measured / predicted), of times, less what its calibrati
            squares; rows that calibrate have none
 kind       such as "run/all-reduce/strong": operation, algorithm or strategy, transport or setting; a kind's rows
            belong to those above it ("run/all-reduce", "run", "") too
-quantile   one-sided, of 97.5 % on each side; every series of a kind counts the same, however many rows it has. Of n rows
-           it is the one at (n + 1) / n of that level (split conformal prediction: Lei et al. 2018, Journal of the
-           American Statistical Association 113), so of fewer than 39 it is the largest score. Its logarithm is the mean
-           of that and of the quantile of the kind above, which counts as much as :data:`WEIGHT` rows; no quantile is
-           less than the kind's own
+quantile   one-sided, of 97.5 % on each side; every series of a kind counts the same, however many rows it has. Of n
+           rows it is the one at (n + 1) / n of that level (split conformal prediction: Lei et al. 2018, Journal of the
+           American Statistical Association 113), so of fewer than 39 it is the largest score. Its logarithm is the
+           mean of that and of the quantile of the kind above, which counts as much as :data:`WEIGHT` rows; no quantile
+           is less than the kind's own
 judged by  leaving whole series out: the rows of each series are judged by quantiles from the others (a new cluster,
            system or algorithm); and by halves of all rows, drawn at random: each is judged by the other (a setting like
            those that were measured)
@@ -35,7 +35,7 @@ from ddlsim.output_files import write_text
 __all__ = ["FILE", "Scored", "halves", "learn", "main", "scored", "series_left_out", "sides", "words", "written"]
 
 FILE = Path(__file__).parents[1] / "deviations" / "learned.toml"
-LEVEL, WEIGHT = 0.975, 10.0
+LEVEL, WEIGHT = 0.975, 20.0
 LEAST = 1e-3  #: no prediction is surer than this
 
 Learned = dict[str, Beyond]
@@ -121,30 +121,24 @@ def nearest(learned: Learned, kind: str) -> Beyond:
 
 def series_left_out(rows: Sequence[Scored]) -> list[Row]:
     """Return the rows, judged by what all other series tell."""
-    found = []
-    for name in dict.fromkeys(row.series for row in rows):
-        learned = learn([row for row in rows if row.series != name])
-        found += [row.judged(nearest(learned, row.row.kind)) for row in rows if row.series == name]
-    return found
+    names = dict.fromkeys(row.series for row in rows)
+    others = {name: learn([row for row in rows if row.series != name]) for name in names}
+    return [row.judged(nearest(others[row.series], row.row.kind)) for row in rows]
 
 
 def halves(rows: Sequence[Scored]) -> list[Row]:
     """Return the rows, those of each half judged by what the other one tells."""
-    drawn = np.random.default_rng(0).permutation(len(rows)) % 2
-    found = []
-    for half in (0, 1):
-        learned = learn([row for row, part in zip(rows, drawn, strict=True) if part != half])
-        found += [row.judged(nearest(learned, row.row.kind))
-                  for row, part in zip(rows, drawn, strict=True) if part == half]  # fmt: skip
-    return found
+    drawn = (np.random.default_rng(0).permutation(len(rows)) % 2).tolist()
+    other = [learn([row for row, part in zip(rows, drawn, strict=True) if part != half]) for half in (0, 1)]
+    return [row.judged(nearest(other[part], row.row.kind)) for row, part in zip(rows, drawn, strict=True)]
 
 
 def written(rows: Sequence[Scored]) -> str:
     """Return the file that the library reads."""
     lines = [
-        "# How much faster and slower measurements were than predicted, by kind of prediction: one-sided 97.5 % quantiles",
-        "# of ln(measured / predicted), of times. Written by `python -m accuracy.deviations` (which says how) from the",
-        "# measurements in accuracy/data and tests/accuracy/data, whose sources docs/accuracy.md names; do not edit.",
+        "# How much faster and slower measurements were than predicted, by kind of prediction: one-sided 97.5 %",
+        "# quantiles of ln(measured / predicted), of times. Written by `python -m accuracy.deviations` (it says how)",
+        "# from the measurements in accuracy/data and tests/accuracy/data, whose sources docs/accuracy.md names.",
         "[kinds]",
     ]
     for kind, learned in learn(rows).items():

@@ -63,15 +63,16 @@ def learned() -> dict[str, tuple[float, float]]:
 def deviation(kind: str) -> Beyond:
     """Return by how much predictions of a `kind` deviate, such as "collective/ring/tcp-cubic".
 
-    Without measurements of that kind it is that of the kind above it ("collective/ring"); a note says where none but
-    the most general one is left.
+    Without measurements of that kind it is that of the kind above it ("collective/ring"). Where no more is known than
+    the operation ("collective"), it is that of the least accurate kind of it, and a note says so.
     """
     parts, table = kind.split("/"), learned()
     known = next(name for n in range(len(parts), -1, -1) if (name := "/".join(parts[:n])) in table)
-    faster, slower = table[known]
-    resembles = known.count("/") >= min(1, len(parts) - 1) and known
-    note = f"no measured family resembles {kind}: the interval is that of {known or 'all predictions'}, which is wide"
-    return Beyond(0.0, () if resembles else (note,), 0.0, faster, slower)
+    if "/" in known:
+        return Beyond(0.0, (), 0.0, *table[known])
+    alike = [sides for name, sides in table.items() if name.startswith(known) and name.count("/") == bool(known)]
+    note = f"no measured family resembles {kind}: the interval is wide, as of the least accurate ones"
+    return Beyond(0.0, (note,), 0.0, max(faster for faster, _ in alike), max(slower for _, slower in alike))
 
 
 def unmeasured(note: str, kind: str) -> Beyond:

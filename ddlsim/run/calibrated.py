@@ -55,8 +55,8 @@ def family(experiment: Experiment, cluster: Cluster, model: str, n_workers: int)
     if n_workers == 1 and given:
         return Beyond()
     names = [name for name, of_class in STRATEGY_CLASSES.items() if of_class == type(experiment.strategy).__name__]
-    kind = f"run/{names[0] if names else experiment.strategy.label}"
-    return deviation(kind if given else "a run with a guessed compute time")
+    name = names[0] if names else experiment.strategy.label
+    return deviation(f"run/{name}" if given else "run/a compute time that nobody measured")
 
 
 def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[Experiment, tuple[str, ...]]:

@@ -238,7 +238,7 @@ class Calibration:
         found = {}
         now = current_parameters(self.cluster)  # the calibrated values, unless somebody has changed them since
         for p, move in zip(self.parameters, moved.tolist(), strict=True):
-            error = errors.get(p.link_class, max(errors.values(), default=0.0, key=abs)) + further
+            error = errors.get(p.link_class or "between", 0.0) + further
             slower = {"bandwidth": -error, "time": error}.get(PARAMETERS[p.name], 0.0)
             move *= p.wider * told(np.array([p.informed]), p.scatter[1])[0]
             found[p.name] = now[p.name] * math.exp(move + slower)

@@ -166,8 +166,8 @@ def interval_of(run: RunModel, known: Knowledge, predicted: float) -> Interval |
     step = 0.02
     slope = math.log(run.step_time(known.fitted, compute=math.exp(step)) / predicted) / step
     wider = t_quantile(known.dof) / t_quantile(math.inf)
-    of_runs = wider * known.spread if known.fitted_on.intersection(run.link_classes) else 0.0
-    variance = of_runs**2 + (slope * known.compute_sd[run.key]) ** 2
+    of_runs = known.spread if known.fitted_on.intersection(run.link_classes) else 0.0
+    variance = wider**2 * (of_runs**2 + (slope * known.compute_sd[run.key]) ** 2)
     base = {**run.parameters, **known.fitted.links}
     slopes, shares = np.zeros(len(known.names)), dict.fromkeys(known.scatter, 0.0)
     for i, name in enumerate(known.names):

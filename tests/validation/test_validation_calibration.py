@@ -462,7 +462,8 @@ def test_collectives_of_machines_with_several_interfaces_are_fitted_by_the_likel
     assert ("runs use nccl unless" in note) == (ran != "nccl")
     assert mean_error(found) < 0.01
     assert parameter(found, "between.bandwidth").value == pytest.approx(22e9, rel=0.01)
-    given = calibrate(measured(truth, rows, algorithms={"all_reduce": ran}), machines(2), algorithms={"all_reduce": ran})
+    named = {"all_reduce": ran}
+    given = calibrate(measured(truth, rows, algorithms=named), machines(2), algorithms=named)
     assert not any("the likeliest" in note for note in given.notes)
 
 
@@ -489,7 +490,7 @@ def test_one_iperf_beside_nccl_does_not_outweigh_it():
     found = calibrate([*rows, tcp], cluster)
     assert parameter(found, "between.bandwidth").value == pytest.approx(25e9, rel=0.01)
     first = str(found).splitlines()[0]
-    assert first.startswith("warning: 1 measurements by tcp contradict the links between hosts, which are those of 96 by nccl")
+    assert first.startswith("warning: 1 measurements by tcp contradict the links between hosts, which are those of 96")
     assert "between.bandwidth 23.6" in first
     alone = calibrate([tcp], cluster, backend="tcp")
     assert parameter(alone, "between.bandwidth").value == pytest.approx(23.6e9 / 8, rel=0.01)
@@ -551,7 +552,7 @@ def test_more_ranks_than_machines_are_spread_over_them():
     assert found.time("all_reduce", 1e8, n_ranks=16).value == found.time("all_reduce", 1e8, 16, 2).value
     assert found.time("all_reduce", 1e8, n_ranks=4).value == found.time("all_reduce", 1e8, 4, 4).value  # one on each
     assert found.time("all_reduce", 1e7, n_ranks=8).value == found.time("all_reduce", 1e7, 8, 1).value  # as measured
-    with pytest.raises(ConfigError, match=r"32 ranks on 32 hosts: cluster 'star-4' has 32 workers on 4 hosts; .*n_hosts"):
+    with pytest.raises(ConfigError, match=r"32 ranks on 32 hosts: .* has 32 workers on 4 hosts; give n_hosts"):
         found.time("all_reduce", 1e8, n_ranks=32, n_hosts=32)
     with pytest.raises(ConfigError, match="33 ranks on 4 hosts"):
         found.time("all_reduce", 1e8, n_ranks=33)

@@ -387,7 +387,8 @@ def test_a_fit_inside_one_machine_keeps_what_is_known_between_machines(machine_r
     assert found.known.covariance[kept[0], kept[0]] >= calibration.covariance[before, before] > 0.0
     assert found.known.scatter.keys() == {"between"}
     assert found.summary(fitted=False).in_interval == 1.0
-    compute = validate(machine_runs, TWO_MACHINES, "resnet50", fit_on="workers == 1", calibration=calibration, explain=0)
+    compute = validate(machine_runs, TWO_MACHINES, "resnet50", fit_on="workers == 1", explain=0,
+                       calibration=calibration)  # fmt: skip
     assert compute.known.scatter.keys() == {"between", "inside"}
     assert all(row.interval is not None for row in compute.rows)
 
