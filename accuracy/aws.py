@@ -27,7 +27,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import calibrate, load_cluster
 from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
-from ddlsim.cluster.extrapolation import deviation
+from ddlsim.cluster.extrapolation import deviation, operation_kind
 from ddlsim.measure import Measurement as Measured
 from ddlsim.units import parse
 from ddlsim.validation import Calibration, Interval
@@ -145,9 +145,7 @@ def predicted(row: Measurement, path: Path = DATA) -> Interval:
 
 def kind_of(row: Measurement) -> str:
     """Return what kind of prediction a row is, for its interval."""
-    if row.operation == "p2p":
-        return "message/one_way/tcp-cubic"
-    return f"collective/{ALGORITHMS[row.backend]}/tcp-cubic"
+    return operation_kind("one_way", "" if row.operation == "p2p" else ALGORITHMS[row.backend], "tcp-cubic", row.nbytes)
 
 
 @cache

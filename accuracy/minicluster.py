@@ -25,7 +25,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import calibrate
 from ddlsim.cluster import Cluster, racks, star, with_detail
 from ddlsim.cluster.calibrated import with_parameters
-from ddlsim.cluster.extrapolation import beyond, deviation, unmeasured
+from ddlsim.cluster.extrapolation import beyond, deviation, operation_kind, unmeasured
 from ddlsim.collectives import Schedule, build
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.measure import Measurement as Measurements
@@ -245,16 +245,15 @@ def interval(row: Measurement) -> tuple[float, float]:
 
 
 def kind_of(row: Measurement) -> str:
-    """Return what kind of prediction a row is, for its interval: the operation, and who controls congestion."""
-    control = f"tcp-{row.extra.get('cc', 'cubic')}"
+    """Return what kind of prediction a row is, for its interval: the operation, and who controls congestion (BBR where
+    the data say cubic, see :func:`transport`)."""
+    control = "tcp-reno" if row.extra.get("cc") == "reno" else "tcp-bbr"
     if row.algorithm in ROUND_TRIPS:
-        one = "one_way" if row.algorithm in SINGLE else "round_trips"
-        return f"message/{one}/{control}"
-    if row.algorithm.startswith("ps_sync"):
-        slow = row.extra.get("slow_host", "none") != "none"
-        return f"collective/{'push_pull_with_a_slow_host' if slow else 'push_pull'}/{control}"
-    name = "torch_ring" if "torch" in row.algorithm else ALGORITHMS[row.algorithm][1].partition("(")[0]
-    return f"collective/{name}/{control}"
+        return operation_kind("one_way" if row.algorithm in SINGLE else "round_trips", "", control, row.nbytes)
+    name = "torch_ring" if "torch" in row.algorithm else ALGORITHMS.get(row.algorithm, ("", "push_pull"))[1]
+    if row.algorithm.startswith("ps_sync") and row.extra.get("slow_host", "none") != "none":
+        name = "push_pull_with_a_slow_host"
+    return operation_kind("", name, control, row.nbytes)
 
 
 def _messages(row: Measurement) -> Schedule:

@@ -76,8 +76,8 @@ Each has a physical or documented reason, but somebody had seen the rows that it
   stated, its credit is the best of two, and its machines copy at a rate calibrated on their one-machine row.
 - NCCL sweeps are linear in the size between two calibrated sizes. Gloo on AWS: connections, window and slow start are
   Linux's and AWS's, which of them count was seen in point-to-point rows only. Intervals: that curves through all sizes
-  deviate by half of what leaving a size out gives, which kinds of prediction there are, and that a kind counts as twenty
-  rows of the one below it, was chosen on visible rows.
+  deviate by half of what leaving a size out gives, which kinds of prediction there are, and that a kind counts as
+  twenty rows of the one below it, was chosen on visible rows.
 - Mini-cluster: rows below 64 KiB and two-way rows under cubic do not count; asynchronous workers of equal speed start
   spread over a cycle, as together they were off by 12 to 38 %, and at random if their pushes do not fit into a cycle
   one after the other, as spread they were 28 % too fast. Which windows count in an incast was seen in other pushes

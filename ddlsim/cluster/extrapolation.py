@@ -25,6 +25,9 @@ PER_DOUBLING = 0.0125
 #: standard deviation of the time that a message takes besides, in measured latencies: uniform in [-1, 1]
 PER_MESSAGE = 1.0 / math.sqrt(3.0)
 
+#: bytes; messages and buffers below this are a kind of their own
+SHORT = 64 * 1024
+
 
 @dataclass(frozen=True)
 class Beyond:
@@ -50,6 +53,12 @@ class Beyond:
 
 #: of what was measured like this
 INSIDE = Beyond()
+
+
+def operation_kind(operation: str, algorithm: str, transport: str, nbytes: float) -> str:
+    """Return the kind of a message (without `algorithm`) or a collective: latency decides how long short ones take."""
+    names = (f"collective/{algorithm.partition('(')[0]}" if algorithm else f"message/{operation}", transport)
+    return ("short " if nbytes < SHORT else "") + "/".join(filter(None, names))
 
 
 @functools.cache

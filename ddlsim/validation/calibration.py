@@ -15,7 +15,7 @@ from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS, current_parameters, with_parameters
 from ddlsim.cluster.details import transport_of
-from ddlsim.cluster.extrapolation import INSIDE, Beyond, beyond, unmeasured
+from ddlsim.cluster.extrapolation import INSIDE, Beyond, beyond, operation_kind, unmeasured
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
@@ -149,9 +149,7 @@ class Calibration:
         used = algorithm or (curve.algorithm if curve is not None else "")
         algorithms = {operation: used or candidates(row, None)[0]}
         case = LinkRow(row, make_case(row, self.cluster, algorithms))
-        name = case.case.algorithm.partition("(")[0]
-        transport = transport_of(self.cluster) or backend
-        kind = (f"collective/{name}/{transport}" if name else f"message/{operation}/{transport}").rstrip("/")
+        kind = operation_kind(operation, case.case.algorithm, transport_of(self.cluster) or backend, nbytes)
         software = Beyond()
         if version and self.versions and version not in self.versions:
             software = unmeasured(f"{version}, measured {', '.join(self.versions)}", kind)
