@@ -1,4 +1,4 @@
-"""Write docs/accuracy.md and its pictures: `python -m accuracy.report` (`make accuracy`)."""
+"""Write docs/accuracy.md, its pictures and deviations/learned.toml: `python -m accuracy.report` (`make accuracy`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from accuracy.deviations import halves, scored, series_left_out, words
+from accuracy.deviations import FILE, halves, scored, series_left_out, words, written
 from accuracy.families import FAMILIES, Family
 from accuracy.rows import Omitted, Row, covered, mean_error, skill
 from ddlsim.output_files import write_text
@@ -52,9 +52,9 @@ INTERVALS = """
 
 Intervals claim 95 %. Where no measurement of the same operation says how far off a prediction is, they rest on how far
 predictions of the same kind were off ([learned deviations](calibration.md#learned-deviations),
-`deviations/learned.toml`, written by `python -m accuracy.deviations`). No series is judged by itself above: its
-intervals rest on all other series, as for a system or an algorithm that nobody here has seen. Over all series, rows
-that do not count included: {series}.
+`deviations/learned.toml`, which `python -m accuracy.deviations` and `make accuracy` write). No series is judged by
+itself above: its intervals rest on all other series, as for a system or an algorithm that nobody here has seen. Over
+all series, rows that do not count included: {series}.
 
 If half of the rows, drawn at random, judge the other half, as for further settings of the systems and algorithms
 here: {halves}.
@@ -279,12 +279,13 @@ def page(measured: Sequence[tuple[Family, list[Row]]]) -> str:
 
 
 def main() -> None:
-    """Simulate everything and write page and pictures."""
+    """Simulate everything and write page, pictures and what is learned."""
     measured = [(family, family.rows()) for family in FAMILIES]
     for family, rows in measured:
         same_unit = [row for row in rows if row.unit == rows[0].unit]
         picture(family, same_unit, DOCS / "pictures" / f"accuracy_{family.key}.png")
     write_text(DOCS / "accuracy.md", page(measured))
+    write_text(FILE, written([each for family, rows in measured for each in scored(family.key, rows)]))
 
 
 if __name__ == "__main__":

@@ -315,20 +315,19 @@ def calibrate(
     notes = [*found.notes, *notes]
     result = loaded
     fits: list[_Fit] = []
-    for link_class, own, others in for_links(links, set(algorithms or ())):
-        before = result
-        fit, fixed, more = fit_links(result, own, overhead=not any("overhead" in fit.fit.names for fit in fits))
+    for own, others in for_links(links, set(algorithms or ())):
+        before, free = result, not any("overhead" in fit.fit.names for fit in fits)
+        fit, fixed, more = fit_links(result, own, free)
         result = with_parameters(result, {**fixed, **fit.values})
         fits.append(_Fit(fit, fixed, own))
-        notes += [*more, *contradictions(before, result, link_class, own, others)]
+        notes += [*more, *contradictions(before, result, own, others)]
     reduction = _reduction(rows)
     if reduction is not None:
         result = with_parameters(result, {"reduce_bandwidth": 1.0 / reduction.c1})
     parameters, covariance = _parameters(loaded, fits, reduction)
     used = {id(row) for fit in fits for row in fit.rows}
     residuals = tuple(_residual(row, result, id(row) in used) for row in links)
-    for inside in (True, False):
-        notes += _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == inside])
+    notes += [note for i in (1, 0) for note in _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == i])]
     versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
     last = fits[-1].fit if fits else None
     calibration = Calibration(

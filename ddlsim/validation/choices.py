@@ -1,8 +1,7 @@
 """Which measurements the links are fitted to, and by which algorithm a collective ran where nobody says it.
 
 Transports are fitted separately: iperf3 measures TCP, NCCL RDMA or NVLink, MPI inside a host shared memory, and no one
-latency and bandwidth explains two of them. A cluster file has one kind of link, so the transport counts that runs use:
-NCCL's where it was measured. The others are fitted by themselves and compared.
+latency and bandwidth explains two of them. A cluster file has one kind of link, so the transport counts that runs use.
 """
 
 from __future__ import annotations
@@ -37,48 +36,40 @@ def placed(
 ) -> tuple[list[LinkRow], list[str]]:
     """Return the rows of messages with their places on the cluster, collectives by their likeliest algorithm unless one
     is `given`, and notes on these choices and on rows without a place."""
-    links: list[LinkRow] = []
+    groups: dict[tuple[str, str, str], list[LinkRow]] = {}
     refused: list[ConfigError] = []
     for row in rows:
         if row.experiment in ("point_to_point", "collective"):
             try:
-                links.append(LinkRow(row, make_case(row, cluster, {row.operation: candidates(row, given)[0]})))
+                link = LinkRow(row, make_case(row, cluster, {row.operation: candidates(row, given)[0]}))
+                groups.setdefault((row.operation, row.backend, link.link_class), []).append(link)
             except ConfigError as error:
                 refused.append(error)
-    if refused and not links:
+    if refused and not groups:
         raise refused[0]
+    links: list[LinkRow] = []
     notes = [f"{len(refused)} rows left out: {refused[0]}"] if refused else []
-    groups: dict[tuple[str, str, str], list[LinkRow]] = {}
-    for link in links:
-        groups.setdefault((link.row.operation, link.row.backend, link.link_class), []).append(link)
-    found: list[LinkRow] = []
     for (operation, backend, link_class), members in groups.items():
-        likeliest, why = _likeliest(cluster, members, given)
-        found += likeliest
+        likeliest, why = _likeliest(cluster, members, candidates(members[0].row, given))
+        links += likeliest
         notes += [f"{operation} {backend} {WHERE[link_class]}: {why}"] if why else []
-    return found, notes
+    return links, notes
 
 
-def _likeliest(
-    cluster: Cluster, links: list[LinkRow], given: Mapping[str, str] | None
-) -> tuple[list[LinkRow], str]:
+def _likeliest(cluster: Cluster, links: list[LinkRow], options: Sequence[str]) -> tuple[list[LinkRow], str]:
     """Return the rows of one operation by the algorithm whose fit makes them most likely, and how it was chosen."""
     usual = links[0].case.algorithm
-    options = tuple(dict.fromkeys((usual, *candidates(links[0].row, given)[1:])))
-    if len(options) < 2 or usual == candidates(links[0].row, given)[-1]:
+    if usual == options[-1]:
         return links, ""
-    ordered = sorted(links, key=lambda link: link.row.nbytes)
-    few = ordered[:: -(-len(ordered) // MOST_ROWS)]
+    few = sorted(links, key=lambda link: link.row.nbytes)[:: -(-len(links) // MOST_ROWS)]
     seconds = np.array([link.row.median_s for link in few])
     unlikely: dict[str, float] = {}
-    for option in options:
+    for option in dict.fromkeys((usual, *options[1:])):
         try:
             errors = fit_links(cluster, _by(option, few, cluster))[0].errors
         except ConfigError:  # too few sizes, which the fit itself says
-            continue
+            return links, ""
         unlikely[option] = minus_log_likelihood(errors, seconds, *fit_noise(errors, seconds))
-    if not unlikely:
-        return links, ""
     best = min(unlikely, key=lambda option: unlikely[option])  # of equals that of runs
     told = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
     runs = "" if best == usual else f"; runs use {usual} unless they say algorithm = {best!r}"
@@ -86,25 +77,22 @@ def _likeliest(
 
 
 def _by(algorithm: str, links: Sequence[LinkRow], cluster: Cluster) -> list[LinkRow]:
-    if algorithm == links[0].case.algorithm:
-        return list(links)
     return [LinkRow(link.row, make_case(link.row, cluster, {link.row.operation: algorithm})) for link in links]
 
 
-def for_links(links: Sequence[LinkRow], named: set[str]) -> Iterator[tuple[str, list[LinkRow], list[list[LinkRow]]]]:
+def for_links(links: Sequence[LinkRow], named: set[str]) -> Iterator[tuple[list[LinkRow], list[list[LinkRow]]]]:
     """Yield for each class of links (inside hosts first, which routes between them use too) the rows to fit it to, and
     those of each other transport."""
     for link_class in ("inside", "between"):
         by_transport: dict[str, list[LinkRow]] = {}
         for row in links:
             if row.link_class == link_class:
-                backend = row.row.backend
-                by_transport.setdefault(TRANSPORTS.get(backend, backend), []).append(row)
+                by_transport.setdefault(TRANSPORTS.get(row.row.backend, row.row.backend), []).append(row)
         anyhow = by_transport.pop("", [])
         order = sorted(by_transport, key=lambda name: PREFERRED.index(name) if name in PREFERRED else len(PREFERRED))
         own, *others = [by_transport[name] for name in order] or [[]]
         if anyhow or own:
-            yield link_class, _purest([*anyhow, *own], named), [_purest(rows, named) for rows in others]
+            yield _purest([*anyhow, *own], named), [_purest(rows, named) for rows in others]
 
 
 def _purest(own: list[LinkRow], named: set[str]) -> list[LinkRow]:
@@ -117,10 +105,9 @@ def _purest(own: list[LinkRow], named: set[str]) -> list[LinkRow]:
 
 
 def contradictions(
-    before: Cluster, after: Cluster, link_class: str, own: Sequence[LinkRow], others: Sequence[Sequence[LinkRow]]
-) -> list[str]:
-    """Return a warning for each transport whose rows are far from what the links `after` the fit say of them."""
-    found = []
+    before: Cluster, after: Cluster, own: Sequence[LinkRow], others: Sequence[Sequence[LinkRow]]
+) -> Iterator[str]:
+    """Yield a warning for each transport whose rows are far from what the links `after` the fit say of them."""
     for rows in others:
         off = sum(abs(row.case.seconds(after) / row.row.median_s - 1.0) for row in rows) / len(rows)
         if off < BAD_FIT:
@@ -131,9 +118,8 @@ def contradictions(
         except ConfigError:  # one size of messages
             alone = ""
         used, name = (", ".join(dict.fromkeys(r.row.backend for r in group if r.row.backend)) for group in (own, rows))
-        found.append(
-            f"warning: {len(rows)} measurements by {name} contradict the links {WHERE[link_class]}, which are those of "
-            f"{len(own)} by {used}: {percent(off)} off on average{alone}; runs use {used}, for others calibrate with "
-            f"--backend {rows[0].row.backend}"
+        yield (
+            f"warning: {len(rows)} measurements by {name} contradict the links {WHERE[own[0].link_class]}, which are "
+            f"those of {len(own)} by {used}: {percent(off)} off on average{alone}; runs use {used}, for others "
+            f"calibrate with --backend {rows[0].row.backend}"
         )
-    return found

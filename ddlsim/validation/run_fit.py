@@ -150,7 +150,7 @@ def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]
     return dataclasses.replace(
         known, fitted=values, names=(*names, *(known.names[i] for i in kept)), covariance=covariance,
         compute_sd=compute_sd, spread=found.spread, dof=found.dof, fitted_on=used,
-        scatter={name: spread for name, spread in known.scatter.items() if name not in used},
+        scatter={name: x for name, x in known.scatter.items() if f"{name}.bandwidth" not in names},
     )  # fmt: skip
 
 
