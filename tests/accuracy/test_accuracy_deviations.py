@@ -35,7 +35,7 @@ def test_what_the_calibration_knows_by_itself_is_not_counted_twice():
 
 
 def test_few_rows_lean_on_the_kind_above():
-    """By hand: of two rows a share of 2 / 22 is their own, in the logarithm; none is less than its own largest score."""
+    """By hand: of two rows a share of 2 / 22 is their own (logarithm); never less than their own largest score."""
     above = [score(0.2, "run/all-reduce/y", series=str(i)) for i in range(20)]
     found = learn([*above, score(0.01), score(0.02)])
     assert found["run/all-reduce"].slower == pytest.approx(0.2)
