@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from ddlsim.validation.sources import Reader, read_sources
 
 #: smaller buffers are added in the caches, and starting takes a part of the time
 LEAST_REDUCTION = 64 * 1024
+#: the fit of a class of links, parameters that were chosen with the kind of the links, and the rows fitted to
+_Fit: TypeAlias = tuple[LogFit, dict[str, float], list[LinkRow]]
 
 
 @dataclass(frozen=True)
@@ -316,24 +318,25 @@ def calibrate(
     result = loaded
     fits: list[_Fit] = []
     for own, others in for_links(links, set(algorithms or ())):
-        before, free = result, not any("overhead" in fit.fit.names for fit in fits)
+        before, free = result, not any("overhead" in other.names for other, _, _ in fits)
         fit, fixed, more = fit_links(result, own, free)
         result = with_parameters(result, {**fixed, **fit.values})
-        fits.append(_Fit(fit, fixed, own))
+        fits.append((fit, fixed, own))
         notes += [*more, *contradictions(before, result, own, others)]
     reduction = _reduction(rows)
     if reduction is not None:
         result = with_parameters(result, {"reduce_bandwidth": 1.0 / reduction.c1})
     parameters, covariance = _parameters(loaded, fits, reduction)
-    used = {id(row) for fit in fits for row in fit.rows}
+    chosen = [row for _, _, own in fits for row in own]
+    used = {id(row) for row in chosen}
     residuals = tuple(_residual(row, result, id(row) in used) for row in links)
     notes += [note for i in (1, 0) for note in _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == i])]
     versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
-    last = fits[-1].fit if fits else None
+    last = fits[-1][0] if fits else None
     calibration = Calibration(
         result, parameters, covariance, last.spread if last else 0.0, last.dof if last else 1.0,
-        last.absolute if last else 0.0, _ranks([row for fit in fits for row in fit.rows]),
-        curves=_curves(links, result, {fit.rows[0].link_class: fit.fit.absolute for fit in fits}),
+        last.absolute if last else 0.0, _ranks(chosen),
+        curves=_curves(links, result, {own[0].link_class: fit.absolute for fit, _, own in fits}),
         compute=_compute(rows),
         jitter=fit_jitter(times) if times else None, residuals=residuals,
         sources=tuple(dict.fromkeys((*found.sources,))), notes=tuple(dict.fromkeys((*notes, *_mixed(links)))),
@@ -357,20 +360,12 @@ def _reduction(rows: Sequence[Measurement]) -> ComputeFit | None:
     return found if found.c1 > 0.0 else None
 
 
-class _Fit(NamedTuple):
-    """What a class of links was fitted to: `fixed` parameters were chosen with the kind of the links."""
-
-    fit: LogFit
-    fixed: dict[str, float]
-    rows: list[LinkRow]
-
-
 def _parameters(
     cluster: Cluster, fits: Sequence[_Fit], reduction: ComputeFit | None
 ) -> tuple[tuple[Parameter, ...], Floats]:
     given = current_parameters(cluster)
     found: list[Parameter] = []
-    covariance = np.zeros((sum(len(f.fit.names) + len(f.fixed) for f in fits) + (reduction is not None),) * 2)
+    covariance = np.zeros((sum(len(f.names) + len(fixed) for f, fixed, _ in fits) + (reduction is not None),) * 2)
     for fit, fixed, rows in fits:
         n, sizes = len(found), [row.row.nbytes for row in rows]
         ends, scatter = (min(sizes), max(sizes)), (fit.spread, fit.dof, fit.absolute)
