@@ -27,6 +27,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import calibrate, load_cluster
 from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
+from ddlsim.cluster.extrapolation import deviation, operation_kind
 from ddlsim.measure import Measurement as Measured
 from ddlsim.units import parse
 from ddlsim.validation import Calibration, Interval
@@ -142,6 +143,11 @@ def predicted(row: Measurement, path: Path = DATA) -> Interval:
     return here.time("all_reduce", row.nbytes, row.n_nodes, algorithm=ALGORITHMS[row.backend], backend=row.backend)
 
 
+def kind_of(row: Measurement) -> str:
+    """Return what kind of prediction a row is, for its interval."""
+    return operation_kind("one_way", "" if row.operation == "p2p" else ALGORITHMS[row.backend], "tcp-cubic", row.nbytes)
+
+
 @cache
 def table(path: Path = DATA) -> Table:
     """Return what becomes of a file's rows, in ms."""
@@ -156,8 +162,13 @@ def table(path: Path = DATA) -> Table:
 
 def _row(row: Measurement, path: Path, case: str, what: str) -> Row:
     time = predicted(row, path)
-    around = None if row.calibrates else (time.low * 1e3, time.high * 1e3)
-    return Row(case, what, row.seconds * 1e3, time.value * 1e3, "ms", row.calibrates, interval=around)
+    low, high = time.low * 1e3, time.high * 1e3
+    if row.operation == "p2p":  # a delay or a rate that no message was measured with
+        logs = math.log(time.value / time.low), math.log(time.high / time.value)
+        low, high = deviation(kind_of(row)).around(time.value * 1e3, *logs)
+    around = None if row.calibrates else (low, high)
+    seconds = row.seconds * 1e3, time.value * 1e3
+    return Row(case, what, *seconds, "ms", row.calibrates, interval=around, kind=kind_of(row))
 
 
 def rows(path: Path = DATA) -> list[Row]:

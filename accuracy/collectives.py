@@ -75,7 +75,8 @@ def ring_rows(name: str, bus_bandwidth: Mapping[int, float]) -> list[Row]:
     for n, measured in sorted(bus_bandwidth.items()):
         cluster = with_parameters(load_cluster(star(n, bandwidth=NVLINK, latency=0.0)), values)
         predicted = moved[n] / collective_time(cluster, "ring", 8 * GIB) * 1e-9
-        found.append(Row(name, f"{n} GPUs, 8 GiB, ring", measured, predicted, "GB/s", n == first))
+        what = f"{n} GPUs, 8 GiB, ring"
+        found.append(Row(name, what, measured, predicted, "GB/s", n == first, kind="collective/ring/nvlink"))
     return found
 
 

@@ -99,7 +99,8 @@ def predict(point: Point, *, small: bool = True) -> float:
 def _row(point: Point, *, small: bool = True) -> Row:
     what = f"{point.model}, {point.nodes} nodes, batch {point.batch}{'' if point.stated else ' (assumed)'}"
     speedup = predict(point, small=small)
-    return Row(CASE, what, point.speedup, speedup, "speed-up", False, unchanged=float(point.nodes))
+    return Row(CASE, what, point.speedup, speedup, "speed-up", False, unchanged=float(point.nodes),
+               kind="run/hybrid")  # fmt: skip
 
 
 @cache

@@ -25,7 +25,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import calibrate
 from ddlsim.cluster import Cluster, racks, star, with_detail
 from ddlsim.cluster.calibrated import with_parameters
-from ddlsim.cluster.extrapolation import beyond, unmeasured
+from ddlsim.cluster.extrapolation import beyond, deviation, operation_kind, unmeasured
 from ddlsim.collectives import Schedule, build
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.measure import Measurement as Measurements
@@ -238,11 +238,22 @@ def interval(row: Measurement) -> tuple[float, float]:
     """Return between which s a row is with 95 % probability: of what the calibration has not seen."""
     (found, _), (cluster, case) = calibration(row.mbps), case_of(row)
     outside = beyond(row.n, found.ranks, "ranks") + beyond(case.nbytes, found.parameters[0].nbytes, "bytes")
-    if row.algorithm not in ROUND_TRIPS:
-        outside += unmeasured(row.algorithm, found.spread)
+    outside += deviation(kind_of(row)) if row.algorithm in ROUND_TRIPS else unmeasured(row.algorithm, kind_of(row))
     each = max(ROUND_TRIPS.get(row.algorithm, 1), 1)
     around = dataclasses.replace(found, cluster=cluster).simulated(case, outside)
     return around.low / each, around.high / each
+
+
+def kind_of(row: Measurement) -> str:
+    """Return what kind of prediction a row is, for its interval: the operation, and who controls congestion (BBR where
+    the data say cubic, see :func:`transport`)."""
+    control = "tcp-reno" if row.extra.get("cc") == "reno" else "tcp-bbr"
+    if row.algorithm in ROUND_TRIPS:
+        return operation_kind("one_way" if row.algorithm in SINGLE else "round_trips", "", control, row.nbytes)
+    name = "torch_ring" if "torch" in row.algorithm else ALGORITHMS.get(row.algorithm, ("", "push_pull"))[1]
+    if row.algorithm.startswith("ps_sync") and row.extra.get("slow_host", "none") != "none":
+        name = "push_pull_with_a_slow_host"
+    return operation_kind("", name, control, row.nbytes)
 
 
 def _messages(row: Measurement) -> Schedule:
@@ -266,7 +277,8 @@ def hint(row: Measurement) -> str:
 
 def _row(row: Measurement, fitted: bool, note: str, intervals: bool) -> Row:
     around = interval(row) if intervals and not fitted else None
-    return Row(row.name, row.where, row.seconds, predicted(row), "s", fitted, note, interval=around)
+    return Row(row.name, row.where, row.seconds, predicted(row), "s", fitted, note, interval=around,
+               kind=kind_of(row) if intervals else "")  # fmt: skip
 
 
 def p2p_table(path: Path = DATA / "p2p.csv", intervals: bool = False) -> Table:

@@ -42,14 +42,15 @@ def _ring(row: Measurement, case: str, what: str) -> Row:
     steps = int(row.extra["steps"])
     result = _simulated(row, AllReduce("ring", "none", "given"), cluster_of(row, 0.0), steps=steps)
     alone = number(row.extra, "stopped_s", zero=True) or float("nan")
-    return Row(case, what, row.seconds, result.end_time, "s", False, unchanged=alone)
+    return Row(case, what, row.seconds, result.end_time, "s", False, unchanged=alone, kind="run/all-reduce/stopped")
 
 
 def _server(row: Measurement, case: str, what: str) -> Row:
     end = float(row.extra["duration_s"])
     beside = Measurement(row.experiment, row.algorithm, row.n + 1, row.nbytes, row.mbps, row.extra, row.seconds)
     result = _simulated(row, SERVERS[row.algorithm], cluster_of(beside, 0.0), max_time=end, steps=10**6)
-    return Row(case, what, number(row.extra, "updates"), len(result.recorder.updates), "updates", False)
+    return Row(case, what, number(row.extra, "updates"), len(result.recorder.updates), "updates", False,
+               kind="run/parameter-server/stopped")  # fmt: skip
 
 
 def failure_table(folder: Path = DATA) -> Table:

@@ -109,7 +109,8 @@ def _row(case: Sequence[Measurement], number_: int, row: Measurement, what: str,
     measured = number(row.extra, "mean_step_s")
     alone = number(row.extra, "alone_mean_step_s") if "alone_mean_step_s" in row.extra else float("nan")
     step = made[0].step_time_together(f"job {number_}")
-    return Row(row.experiment, what, measured, step, "s", False, unchanged=alone)
+    kind = f"run/all-reduce/{'background' if row.experiment == 'background' else 'shared'}"
+    return Row(row.experiment, what, measured, step, "s", False, unchanged=alone, kind=kind)
 
 
 @cache

@@ -228,7 +228,8 @@ def _row(row: Measurement, case: str, what: str) -> Row:
         seconds = predicted(row)
     except (KeyError, ValueError) as error:  # what a plan needs and the row does not say
         raise UnpredictableError(f"the row does not state {error}") from None
-    return Row(case, what, row.seconds, seconds, "s", False)
+    strategy = {"sharded_data": "fsdp", "bucketed_data": "all-reduce"}.get(row.experiment, "parallel")
+    return Row(case, what, row.seconds, seconds, "s", False, kind=f"run/{strategy}/tcp-reno")
 
 
 def pipeline_rows(folder: Path = DATA) -> list[Row]:

@@ -76,7 +76,8 @@ def table(folder: Path = DATA) -> Table:
 def _row(row: Measurement, what: str) -> Row:
     if int(row.extra.get("prefetch", 0)) == 0 and row.n > 1:
         raise UnpredictableError("without prefetching workers fall into step, or do not: between two closed forms")
-    return Row(row.algorithm, what, row.seconds, simulated(row).step_time, "s", False)
+    return Row(row.algorithm, what, row.seconds, simulated(row).step_time, "s", False,
+               kind="run/all-reduce/storage")  # fmt: skip
 
 
 def rows(folder: Path = DATA) -> list[Row]:

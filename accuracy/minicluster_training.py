@@ -177,7 +177,8 @@ def _step_row(row: Measurement, beyond: dict[str, float]) -> Row:
         return Row(row.name, row.where, row.seconds, workload.step_time, "s", True, "gave compute times")
     result = simulated(row, Given(strategy_of(row), workload), row.n, steps=8)
     seconds, alone = float(np.mean(result.step_times)), workload.step_time
-    return Row(row.name, row.where, row.seconds, seconds, "s", False, real, unchanged=alone)
+    return Row(row.name, row.where, row.seconds, seconds, "s", False, real, unchanged=alone,
+               kind=f"run/all-reduce/{'tcp-shared-cores' if real else 'tcp'}")  # fmt: skip
 
 
 def training_rows(folder: Path = DATA) -> list[Row]:
@@ -241,11 +242,13 @@ def _server_rows(row: Measurement) -> list[Row]:
     n_runs = len(drawn) * len(starts)
     case = f"{row.name} {row.extra['mode']} {row.extra.get('bound', '')} {row.extra['compute']} {mean:g} s"
     alone = 1.0 / (mean + 2 * message(row)) * (1 if row.extra["mode"] == "sync" else row.n)
-    made = [Row(case, row.where, rate, n_counted / n_runs / (end - begin), "1/s", False, note, unchanged=alone)]
+    made = [Row(case, row.where, rate, n_counted / n_runs / (end - begin), "1/s", False, note, unchanged=alone,
+                kind=f"run/parameter-server/{row.extra['mode']}")]  # fmt: skip
     if stale:
         apart = f"histograms overlap by {_overlap(row, staleness):.0%}"
         mine = float(np.mean(staleness)) if staleness else 0.0
-        made.append(Row(case, f"{row.where} staleness", measured_staleness, mine, "updates", False, apart))
+        made.append(Row(case, f"{row.where} staleness", measured_staleness, mine, "updates", False, apart,
+                        kind="run/parameter-server/staleness"))  # fmt: skip
     return made
 
 

@@ -164,7 +164,8 @@ def table(path: Path = DATA) -> Table:
 def _row(point: Point, what: str, path: Path) -> Row:
     device, calibrates = fitted(point.machine, path), point.gpus == GPUS
     tokens = alone(point, device) if calibrates else predict(point, device)
-    return Row(f"{point.machine}_{point.model}", what, point.measured, tokens, "tokens/s", calibrates)
+    return Row(f"{point.machine}_{point.model}", what, point.measured, tokens, "tokens/s", calibrates,
+               kind="run/fsdp/gpus")  # fmt: skip
 
 
 def rows(path: Path = DATA) -> list[Row]:

@@ -296,7 +296,9 @@ def table(path: Path = DATA, most: float = math.inf, machine: bool = True) -> Ta
 
 def _row(run: Run, n: int, what: str, known: list[int], machine: bool) -> Row:
     seconds, unchanged = predict(run, n, machine), run.measured[max(known)]
-    return Row(run.name, what, run.measured[n], seconds, "s", n in known, unchanged=unchanged)
+    strategy = "parameter-server" if "parameter server" in run.text.replace("_", " ") else "all-reduce"
+    kind = f"run/{strategy}/weak-from-one-{'machine' if machine else 'device'}"
+    return Row(run.name, what, run.measured[n], seconds, "s", n in known, unchanged=unchanged, kind=kind)
 
 
 def rows(path: Path = DATA, most: float = math.inf, machine: bool = True) -> list[Row]:

@@ -148,6 +148,7 @@ def _row(point: Point, one: dict[tuple[str, str, str], Point], what: str) -> Row
     return Row(
         f"{point.framework}_{point.machine}", what, point.measured, predict(point, efficiency), "samples/s",
         point.gpus == 1, f"efficiency of products {efficiency:.3f}", unchanged=first.measured * point.gpus,
+        kind="run/embedding-parallel",
     )  # fmt: skip
 
 

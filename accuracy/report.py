@@ -1,14 +1,15 @@
-"""Write docs/accuracy.md and its pictures: `python -m accuracy.report` (`make accuracy`)."""
+"""Write docs/accuracy.md, its pictures and deviations/learned.toml: `python -m accuracy.report` (`make accuracy`)."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from accuracy.deviations import FILE, halves, scored, series_left_out, words, written
 from accuracy.families import FAMILIES, Family
 from accuracy.rows import Omitted, Row, covered, mean_error, skill
 from ddlsim.output_files import write_text
@@ -40,10 +41,25 @@ SKILL_HEAD = """
 Beside the errors: what they would be if everything stayed as it was calibrated (the step time of one machine or device,
 perfect scaling where the batch of a device changes, no gain of a technique), how many times smaller they are than that
 (skill), the error of what is added to it (the sum of |predicted - measured| over that of |measured - unchanged|), and
-how many of the 95 % intervals have the measured figure in them, with the median of half their width.
+how many of the 95 % intervals have the measured figure in them, with the median of half their width
+([how often intervals hold](#how-often-intervals-hold)).
 
 | measurements | mean error | if nothing changed | skill | error of what is added | intervals cover | half their width |
 | --- | --- | --- | --- | --- | --- | --- |
+"""
+INTERVALS = """
+## How often intervals hold
+
+Intervals claim 95 %. Where no measurement of the same operation says how far off a prediction is, they rest on how far
+predictions of the same kind were off ([learned deviations](calibration.md#learned-deviations),
+`deviations/learned.toml`, which `python -m accuracy.deviations` and `make accuracy` write). No series is judged by
+itself above: its intervals rest on all other series, as for a system or an algorithm that nobody here has seen. Over
+all series, rows that do not count included: {series}.
+
+If half of the rows, drawn at random, judge the other half, as for further settings of the systems and algorithms
+here: {halves}.
+
+Curves through measured sizes (NCCL sweeps) are judged by sizes that were left out.
 """
 CHOICES = """
 ## Choices made after seeing rows
@@ -59,9 +75,9 @@ Each has a physical or documented reason, but somebody had seen the rows that it
 - Gains: nothing overlaps in the DGC case, and a backbone stands in for its detector; ByteScheduler's batch of 32 is not
   stated, its credit is the best of two, and its machines copy at a rate calibrated on their one-machine row.
 - NCCL sweeps are linear in the size between two calibrated sizes. Gloo on AWS: connections, window and slow start are
-  Linux's and AWS's, which of them count was seen in point-to-point rows only. Intervals: that unmeasured operations
-  deviate by the geometric mean of 2.5 % and of the fit's scatter, and curves through all sizes by half of what leaving
-  a size out gives, was chosen on visible rows.
+  Linux's and AWS's, which of them count was seen in point-to-point rows only. Intervals: that curves through all sizes
+  deviate by half of what leaving a size out gives, which kinds of prediction there are, and that a kind counts as
+  twenty rows of the one below it, was chosen on visible rows.
 - Mini-cluster: rows below 64 KiB and two-way rows under cubic do not count; asynchronous workers of equal speed start
   spread over a cycle, as together they were off by 12 to 38 %, and at random if their pushes do not fit into a cycle
   one after the other, as spread they were 28 % too fast. Which windows count in an incast was seen in other pushes
@@ -78,9 +94,10 @@ TAIL = """
 """
 
 
-def beside(family: Family, rows: Sequence[Row]) -> str:
-    """Return a family's line of the second table, "" where nothing is known beside the errors."""
-    counted = predictions(family, rows)
+def beside(family: Family, rows: Sequence[Row], left_out: Mapping[int, Row]) -> str:
+    """Return a family's line of the second table, "" where nothing is known beside the errors; with the intervals
+    that its series have if they are `left_out` of what is learned (by id of the row)."""
+    counted = [left_out.get(id(row), row) for row in predictions(family, rows)]
     judged = [row for row in counted if isfinite(row.unchanged)]
     (naive, added), intervals = skill(counted), covered(counted)
     if not judged and intervals is None:
@@ -252,19 +269,23 @@ def group(case: str) -> str:
 def page(measured: Sequence[tuple[Family, list[Row]]]) -> str:
     """Return the page."""
     table = "".join(summary(family, rows) for family, rows in measured)
-    skills = "".join(beside(family, rows) for family, rows in measured)
+    every = [each for family, rows in measured for each in scored(family.key, rows)]
+    left_out = {id(each.row): row for each, row in zip(every, series_left_out(every), strict=True)}
+    skills = "".join(beside(family, rows, left_out) for family, rows in measured)
+    held = INTERVALS.format(series=words(every, series_left_out), halves=words(every, halves))
     omitted = [each for family, _ in measured for each in family.left_out()]
     sections = "".join(section(family, rows) for family, rows in measured)
-    return HEAD + table + SKILL_HEAD + skills + CHOICES + sections + TAIL + not_predicted(omitted)
+    return HEAD + table + SKILL_HEAD + skills + held + CHOICES + sections + TAIL + not_predicted(omitted)
 
 
 def main() -> None:
-    """Simulate everything and write page and pictures."""
+    """Simulate everything and write page, pictures and what is learned."""
     measured = [(family, family.rows()) for family in FAMILIES]
     for family, rows in measured:
         same_unit = [row for row in rows if row.unit == rows[0].unit]
         picture(family, same_unit, DOCS / "pictures" / f"accuracy_{family.key}.png")
     write_text(DOCS / "accuracy.md", page(measured))
+    write_text(FILE, written([each for family, rows in measured for each in scored(family.key, rows)]))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ddlsim.cluster.extrapolation import deviation
 from ddlsim.errors import ConfigError
 
-__all__ = ["Omitted", "Row", "Table", "UnpredictableError", "covered", "mean_error", "number", "show", "skill"]
+__all__ = ["TIMES", "Omitted", "Row", "Table", "UnpredictableError", "covered", "mean_error", "number", "show", "skill"]
+
+TIMES = ("s", "ms", "us")  #: units of which more is slower; of all others less is
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,14 @@ class Row:
     note: str = ""  #: what explains the difference, or how the row was calibrated
     unchanged: float = math.nan  #: in `unit`: what "everything stays as calibrated" says, nan where that says nothing
     interval: tuple[float, float] | None = None  #: in `unit`: where a measurement is with 95 % probability
+    kind: str = ""  #: of prediction, as :mod:`ddlsim.cluster.extrapolation` has them; gives the interval where none is
+
+    def __post_init__(self) -> None:
+        if self.kind and self.interval is None and not self.fitted_on:
+            given = deviation(self.kind)
+            ends = given.around(1.0)
+            low, high = ends if self.unit in TIMES else (1.0 / ends[1], 1.0 / ends[0])
+            object.__setattr__(self, "interval", (low * self.predicted, high * self.predicted))
 
     @property
     def error(self) -> float:

@@ -204,7 +204,7 @@ def _row(series: Series, point: Point, i: int, own: Affine | None, same: list[fl
         raise UnpredictableError("two batches, and no other series of this model tells the part that is fixed")
     return Row(
         series.id, what, point.seconds, step(series, point, compute), "s", fitted, note,
-        unchanged=first.seconds * point.batch / first.batch,
+        unchanged=first.seconds * point.batch / first.batch, kind="run/all-reduce/strong",
     )  # fmt: skip
 
 
@@ -253,7 +253,8 @@ def _accumulating(case: Mapping[str, Any], found: Table) -> None:
                 accumulation=most * first // n, precision="fp16", gradient_dtype="fp16",
                 compute=Measured(whole / most, micro),
             ).step_time  # fmt: skip
-            return Row(name, f"{n * per_node} GPUs", seconds, predicted, "s", n == first, unchanged=whole * first / n)
+            return Row(name, f"{n * per_node} GPUs", seconds, predicted, "s", n == first, unchanged=whole * first / n,
+                       kind="run/all-reduce/strong")  # fmt: skip
 
         found.add(name, what, make)
 

@@ -81,7 +81,7 @@ def local_sgd(case: Case, found: Table) -> list[Row]:
     base = step(first, gbps)
     return [
         Row(case["id"], f"tau = {tau} against {first}", measured[first] / t, base / step(tau, gbps), "x", tau == last,
-            unchanged=1.0)
+            unchanged=1.0, kind="gain/local-sgd")
         for tau, t in measured.items()
         if tau != first
     ]
@@ -151,7 +151,7 @@ def dgc(case: Case, found: Table) -> list[Row]:
         Row(
             case["id"], f"{gbps} Gbit/s", row["t_dense_s"] / row["t_dgc_s"],
             step(gbps, compute, compressed=False) / step(gbps, compute, compressed=True), "x", gbps == slowest,
-            unchanged=1.0,
+            unchanged=1.0, kind="gain/compression",
         )
         for gbps, row in measured.items()
     ]  # fmt: skip
@@ -192,7 +192,7 @@ def onebit_adam(case: Case, found: Table) -> list[Row]:
     return [
         Row(
             case["id"], f"{n} GPUs", row["throughput_1bit"] / row["throughput_adam"], adam[n] / onebit[n], "x",
-            n == per_node, unchanged=1.0,
+            n == per_node, unchanged=1.0, kind="gain/compression",
         )
         for n, row in rows.items()
     ]  # fmt: skip
@@ -244,7 +244,7 @@ def bytescheduler(case: Case, found: Table, most: float = math.inf) -> list[Row]
 
     return [
         Row(case["id"], f"{n} GPUs", row["throughput_bytescheduler"] / row["throughput_fifo"], gain(n), "x",
-            n == per_node, unchanged=1.0)
+            n == per_node, unchanged=1.0, kind="gain/priority")
         for n, row in rows.items()
         if n <= most
     ]  # fmt: skip

@@ -183,7 +183,8 @@ def table(path: Path = DATA) -> Table:
         def make(case: str = case, what: str = what, measured: float = measured) -> Row:
             run, efficiency = RUNS[case, what], efficiency_of(case, path)
             return Row(case, what, measured, samples_per_second(run, efficiency), "samples/s",
-                       what == CALIBRATES[run.model], f"efficiency of convolutions {efficiency:.3f}")  # fmt: skip
+                       what == CALIBRATES[run.model], f"efficiency of convolutions {efficiency:.3f}",
+                       kind="run/parallel/gpus")  # fmt: skip
 
         found.add(case, what, make)
     return found

@@ -52,7 +52,8 @@ def single_rows(every: int = 1) -> list[Row]:
     device, measured = load_device("a100-80g"), kernels.rows()
     halves = [replace(device, kernels=kernels.fit(measured[other::2], device)) for other in (1, 0)]
     return [
-        Row(f"GPT, h={row.h}, {row.layers} layers", _name(row), row.seconds, predicted(row, halves[i % 2]), "s", False)
+        Row(f"GPT, h={row.h}, {row.layers} layers", _name(row), row.seconds, predicted(row, halves[i % 2]), "s", False,
+            kind="run/parallel/one-machine")
         for i, row in enumerate(measured)
         if i % every == 0
     ]
@@ -67,7 +68,7 @@ def multi_rows(algorithm: str = "ring", most: int = 512) -> list[Row]:
     """Return the rows of up to so many GPUs."""
     return [
         Row(f"GPT {_billions(row)}, {row.gpus} GPUs", _name(row), row.seconds, predicted(row, algorithm=algorithm), "s",
-            False)
+            False, kind="run/parallel/gpus")
         for row in measured_on_several()
         if row.gpus <= most
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where the files that come with ddlsim lie: `models/` and `topologies/`.
+"""Where the files that come with ddlsim lie: `models/`, `topologies/` and `deviations/`.
 
 A checkout has these folders beside the package; a wheel carries them inside it, under `data_files/`.
 """
@@ -14,7 +14,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def bundled_files(folder: str) -> dict[str, Path]:
-    """Return the bundled `*.toml` files of `folder` ("models" or "topologies") by name, in sorted order.
+    """Return the bundled `*.toml` files of `folder` ("models", "topologies" or "deviations") by name, in sorted order.
 
     Raises :class:`ConfigError` when the folder is missing, which means that the installation is broken.
     """

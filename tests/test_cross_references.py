@@ -23,6 +23,7 @@ ELSEWHERE = {
     "constants.py": "mlperf-logging",
     "ddlsim/data_files/models": "in the wheel, where models/ goes",
     "ddlsim/data_files/topologies": "in the wheel, where topologies/ goes",
+    "ddlsim/data_files/deviations": "in the wheel, where deviations/ goes",
     "docs/faq/perf.md": "MXNet",
 }
 ROLE = re.compile(r":(func|class|meth|data|mod|attr|exc|obj):`(?:[^`<]*<)?~?([\w.]+)>?`")

@@ -100,7 +100,7 @@ def test_version_is_that_of_the_project_file():
 def test_models_and_topologies_go_into_the_wheel():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert included == {"models": "ddlsim/data_files/models", "topologies": "ddlsim/data_files/topologies"}
+    assert included == {name: f"ddlsim/data_files/{name}" for name in ("models", "topologies", "deviations")}
 
 
 def test_the_page_about_installing_names_every_library_and_extra():

@@ -62,6 +62,7 @@ def calibrate(
     if out is not None and out.suffix != ".toml":
         raise ConfigError(f"--out {out}: calibrated clusters are TOML files; name one that ends in .toml")
     from ddlsim.validation import calibrate as fit
+    from ddlsim.validation.calibration_text import warnings
 
     found = fit(
         list(measurements), cluster, algorithms=_algorithms(algorithm or []), backend=backend, n_hosts=hosts,
@@ -69,6 +70,9 @@ def calibrate(
         version=software,
     )  # fmt: skip
     typer.echo(json.dumps(_plain(found), indent=2) if as_json else str(found))
+    if as_json:  # text begins with them
+        for warning in warnings(found):
+            typer.echo(warning, err=True)
     if out is not None:
         write_file(out, lambda path: found.save(path, cluster))
 

@@ -33,7 +33,8 @@ class ParameterTable(_Strict):
     """One fitted number: text with a unit, with its 95 % confidence interval and what the file said before.
 
     `nbytes` are the least and most that it was fitted to; `informed` is the share that measurements tell;
-    the prior is `prior` within a factor of `prior_factor` two times out of three; `bounds` what the fit allowed.
+    the prior is `prior` within a factor of `prior_factor` two times out of three; `bounds` what the fit allowed;
+    `scatter` spread, degrees of freedom and absolute scatter (s) of its measurements, where not as those of the table.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ParameterTable(_Strict):
     prior: str | None = None
     prior_factor: Annotated[float, Field(ge=1)] = 1.0
     bounds: list[str] = []
+    scatter: list[NotNegative] = []
 
 
 class CurveTable(_Strict):
@@ -136,6 +138,8 @@ def parse_calibration(table: Table) -> CalibrationTable:
     if len(checked.ranks) != 2 or checked.ranks[0] > checked.ranks[1]:
         raise ConfigError(f"calibration.ranks = {checked.ranks!r}: must be the least and the most; calibrate again")
     for i, row in enumerate(checked.parameters):
+        if len(row.scatter) not in (0, 3):
+            raise ConfigError(f"calibration.parameters.{i}.scatter: must be three numbers; calibrate again")
         for key, ends in (("nbytes", row.nbytes), ("bounds", row.bounds)):
             if len(ends) not in (0, 2):
                 raise ConfigError(f"calibration.parameters.{i}.{key}: must be the least and the most; calibrate again")

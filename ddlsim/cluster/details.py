@@ -114,6 +114,15 @@ class LinkDetails:
         return np.where(self.flow_rate > 0.0, self.connections * self.flow_rate, np.inf)
 
 
+def transport_of(cluster: Cluster) -> str:
+    """Return the transport of all links between hosts, "" where they name none or several."""
+    if cluster.details is None:
+        return ""
+    between = cluster.host_of[cluster.link_src] != cluster.host_of[cluster.link_dst]
+    named = set(cluster.details.transport[between].tolist())
+    return str(named.pop()) if len(named) == 1 else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """The details of a link as files and people write them: sizes are bytes or text such as "66 B", `flow_rate` is

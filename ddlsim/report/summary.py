@@ -120,7 +120,9 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
     if found is None:
         return [("interval", f"by {' and '.join(causes)}: result.interval() simulates it")]
     low, high = rate(found.throughput.low), rate(found.throughput.high)
-    return [("interval", f"{low} to {high}, {found.throughput.level:.0%} by {' and '.join(causes)}")]
+    causes += ["how far measured runs of its kind were off"] if result.n_workers > 1 else []
+    text = f"{low} to {high}, {found.throughput.level:.0%} by {' and '.join(causes)}"
+    return [("interval", "; ".join([text, *found.throughput.notes]))]
 
 
 def _speedup(result: Result) -> str:

@@ -6,9 +6,10 @@ import dataclasses
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibration_table import ComputeTable
-from ddlsim.cluster.extrapolation import Beyond, beyond, unmeasured
+from ddlsim.cluster.extrapolation import PER_MESSAGE, Beyond, beyond, deviation
 from ddlsim.collectives import KINDS
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
 
@@ -41,11 +42,21 @@ def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int
     if n_workers > 1 and any("." in parameter.name for parameter in table.parameters):
         links = beyond(n_workers, [*table.ranks, *(n for curve in table.curves for n in curve.ranks)], "workers")
         if not any(curve.operation in KINDS for curve in table.curves):
-            links += unmeasured("no collective was measured, only messages", table.spread)
+            links += Beyond(0.0, ("extrapolated: no collective was measured, only messages",), PER_MESSAGE)
     own, _ = measured_steps(experiment, cluster, model)
     if own is not None:
         compute = beyond(experiment.batch_size, own.batch_sizes, f"samples of {model}")
     return links, compute
+
+
+def family(experiment: Experiment, cluster: Cluster, model: str, n_workers: int) -> Beyond:
+    """Return how far measurements of runs like this one were from their predictions; none of a single worker's."""
+    given = experiment.compute is not None or measured_steps(experiment, cluster, model)[0] is not None
+    if n_workers == 1 and given:
+        return Beyond()
+    names = [name for name, of_class in STRATEGY_CLASSES.items() if of_class == type(experiment.strategy).__name__]
+    name = names[0] if names else experiment.strategy.label
+    return deviation(f"run/{name}" if given else "run/a compute time that nobody measured")
 
 
 def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[Experiment, tuple[str, ...]]:

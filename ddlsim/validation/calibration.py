@@ -7,20 +7,22 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import numpy as np
 
 from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS, current_parameters, with_parameters
-from ddlsim.cluster.extrapolation import INSIDE, Beyond, beyond, unmeasured
+from ddlsim.cluster.details import transport_of
+from ddlsim.cluster.extrapolation import INSIDE, Beyond, beyond, operation_kind, unmeasured
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.readable import size
 from ddlsim.run.tables import refuse_code
-from ddlsim.validation.cases import Case, chosen_algorithms, make_case
+from ddlsim.validation.cases import Case, candidates, chosen_algorithms, fewest_hosts, make_case
+from ddlsim.validation.choices import BAD_FIT, contradictions, for_links, placed
 from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
@@ -31,8 +33,8 @@ from ddlsim.validation.sources import Reader, read_sources
 
 #: smaller buffers are added in the caches, and starting takes a part of the time
 LEAST_REDUCTION = 64 * 1024
-#: mean error of the measurements fitted to from which on a fit is called bad: three times what is usual
-BAD_FIT = 0.1
+#: the fit of a class of links, parameters that were chosen with the kind of the links, and the rows fitted to
+_Fit: TypeAlias = tuple[LogFit, dict[str, float], list[LinkRow]]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Parameter:
     informed      share of the knowledge that comes from measurements, the rest being the prior
     prior         expected value, and the factor within which it was expected two times out of three; None: no prior
     bounds        least and most that the fit allowed; None: no bounds
+    scatter       (spread, dof, absolute) of what it was fitted to, as in :class:`Calibration`
     """
 
     name: str
@@ -54,6 +57,17 @@ class Parameter:
     informed: float = 1.0
     prior: tuple[float, float] | None = None
     bounds: tuple[float, float] | None = None
+    scatter: tuple[float, float, float] = (0.0, 1.0, 0.0)
+
+    @property
+    def link_class(self) -> str:
+        """"between" or "inside" (hosts), "" of parameters of hosts."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def wider(self) -> float:
+        """How much wider than of a normal an interval is, as few degrees of freedom reach further."""
+        return t_quantile(self.scatter[1]) / t_quantile(math.inf)
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,8 @@ class Calibration:
 
     parameters   what was fitted (names of :data:`ddlsim.cluster.calibrated.PARAMETERS`)
     covariance   (n, n) of the natural logarithms of the parameters
-    spread, dof  scatter of ln(predicted / measured) of the links' measurements, degrees of freedom
+    spread, dof  scatter of ln(predicted / measured) of the measurements of the links between hosts (without any: inside
+                 hosts), degrees of freedom; each parameter has that of its own measurements
     absolute     s by which times scatter besides, which only short messages show
     ranks        least and most of the measurements that the links were fitted to
     curves       how operations deviate from the simulation by size: :meth:`time` applies them, and runs with
@@ -116,7 +131,8 @@ class Calibration:
         """Return the seconds of an operation of :data:`ddlsim.measure.OPERATIONS`, with the interval (95 %) in which
         one more measurement of it would lie.
 
-        n_hosts   machines that the ranks are on; None: one rank on each
+        n_hosts   machines that the ranks are on; None: as measured with this number of ranks, else one rank on each, or
+                  where that are more than the cluster has, evenly on as few as have room
         backend   whose curve applies; "" if there is only one
         algorithm of a collective, instead of that of the curve or the usual one; then without the curve
         version   of the software, as in the measurements; another one than was measured is extrapolated
@@ -129,40 +145,41 @@ class Calibration:
         if operation not in known:
             raise unknown_name("operation", operation, known)
         experiment = "point_to_point" if operation in OPERATIONS["point_to_point"] else "collective"
+        same = {r.n_hosts for r in self.residuals if (r.operation, r.n_ranks) == (operation, n_ranks)}
         row = Measurement(
-            experiment=experiment, operation=operation, n_ranks=n_ranks, n_hosts=n_hosts or n_ranks, median_s=1.0,
-            nbytes=round(nbytes), backend=backend,
+            experiment=experiment, operation=operation, n_ranks=n_ranks, median_s=1.0, nbytes=round(nbytes),
+            backend=backend, n_hosts=n_hosts or (same.pop() if len(same) == 1 else fewest_hosts(self.cluster, n_ranks)),
         )  # fmt: skip
         curve = None if algorithm else self._curve(row)
         used = algorithm or (curve.algorithm if curve is not None else "")
         if not (algorithm or allow_code):
             refuse_code(used, "calibration.curves.algorithm")
-        algorithms = chosen_algorithms({operation: used} if used and experiment == "collective" else None)
+        algorithms = {operation: used or candidates(row, None)[0]}
         case = LinkRow(row, make_case(row, self.cluster, algorithms))
+        kind = operation_kind(operation, case.case.algorithm, transport_of(self.cluster) or backend, nbytes)
         software = Beyond()
         if version and self.versions and version not in self.versions:
-            software = unmeasured(f"{version}, measured {', '.join(self.versions)}", self.spread)
+            software = unmeasured(f"{version}, measured {', '.join(self.versions)}", kind)
         if curve is not None and not curve.plain:
             outside = software + beyond(nbytes, curve.nbytes, "bytes") + beyond(n_ranks, curve.ranks, "ranks")
             return curve_time(curve, parts_of(case, self.cluster), outside)
-        return self.simulated(case.case, software + self._beyond(row, curve))
+        return self.simulated(case.case, software + self._beyond(row, curve, kind))
 
-    def _beyond(self, row: Measurement, curve: Curve | None) -> Beyond:
+    def _beyond(self, row: Measurement, curve: Curve | None, kind: str) -> Beyond:
         """Return how far the simulation of an operation is beyond what the parameters were fitted to."""
         if curve is not None:  # measured, and as simulated
             fitted = row.operation in {r.operation for r in self.residuals if r.fitted}
-            known = self._misfit if fitted else curve.spread**2
+            known = self._misfit(row.n_hosts == 1) if fitted else curve.spread**2
             return Beyond(known) + beyond(row.nbytes, curve.nbytes, "bytes") + beyond(row.n_ranks, curve.ranks, "ranks")
         sizes = [end for p in self.parameters for end in p.nbytes if "." in p.name]
-        found = unmeasured(f"{row.operation} was not measured", self.spread)
+        found = unmeasured(f"{row.operation} was not measured", kind)
         found += beyond(row.nbytes, sizes, "bytes") if sizes else Beyond()
         return found + beyond(row.n_ranks, self.ranks, "ranks")
 
-    @property
-    def _misfit(self) -> float:
+    def _misfit(self, inside: bool) -> float:
         """Variance of ln(predicted / measured) over what a bad fit was fitted to: no scatter, but what links as they
         are described here cannot do (a library's change of protocol, say), and would not at sizes between either."""
-        fitted = [r for r in self.residuals if r.fitted]
+        fitted = [r for r in self.residuals if r.fitted and (r.n_hosts == 1) == inside]
         logs = [math.log1p(r.error) for r in fitted]
         return sum(log**2 for log in logs) / len(logs) if _bad_fit(fitted) else 0.0
 
@@ -178,23 +195,32 @@ class Calibration:
         """Return the simulated time of a case that is so far `outside` of what was measured; its uncertainty by how it
         changes with each parameter."""
         value = case.seconds(self.cluster)
-        step = 1e-3
         slopes = np.zeros(len(self.parameters))
+        shares: dict[str, float] = {}  # by class of links, of which each has the scatter of its own fit
         short = software = 0.0
         now = current_parameters(self.cluster)  # somebody may have changed them since
         for i, p in enumerate(self.parameters):
             if self.covariance[i, i] > 0.0:
+                step = -1e-3 if PARAMETERS[p.name] == "bandwidth" else 1e-3  # a faster link may not be the slowest one
                 changed = with_parameters(self.cluster, {p.name: now[p.name] * math.exp(step)})
                 slopes[i] = math.log(case.seconds(changed) / value) / step
+                if p.name.endswith((".latency", ".bandwidth")):
+                    shares[p.link_class] = shares.get(p.link_class, 0.0) + abs(slopes[i])
                 if p.name.endswith(".latency"):  # each message in a row has its own
-                    short += max(slopes[i], 0.0) * self.absolute**2 / (value * now[p.name])
+                    short += max(slopes[i], 0.0) * (p.wider * p.scatter[2]) ** 2 / (value * now[p.name])
                     own = min(p.value / now[p.name], 1.0)  # more than that somebody has added
                     software += slopes[i] * own
                     slopes[i] *= p.informed + (1.0 - p.informed) * own  # a prior is about the file's value
+                slopes[i] *= p.wider * told(np.array([p.informed]), p.scatter[1])[0]
         outside += Beyond((outside.per_message * software) ** 2)
-        slopes *= told(np.array([p.informed for p in self.parameters]), self.dof)
-        variance = self.spread**2 + float(slopes @ self.covariance @ slopes) + short
-        return interval_at(value, variance, self.dof, outside)
+        variance = float(slopes @ self.covariance @ slopes) + short
+        variance += sum((min(shares.get(c, 0.0), 1.0) * spread) ** 2 for c, spread in self.scatter.items())
+        return interval_at(value, variance, math.inf, outside)
+
+    @property
+    def scatter(self) -> dict[str, float]:
+        """Scatter of ln(predicted / measured) by class of links, as normal intervals of 95 % need it."""
+        return {p.link_class: p.wider * p.scatter[0] for p in self.parameters if p.link_class}
 
     def drawn(self, random: np.random.Generator, *, curves: bool = False, outside: Beyond = INSIDE) -> Cluster:
         """Return the cluster with parameters drawn from their uncertainty; or, for runs whose collectives take the time
@@ -209,18 +235,17 @@ class Calibration:
             return attached(dataclasses.replace(self, curves=tuple(c.drawn(random) for c in self.curves))).cluster
         if not self.parameters:
             return self.cluster
-        wider = t_quantile(self.dof) / t_quantile(math.inf)  # few degrees of freedom reach further
         values, vectors = np.linalg.eigh(self.covariance)
-        moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
-        error = wider * self.spread * random.standard_normal()
-        if outside.variance:
-            error += math.sqrt(outside.variance) * random.standard_normal()
+        moved = (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
+        errors = {link_class: spread * random.standard_normal() for link_class, spread in self.scatter.items()}
+        further = math.sqrt(outside.variance) * random.standard_normal() if outside.variance else 0.0
         software = outside.per_message * random.standard_normal() if outside.per_message else 0.0
-        moved *= told(np.array([p.informed for p in self.parameters]), self.dof)
         found = {}
         now = current_parameters(self.cluster)  # the calibrated values, unless somebody has changed them since
         for p, move in zip(self.parameters, moved.tolist(), strict=True):
+            error = errors.get(p.link_class or "between", 0.0) + further
             slower = {"bandwidth": -error, "time": error}.get(PARAMETERS[p.name], 0.0)
+            move *= p.wider * told(np.array([p.informed]), p.scatter[1])[0]
             found[p.name] = now[p.name] * math.exp(move + slower)
             if p.name.endswith(".latency") and software:
                 found[p.name] = max(found[p.name] + software * p.value, 0.01 * found[p.name])
@@ -292,28 +317,31 @@ def calibrate(
     if not rows and not times:
         known = sorted({row.backend for row in found.rows})
         raise ConfigError(f"calibration: no measurement of backend {backend!r}; there are {known}")
-    links, notes = _placed(rows, loaded, chosen_algorithms(algorithms))
+    chosen_algorithms(algorithms)  # raises for an unknown kind
+    links, notes = placed(rows, loaded, algorithms)
     notes = [*found.notes, *notes]
-    chosen = _for_links(links, set(algorithms or ()))
     result = loaded
-    fit: LogFit | None = None
-    fixed: dict[str, float] = {}
-    if chosen:
-        fit, fixed, more = fit_links(loaded, chosen)
-        notes += more
+    fits: list[_Fit] = []
+    for own, others in for_links(links, set(algorithms or ())):
+        before, free = result, not any("overhead" in other.names for other, _, _ in fits)
+        fit, fixed, more = fit_links(result, own, free)
         result = with_parameters(result, {**fixed, **fit.values})
+        fits.append((fit, fixed, own))
+        notes += [*more, *contradictions(before, result, own, others)]
     reduction = _reduction(rows)
     if reduction is not None:
         result = with_parameters(result, {"reduce_bandwidth": 1.0 / reduction.c1})
-    parameters, covariance = _parameters(loaded, fit, fixed, reduction, chosen)
+    parameters, covariance = _parameters(loaded, fits, reduction)
+    chosen = [row for _, _, own in fits for row in own]
     used = {id(row) for row in chosen}
     residuals = tuple(_residual(row, result, id(row) in used) for row in links)
-    notes += _bad_fit([r for r in residuals if r.fitted])
-    absolute = fit.absolute if fit is not None else 0.0
+    notes += [note for i in (1, 0) for note in _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == i])]
     versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
+    last = fits[-1][0] if fits else None
     calibration = Calibration(
-        result, parameters, covariance, fit.spread if fit is not None else 0.0, fit.dof if fit is not None else 1.0,
-        absolute, _ranks(chosen), curves=_curves(links, result, chosen_algorithms(algorithms), absolute),
+        result, parameters, covariance, last.spread if last else 0.0, last.dof if last else 1.0,
+        last.absolute if last else 0.0, _ranks(chosen),
+        curves=_curves(links, result, {own[0].link_class: fit.absolute for fit, _, own in fits}),
         compute=_compute(rows),
         jitter=fit_jitter(times) if times else None, residuals=residuals,
         sources=tuple(dict.fromkeys((*found.sources,))), notes=tuple(dict.fromkeys((*notes, *_mixed(links)))),
@@ -322,36 +350,6 @@ def calibrate(
     from ddlsim.validation.calibration_file import attached
 
     return attached(calibration)
-
-
-def _placed(
-    rows: Sequence[Measurement], cluster: Cluster, algorithms: Mapping[str, str]
-) -> tuple[list[LinkRow], list[str]]:
-    """Return the rows of messages with their places on the cluster, and a note on those without one."""
-    messages = [row for row in rows if row.experiment in ("point_to_point", "collective")]
-    placed: list[LinkRow] = []
-    refused: list[ConfigError] = []
-    for row in messages:
-        try:
-            placed.append(LinkRow(row, make_case(row, cluster, algorithms)))
-        except ConfigError as error:
-            refused.append(error)
-    if refused and not placed:
-        raise refused[0]
-    return placed, [f"{len(refused)} rows left out: {refused[0]}"] if refused else []
-
-
-def _for_links(links: Sequence[LinkRow], named: set[str]) -> list[LinkRow]:
-    """Return what the links are fitted to: single pairs one way, else other messages, else collectives."""
-    chosen: list[LinkRow] = []
-    for link_class in dict.fromkeys(row.link_class for row in links):
-        own = [row for row in links if row.link_class == link_class]
-        messages = [row for row in own if row.row.experiment == "point_to_point"]
-        single = [row for row in messages if row.row.operation == "one_way" and row.row.n_pairs == 1]
-        first = next((group for group in (single, messages) if len({r.row.nbytes for r in group}) > 1), messages)
-        chosen += first or [row for row in own if row.row.operation not in named]
-        chosen += [row for row in own if row.row.operation in named]
-    return chosen
 
 
 def _reduction(rows: Sequence[Measurement]) -> ComputeFit | None:
@@ -368,25 +366,21 @@ def _reduction(rows: Sequence[Measurement]) -> ComputeFit | None:
 
 
 def _parameters(
-    cluster: Cluster, fit: LogFit | None, fixed: Mapping[str, float], reduction: ComputeFit | None,
-    rows: Sequence[LinkRow],
+    cluster: Cluster, fits: Sequence[_Fit], reduction: ComputeFit | None
 ) -> tuple[tuple[Parameter, ...], Floats]:
     given = current_parameters(cluster)
     found: list[Parameter] = []
-    n = len(fit.names) if fit is not None else 0
-    covariance = np.zeros((n + len(fixed) + (reduction is not None),) * 2)
-    if fit is not None:
+    covariance = np.zeros((sum(len(f.names) + len(fixed) for f, fixed, _ in fits) + (reduction is not None),) * 2)
+    for fit, fixed, rows in fits:
+        n, sizes = len(found), [row.row.nbytes for row in rows]
+        ends, scatter = (min(sizes), max(sizes)), (fit.spread, fit.dof, fit.absolute)
+        covariance[n : n + len(fit.names), n : n + len(fit.names)] = fit.covariance
         for i, (name, value) in enumerate(fit.values.items()):
-            own = [row.row.nbytes for row in rows if name == "overhead" or name.startswith(f"{row.link_class}.")]
-            prior = fit.priors[i].value, math.exp(fit.priors[i].sd)
-            ends, informed = (min(own), max(own)), float(fit.informed[i])
-            found.append(
-                Parameter(name, value, *fit.interval(name), given.get(name, 0.0), ends, informed, prior, fit.bounds[i])
-            )
-        covariance[:n, :n] = fit.covariance
-        between = [row.row.nbytes for row in rows if row.link_class == "between"]
+            prior, informed = (fit.priors[i].value, math.exp(fit.priors[i].sd)), float(fit.informed[i])
+            before, around = given.get(name, 0.0), fit.interval(name)
+            found.append(Parameter(name, value, *around, before, ends, informed, prior, fit.bounds[i], scatter))
         for name, value in fixed.items():  # chosen, not fitted
-            found.append(Parameter(name, value, value, value, given.get(name, 0.0), (min(between), max(between))))
+            found.append(Parameter(name, value, value, value, given.get(name, 0.0), ends, scatter=scatter))
     if reduction is not None:
         variance = float(reduction.covariance[1, 1]) / reduction.c1**2
         factor = math.exp(t_quantile(reduction.dof) * math.sqrt(variance))
@@ -436,17 +430,15 @@ def _ranks(rows: Sequence[LinkRow]) -> tuple[int, int]:
     return min(found), max(found)
 
 
-def _curves(
-    links: Sequence[LinkRow], cluster: Cluster, algorithms: Mapping[str, str], absolute: float
-) -> tuple[Curve, ...]:
+def _curves(links: Sequence[LinkRow], cluster: Cluster, absolute: Mapping[str, float]) -> tuple[Curve, ...]:
     """Return the curves of all operations of which at least three sizes were measured."""
     groups: dict[tuple[str, str, str], list[LinkRow]] = {}
     for row in links:
         if row.row.n_pairs <= 1:
             groups.setdefault((row.row.operation, row.row.backend, row.link_class), []).append(row)
     return tuple(
-        fit_curve(group, cluster, algorithms.get(operation, ""), absolute)
-        for (operation, _, _), group in groups.items()
+        fit_curve(group, cluster, group[0].case.algorithm, absolute.get(link_class, 0.0))
+        for (_, _, link_class), group in groups.items()
         if len({row.row.nbytes for row in group}) > 2
     )
 

@@ -79,7 +79,8 @@ def load_calibration(source: str | Path | Cluster) -> Calibration:
 
 
 def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
-    parameters = [_parameter(p, f"calibration.parameters.{i}") for i, p in enumerate(table.parameters)]
+    whole = (table.spread, table.dof, table.absolute)
+    parameters = [_parameter(p, f"calibration.parameters.{i}", whole) for i, p in enumerate(table.parameters)]
     curves = [
         Curve(
             c.operation, c.backend, c.algorithm, c.inside, c.per_message, tuple(c.sizes), tuple(c.per_byte),
@@ -116,7 +117,7 @@ def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
     )  # fmt: skip
 
 
-def _parameter(row: ParameterTable, place: str) -> Parameter:
+def _parameter(row: ParameterTable, place: str, whole: tuple[float, float, float]) -> Parameter:
     name = row.name
     absent = math.inf if PARAMETERS[name] == "bandwidth" else 0.0  # files leave out: no latency, speed without limit
     before = absent if row.file is None else value_of(name, row.file, place)
@@ -126,6 +127,7 @@ def _parameter(row: ParameterTable, place: str) -> Parameter:
         name, best, least, most, before, (row.nbytes[0], row.nbytes[1]) if row.nbytes else (0, 0), row.informed,
         None if row.prior is None else (value_of(name, row.prior, f"{place}.prior"), row.prior_factor),
         (bounds[0], bounds[1]) if bounds else None,
+        (row.scatter[0], row.scatter[1], row.scatter[2]) if row.scatter else whole,
     )  # fmt: skip
 
 
@@ -198,6 +200,8 @@ def _lines(c: Calibration) -> list[str]:
             lines += [f"prior = {_quantity(p.name, p.prior[0])}", f"prior_factor = {_number(p.prior[1])}"]
         if p.bounds is not None:
             lines.append(f"bounds = [{', '.join(_quantity(p.name, end) for end in p.bounds)}]")
+        if p.scatter != (c.spread, c.dof, c.absolute):
+            lines.append(f"scatter = {_numbers(p.scatter)}  # spread, dof, absolute (s)")
     for curve in c.curves:
         lines += ["", "[[calibration.curves]]"]
         lines += [f"{key} = {_text(getattr(curve, key))}" for key in ("operation", "backend", "algorithm")]

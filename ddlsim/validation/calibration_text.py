@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ddlsim.validation.calibration import Calibration, Residual
 
 N_WORST = 3
+WARNING = "warning: "
 
 
 def shown(name: str, value: float) -> str:
@@ -28,11 +29,16 @@ def shown(name: str, value: float) -> str:
 
 
 def summary(calibration: Calibration) -> str:
-    """Return parameters with intervals, residuals, curves, compute, jitter and notes."""
+    """Return warnings, parameters with intervals, residuals, curves, compute, jitter and notes."""
     _, *parameters = cells(calibration)
     found = [(*others, f"(file: {file})") for *others, file in parameters]
     rows = aligned(found, left=(0, 2, 3), indent=2) if found else []
-    return printable.shown("\n".join([title(calibration), *rows, *notes(calibration)]))
+    return printable.shown("\n".join([*warnings(calibration), title(calibration), *rows, *notes(calibration)]))
+
+
+def warnings(calibration: Calibration) -> list[str]:
+    """Return what must be seen first: measurements that contradict each other, and bad fits."""
+    return sorted((note for note in calibration.notes if note.startswith(WARNING)), key=lambda n: "contradict" not in n)
 
 
 def title(calibration: Calibration) -> str:
@@ -89,7 +95,7 @@ def notes(calibration: Calibration) -> list[str]:
         )
     if calibration.jitter is not None:
         lines.append(f"  jitter: {calibration.jitter}")
-    lines += [f"  note: {note}" for note in calibration.notes]
+    lines += [f"  note: {note}" for note in calibration.notes if not note.startswith(WARNING)]
     return lines
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import KINDS, Schedule, build, reorder
+from ddlsim.collectives.build import default_algorithm
+from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.network import Network, schedule_time
@@ -25,18 +27,20 @@ Pairs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One operation on certain nodes: point-to-point `pairs` of nodes at once, or a `schedule` on `nodes`."""
+    """One operation on certain nodes: point-to-point `pairs` of nodes at once, or a `schedule` on `nodes`, by an
+    `algorithm`. What NCCL's tuner chooses depends on the cluster: a function of it returns the schedule."""
 
     nbytes: float
     nodes: tuple[int, ...]
     pairs: Pairs = ()
-    schedule: Schedule | None = None
+    schedule: Schedule | Callable[[Cluster], Schedule] | None = None
+    algorithm: str = ""
 
     def seconds(self, cluster: Cluster, *, nbytes: float | None = None) -> float:
         """Return how long it takes on the otherwise idle `cluster`, in s (of `nbytes` instead of its own size)."""
         size = self.nbytes if nbytes is None else nbytes
         if self.schedule is not None:
-            return schedule_time(cluster, self.schedule, self.nodes, size)
+            return schedule_time(cluster, self.on(cluster), self.nodes, size)
         network = Network(cluster)
         sources, targets = zip(*self.pairs, strict=True)
         network.send(sources, targets, np.full(len(self.pairs), size), 0.0)
@@ -44,6 +48,17 @@ class Case:
         while (done := network.advance()) is not None:
             end = done.time
         return end
+
+    def on(self, cluster: Cluster) -> Schedule:
+        """Return the schedule on `cluster`."""
+        assert self.schedule is not None  # a collective
+        return self.schedule if isinstance(self.schedule, Schedule) else self.schedule(cluster)
+
+
+def fewest_hosts(cluster: Cluster, n_ranks: int) -> int:
+    """Return on how many hosts ranks are: one on each, or with fewer hosts than ranks evenly on as few as have room."""
+    n_hosts, widest = len(cluster.host_names), int(np.bincount(cluster.host_of[cluster.workers]).max())
+    return n_ranks if n_ranks <= n_hosts else min(-(-n_ranks // widest), n_hosts)
 
 
 def chosen_algorithms(given: Mapping[str, str] | None) -> dict[str, str]:
@@ -54,6 +69,15 @@ def chosen_algorithms(given: Mapping[str, str] | None) -> dict[str, str]:
     return {**ALGORITHMS, **(given or {})}
 
 
+def candidates(row: Measurement, given: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Return the algorithms that a collective may have run by where nothing was `given`: first that of a run."""
+    if row.operation in (given or {}):
+        return ((given or {})[row.operation],)
+    if row.operation in LAPS and row.backend in ("", "nccl"):
+        return ("default", "nccl_ring", ALGORITHMS[row.operation])
+    return (ALGORITHMS.get(row.operation, ""),)
+
+
 def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str]) -> Case:
     """Return what `row` measured, on the first hosts of `cluster` that have room for its ranks.
 
@@ -62,7 +86,8 @@ def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str])
     if row.n_hosts > len(cluster.host_names) or row.n_ranks > len(cluster.workers):
         raise ConfigError(
             f"{row.n_ranks} ranks on {row.n_hosts} hosts: cluster {cluster.name!r} has {len(cluster.workers)} workers "
-            f"on {len(cluster.host_names)} hosts; describe the cluster that was measured (n_gpus: ranks inside a host)"
+            f"on {len(cluster.host_names)} hosts; give n_hosts, the machines that they are on, or describe the cluster "
+            "that was measured (n_gpus: ranks inside a host)"
         )
     if row.experiment == "collective":
         algorithm = algorithms[row.operation]
@@ -83,9 +108,15 @@ def collective_case(
     nodes = [node for nodes, n in zip(_hosts(cluster, per_host), per_host, strict=True) for node in nodes[:n]]
     order = cluster.locality_order(nodes) if backend == "nccl" else np.arange(n_ranks)
     hosts = cluster.host_of[nodes][order].tolist()
-    where = cluster, [nodes[place] for place in order.tolist()]
-    schedule = reorder(build(algorithm, n_ranks, nbytes, hosts, kind, where), order)
-    return Case(float(nbytes), tuple(nodes), schedule=schedule)
+    ordered = [nodes[place] for place in order.tolist()]
+    name = default_algorithm(cluster, ordered) if algorithm == "default" else algorithm
+
+    def schedule(now: Cluster) -> Schedule:
+        return reorder(build(name, n_ranks, nbytes, hosts, kind, (now, ordered)), order)
+
+    made = schedule(cluster)  # raises where the algorithm does not fit
+    chosen = name.partition("(")[0] == "nccl"
+    return Case(float(nbytes), tuple(nodes), schedule=schedule if chosen else made, algorithm=name)
 
 
 def _pairs(row: Measurement, cluster: Cluster) -> tuple[tuple[int, ...], Pairs]:

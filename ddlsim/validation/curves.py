@@ -99,7 +99,10 @@ class Curve:
 
 def parts_of(row: LinkRow, cluster: Cluster) -> Parts:
     """Return the parts of the simulated time of what `row` measured."""
-    return simulated_parts(row.case.seconds, cluster, row.case.nbytes)
+    case = row.case
+    if case.schedule is not None:  # as chosen here, not as it would be without latency
+        case = dataclasses.replace(case, schedule=case.on(cluster))
+    return simulated_parts(case.seconds, cluster, case.nbytes)
 
 
 def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolute: float = 0.0) -> Curve:
@@ -203,7 +206,8 @@ def interval_at(value: float, variance: float, dof: float, outside: Beyond) -> I
     """Return the interval (95 %) around a value whose logarithm has this variance, known with `dof` degrees of freedom,
     and besides what it is beyond the measurements."""
     half = math.hypot(t_quantile(dof) * math.sqrt(variance), t_quantile(math.inf) * math.sqrt(outside.variance))
-    return Interval(value / math.exp(half), value, value * math.exp(half), notes=outside.notes)
+    low, high = outside.around(value, half, half)
+    return Interval(low, value, high, notes=outside.notes)
 
 
 def curve_time(curve: Curve, parts: Parts, outside: Beyond) -> Interval:

@@ -12,8 +12,9 @@ import numpy as np
 
 from ddlsim.arguments import Seed, checked, number, whole
 from ddlsim.cluster import load_cluster
+from ddlsim.cluster.extrapolation import Beyond
 from ddlsim.errors import ConfigError
-from ddlsim.run.calibrated import measured_steps, outside
+from ddlsim.run.calibrated import family, measured_steps, outside
 from ddlsim.run.complete import clock_of, complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
@@ -22,6 +23,7 @@ from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Interval
+from ddlsim.validation.log_fit import t_quantile
 from ddlsim.validation.noise import Floats
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
@@ -44,11 +46,13 @@ class RunInterval:
         """Return both intervals as plain values."""
         both = {"throughput": self.throughput, "step_time": self.step_time}
         ends = {name: {"low": t.low, "high": t.high} for name, t in both.items()}
-        return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs)}
+        more = {"notes": list(self.throughput.notes)} if self.throughput.notes else {}
+        return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs), **more}
 
     def __str__(self) -> str:
         t, level = self.throughput, f"{100.0 * self.throughput.level:.0f} %"
-        return f"{t.value:.4g} samples/s, {level} between {t.low:.4g} and {t.high:.4g} ({len(self.throughputs)} draws)"
+        text = f"{t.value:.4g} samples/s, {level} between {t.low:.4g} and {t.high:.4g} ({len(self.throughputs)} draws)"
+        return "; ".join([text, *t.notes])
 
 
 def calibrated(experiment: Experiment, calibration: Calibration) -> Experiment:
@@ -79,30 +83,33 @@ def predict_interval(
     """Simulate the experiment with values drawn from the uncertainty of a calibration; return quantiles.
 
     calibration   as :func:`ddlsim.calibrate` returns it, or a calibrated cluster file. None: the experiment's cluster
-                  is one; if it is none, only the chance in its jitter is drawn
+                  is one; if it is none, only the chance in its jitter is drawn, and without jitter nothing
     n_draws       simulations; each has its own seed of the run, so jitter falls differently
     seed          of the draws
 
-    Raises ConfigError where nothing varies (neither a calibration nor jitter).
+    By how much runs with this strategy deviated from their predictions widens both ends; a note of the intervals says
+    where no measured family resembles the run. Raises ConfigError where nothing is uncertain (one worker, no jitter).
     """
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)
     elif calibration is None:
         calibration = _own(experiment)
     base = calibrated(experiment, calibration) if calibration is not None else experiment
-    if calibration is None and isinstance(base.jitter, NoJitter):
-        raise ConfigError(
-            "predict_interval: nothing is uncertain: the cluster is not calibrated and there is no jitter; give "
-            "calibration=ddlsim.calibrate(...) or a calibrated cluster file"
-        )
     result = complete(base)
     random = stream(seed, 0, "calibration")
-    draws = [complete(_drawn(base, experiment, calibration, random, i)) for i in range(n_draws)]
+    varies = calibration is not None or not isinstance(base.jitter, NoJitter)
+    draws = [complete(_drawn(base, experiment, calibration, random, i)) for i in range(n_draws if varies else 0)]
     throughputs = np.array([draw.throughput for draw in draws])
-    return RunInterval(
-        result, _interval(result.throughput, throughputs, level),
-        _interval(result.step_time, np.array([draw.step_time for draw in draws]), level), throughputs,
-    )  # fmt: skip
+    like = family(experiment, load_cluster(base.cluster), _model(experiment), result.n_workers)
+    if not draws and not like.slower:
+        raise ConfigError(
+            "predict_interval: nothing is uncertain: one worker with a given compute time, without jitter; give "
+            "calibration=ddlsim.calibrate(...), a calibrated cluster file or jitter"
+        )
+    times = _interval(result.step_time, np.array([draw.step_time for draw in draws]), level, like)
+    rates = _interval(1.0 / result.throughput, 1.0 / throughputs, level, like)
+    rates = Interval(1.0 / rates.high, result.throughput, 1.0 / rates.low, level, like.notes)
+    return RunInterval(result, rates, times, throughputs)
 
 
 @checked
@@ -123,9 +130,12 @@ def _own(experiment: Experiment) -> Calibration | None:
 
 def _compute(experiment: Experiment, calibration: Calibration) -> ComputeFit | None:
     """Return the measured step times of the model that the clock uses, unless the experiment says its own."""
-    model = load_model(experiment.time_model if experiment.time_model is not None else experiment.model).name
-    found, _ = measured_steps(experiment, calibration.cluster, model)
-    return calibration.compute_of(model) if found is not None else None
+    found, _ = measured_steps(experiment, calibration.cluster, _model(experiment))
+    return calibration.compute_of(_model(experiment)) if found is not None else None
+
+
+def _model(experiment: Experiment) -> str:
+    return load_model(experiment.time_model if experiment.time_model is not None else experiment.model).name
 
 
 def _typical(fit: ComputeFit, experiment: Experiment, calibration: Calibration) -> Affine | Measured:
@@ -141,11 +151,10 @@ def _drawn(
     if calibration is None:
         return drawn
     curves = getattr(base.strategy, "cost", "") == "calibrated"
-    model = load_model(given.time_model if given.time_model is not None else given.model).name
     cluster = load_cluster(calibration.cluster)
     workers = given.workers if given.workers is not None else len(cluster.workers)
     n_workers = workers if isinstance(workers, int) else len(workers)
-    links, batch = outside(given, cluster, model, n_workers)
+    links, batch = outside(given, cluster, _model(given), n_workers)
     drawn = dataclasses.replace(drawn, cluster=calibration.drawn(random, curves=curves, outside=links))
     fit = _compute(given, calibration)
     if fit is None:
@@ -156,6 +165,10 @@ def _drawn(
     return dataclasses.replace(drawn, compute=_typical(own, given, calibration))
 
 
-def _interval(value: float, draws: Floats, level: float) -> Interval:
-    low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2]).tolist()
-    return Interval(min(low, value), value, max(high, value), level)
+def _interval(value: float, draws: Floats, level: float, like: Beyond) -> Interval:
+    """Return the interval of a time: quantiles of the draws, and beyond them what runs `like` it deviate."""
+    low, high = np.quantile([value, *draws] if not len(draws) else draws, [0.5 - level / 2, 0.5 + level / 2]).tolist()
+    scale = t_quantile(math.inf, level) / t_quantile(math.inf)
+    like = dataclasses.replace(like, faster=scale * like.faster, slower=scale * like.slower)
+    ends = like.around(value, math.log(value / min(low, value)), math.log(max(high, value) / value))
+    return Interval(ends[0], value, ends[1], level, like.notes)

@@ -24,6 +24,9 @@ BANDWIDTH_SD = 0.7
 TYPICAL_LATENCY = 10e-6
 #: one size tells the bandwidth where the file's latency is less than this share of the time
 LATENCY_SHARE = 0.01
+#: the search for a bandwidth begins a little below what the file says: at its value other links may be as slow, and
+#: then no small step upwards shows that it has an effect
+SLOWER = 0.97
 #: a column of the Jacobian counts as told apart from the others if this share of it is its own
 DISTINCT = 0.1
 
@@ -40,9 +43,11 @@ class LinkRow:
         return "inside" if self.row.n_hosts == 1 else "between"
 
 
-def fit_links(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[LogFit, dict[str, float], list[str]]:
+def fit_links(
+    cluster: Cluster, rows: Sequence[LinkRow], overhead: bool = True
+) -> tuple[LogFit, dict[str, float], list[str]]:
     """Return the fit of the parameters (:data:`ddlsim.cluster.calibrated.PARAMETERS`) that `rows` tell, those that are
-    known once the kind of the links is (frames), and notes.
+    known once the kind of the links is (frames), and notes. If `overhead` is not free, it stays as it is.
 
     Raises ConfigError, saying what to measure, where latency cannot be told from bandwidth.
     """
@@ -67,7 +72,7 @@ def fit_links(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[LogFit, dict[s
             names.append(name)
             priors.append(Prior(value, sd if given[name] else 2 * sd))
             # near the solution, or the search may start where the parameter has no effect
-            start.append(min(value, 0.5 * least) if quantity == "latency" else value * ratio)
+            start.append(min(value, 0.5 * least) if quantity == "latency" else SLOWER * value * ratio)
         if shape is not None and link_class == "between":
             start[-2:] = [shape.latency, shape.payload_rate]
             if shape.payload:
@@ -78,12 +83,12 @@ def fit_links(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[LogFit, dict[s
                 priors.append(Prior(shape.burst, 2 * LATENCY_SD))
     measured = np.array([r.row.median_s for r in rows])
     latencies = [value for value, name in zip(start, names, strict=True) if name.endswith("latency")]
-    overhead = given["overhead"] or 0.1 * min(latencies)
-    if _tells_overhead(cluster, rows, names, start, overhead):
+    seconds = given["overhead"] or 0.1 * min(latencies)
+    if overhead and _tells_overhead(cluster, rows, names, start, seconds):
         names.append("overhead")
-        start.append(overhead)
-        priors.append(Prior(overhead, LATENCY_SD if given["overhead"] else 2 * LATENCY_SD))
-    else:
+        start.append(seconds)
+        priors.append(Prior(seconds, LATENCY_SD if given["overhead"] else 2 * LATENCY_SD))
+    elif overhead:
         notes.append(
             f"overhead per message left at {given['overhead'] * 1e6:.4g} us as in the file, the rest is latency: only "
             "several messages at once tell them apart (name the algorithm of a measured all-to-all)"
@@ -130,7 +135,12 @@ def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
 
 def _times(cluster: Cluster, rows: Sequence[LinkRow], names: Sequence[str], values: Floats) -> Floats:
     changed = with_parameters(cluster, dict(zip(names, values.tolist(), strict=True)))
-    return np.array([row.case.seconds(changed) for row in rows])
+    seconds: dict[tuple[object, ...], float] = {}  # of what was measured several times, simulated once
+    keys = [(row.case.algorithm, *row.row.key) for row in rows]
+    for key, row in zip(keys, rows, strict=True):
+        if key not in seconds:
+            seconds[key] = row.case.seconds(changed)
+    return np.array([seconds[key] for key in keys])
 
 
 def _tells_overhead(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ddlsim.cluster.extrapolation import Beyond, beyond
+from ddlsim.run.calibrated import family
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.compute_fit import fit_compute
 from ddlsim.validation.curves import Interval, interval_at
 from ddlsim.validation.links import BANDWIDTH_SD, LATENCY_SD, TYPICAL_LATENCY
-from ddlsim.validation.log_fit import Prior, fit_logs, spread_of
+from ddlsim.validation.log_fit import Prior, fit_logs, spread_of, t_quantile
 from ddlsim.validation.noise import Floats
 from ddlsim.validation.run_model import ComputeKey, Fitted, RunModel
 from ddlsim.workload.compute import Affine
@@ -32,7 +33,9 @@ class Knowledge:
 
     names, covariance  links' parameters, and the covariance of their logarithms
     compute_sd         relative uncertainty of the compute time, by model and precision
-    spread, dof        scatter of ln(predicted / measured) of whole runs, degrees of freedom
+    scatter            scatter of ln(predicted / measured) of the links' measurements, by class of links (normal)
+    spread, dof        the same of the whole runs that were fitted, degrees of freedom
+    fitted_on          classes of links that those runs use
     workers, batches   of what was measured; batch sizes by model and precision
     """
 
@@ -40,8 +43,10 @@ class Knowledge:
     names: tuple[str, ...] = ()
     covariance: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     compute_sd: dict[ComputeKey, float] = field(default_factory=dict)
+    scatter: Mapping[str, float] = field(default_factory=dict)
     spread: float = 0.0
     dof: float = math.inf
+    fitted_on: frozenset[str] = frozenset()
     workers: tuple[int, ...] = ()
     batches: dict[ComputeKey, tuple[int, ...]] = field(default_factory=dict)
 
@@ -79,10 +84,11 @@ def _calibrated(calibration: Calibration | None) -> Knowledge:
     links = [i for i, p in enumerate(calibration.parameters) if "." in p.name]
     sd = {(fit.model, "fp32"): fit.spread for fit in calibration.compute}
     names = tuple(calibration.parameters[i].name for i in links)
-    covariance = calibration.covariance[np.ix_(links, links)]
+    wider = np.array([calibration.parameters[i].wider for i in links])
+    covariance = calibration.covariance[np.ix_(links, links)] * np.outer(wider, wider)
     workers = (*calibration.ranks, *(n for curve in calibration.curves for n in curve.ranks)) if links else ()
     batches = {(fit.model, "fp32"): fit.batch_sizes for fit in calibration.compute}
-    return Knowledge(Fitted(), names, covariance, sd, calibration.spread, calibration.dof, workers, batches)
+    return Knowledge(Fitted(), names, covariance, sd, calibration.scatter, workers=workers, batches=batches)
 
 
 def _with_compute(known: Knowledge, runs: Sequence[RunModel]) -> Knowledge:
@@ -135,11 +141,16 @@ def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]
         [*names, *(" ".join(key) for key in keys)], [prior.value for prior in priors], priors,
     )  # fmt: skip
     n = len(names)
+    kept = [i for i, name in enumerate(known.names) if name not in names]  # links that these runs do not use
+    covariance = np.zeros((n + len(kept),) * 2)
+    covariance[:n, :n], covariance[n:, n:] = found.covariance[:n, :n], known.covariance[np.ix_(kept, kept)]
+    used = frozenset(name for run in runs for name in run.link_classes)
     compute_sd = known.compute_sd | {key: math.sqrt(found.covariance[n + i, n + i]) for i, key in enumerate(keys)}
     values = fitted(np.exp(found.logs))
     return dataclasses.replace(
-        known, fitted=values, names=tuple(names), covariance=found.covariance[:n, :n], compute_sd=compute_sd,
-        spread=found.spread, dof=found.dof,
+        known, fitted=values, names=(*names, *(known.names[i] for i in kept)), covariance=covariance,
+        compute_sd=compute_sd, spread=found.spread, dof=found.dof, fitted_on=used,
+        scatter={name: x for name, x in known.scatter.items() if f"{name}.bandwidth" not in names},
     )  # fmt: skip
 
 
@@ -154,13 +165,21 @@ def interval_of(run: RunModel, known: Knowledge, predicted: float) -> Interval |
         return None
     step = 0.02
     slope = math.log(run.step_time(known.fitted, compute=math.exp(step)) / predicted) / step
-    variance = known.spread**2 + (slope * known.compute_sd[run.key]) ** 2
+    wider = t_quantile(known.dof) / t_quantile(math.inf)
+    of_runs = known.spread if known.fitted_on.intersection(run.link_classes) else 0.0
+    variance = wider**2 * (of_runs**2 + (slope * known.compute_sd[run.key]) ** 2)
     base = {**run.parameters, **known.fitted.links}
-    slopes = np.zeros(len(known.names))
+    slopes, shares = np.zeros(len(known.names)), dict.fromkeys(known.scatter, 0.0)
     for i, name in enumerate(known.names):
         if name.partition(".")[0] in run.link_classes and base.get(name, 0.0) > 0.0:
             links = {**known.fitted.links, name: base[name] * math.exp(step)}
             changed = dataclasses.replace(known.fitted, links=links)
             slopes[i] = math.log(run.step_time(changed) / predicted) / step
+            if (link_class := name.partition(".")[0]) in shares and name.endswith((".latency", ".bandwidth")):
+                shares[link_class] += abs(slopes[i])
+            slopes[i] *= wider if name in known.fitted.links else 1.0
     variance += float(slopes @ known.covariance @ slopes)
-    return interval_at(predicted, variance, known.dof, known.outside(run))
+    variance += sum((min(shares[name], 1.0) * spread) ** 2 for name, spread in known.scatter.items())
+    given = dataclasses.replace(run.experiment, compute=run.experiment.compute or Affine(0.0, predicted))  # fitted
+    outside = known.outside(run) + family(given, run.cluster, run.key[0], run.measured.workers)
+    return interval_at(predicted, variance, math.inf, outside)

@@ -37,7 +37,7 @@ def build(out: Path = OUT) -> int:
 def _cache(folder: Path) -> Path:
     """Return where the outputs of notebooks are kept, which hold for one state of what notebooks use."""
     digest = hashlib.sha256()
-    for part in ("ddlsim", "models", "topologies", "examples/notebooks"):
+    for part in ("ddlsim", "models", "topologies", "deviations", "examples/notebooks"):
         for path in sorted((ROOT / part).rglob("*.*")):
             if path.suffix in (".py", ".pyi", ".toml", ".csv"):
                 digest.update(path.read_bytes())

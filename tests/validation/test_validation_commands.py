@@ -152,3 +152,18 @@ def test_from_a_topology_to_a_page(call, tmp_path):
     code, _, error = call("calibrate", "nccl.log", "-c", "cluster.toml", "--ranks", "2")
     assert code == 2
     assert "(--hosts)" in error
+
+
+def test_contradictions_come_first(call, tmp_path):
+    """NCCL between hosts at 10 Gbit/s, one TCP stream at 2: the first line says so; with --json it is on stderr."""
+    lines = ["experiment,operation,n_ranks,n_hosts,nbytes,median_s,backend"]
+    lines += [f"collective,all_reduce,2,2,{2**k},{2e-5 + 2**k / 1.25e9},nccl" for k in range(10, 28)]
+    lines += ["point_to_point,one_way,2,2,2500000000,10,tcp"]
+    (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
+    code, out, _ = call("calibrate", "all.csv", "--cluster", "aws-10g-16")
+    assert code == 0
+    assert out.startswith("warning: 1 measurements by tcp contradict the links between hosts")
+    code, out, err = call("calibrate", "all.csv", "--cluster", "aws-10g-16", "--json")
+    assert code == 0
+    assert json.loads(out)["parameters"]
+    assert "measurements by tcp contradict" in err

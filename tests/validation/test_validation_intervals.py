@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import ddlsim
+from ddlsim.cluster.extrapolation import learned
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.validation import calibrate, predict_interval
@@ -46,7 +47,8 @@ def test_the_interval_holds_the_prediction_and_widens_with_the_noise(quiet):
         assert prediction.throughput.value == prediction.result.throughput
         assert prediction.throughput.value in prediction.throughput
         assert prediction.step_time.value in prediction.step_time
-    assert width(wide.throughput) > 3 * width(narrow.throughput) > 0
+    assert width(wide.throughput) > 1.5 * width(narrow.throughput) > 0
+    assert np.ptp(np.log(wide.throughputs)) > 3 * np.ptp(np.log(narrow.throughputs)) > 0  # without the family's part
     assert len(wide.throughputs) == 20
 
 
@@ -87,7 +89,7 @@ def test_measured_steps_replace_the_guess(quiet):
 
 def test_nothing_uncertain_is_refused(quiet):
     with pytest.raises(ConfigError, match="nothing is uncertain"):
-        predict_interval(EXPERIMENT)
+        predict_interval(dataclasses.replace(EXPERIMENT, workers=1))
     with pytest.raises(ConfigError, match="n_draws"):
         predict_interval(EXPERIMENT, quiet, n_draws=1)
     with pytest.raises(ConfigError, match="level"):
@@ -141,11 +143,39 @@ def test_jitter_alone_makes_a_result_uncertain():
 
 
 def test_a_certain_result_has_no_line_and_says_why():
-    result = ddlsim.simulate(EXPERIMENT)
+    result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, workers=1))
     assert "interval" not in str(result)
     assert result.to_dict()["interval"] is None
     with pytest.raises(ConfigError, match="nothing is uncertain"):
         result.interval()
+
+
+@pytest.mark.parametrize(("strategy", "kind"), [
+    (ddlsim.AllReduce(overlap="none"), "run/all-reduce"), (ddlsim.ParameterServer(servers=1), "run/parameter-server"),
+])  # fmt: skip
+def test_runs_without_a_calibration_deviate_as_measured_ones_did(strategy, kind):
+    """A given compute time, links as the file says: by how much runs with this strategy were off, slower more often."""
+    result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, strategy=strategy))
+    assert "interval" not in str(result)
+    found, (faster, slower) = result.interval(), learned()[kind]
+    assert slower > faster
+    assert found.throughput.low == pytest.approx(result.throughput * np.exp(-slower))
+    assert found.throughput.high == pytest.approx(result.throughput * np.exp(faster))
+    assert found.step_time.high == pytest.approx(result.step_time * np.exp(slower))
+    assert found.throughput.notes == ()
+    narrower = result.interval(level=0.5).throughput
+    assert found.throughput.low < narrower.low < narrower.high < found.throughput.high
+
+
+def test_a_run_that_no_family_resembles_says_so_and_is_unsure():
+    guessed = ddlsim.simulate(dataclasses.replace(EXPERIMENT, compute=None)).interval()
+    (note,) = guessed.throughput.notes
+    assert note.startswith("no measured family resembles run/a compute time that nobody measured")
+    assert note in str(guessed)
+    assert guessed.to_dict()["notes"] == [note]
+    gossip = ddlsim.simulate(dataclasses.replace(EXPERIMENT, strategy=ddlsim.DPSGD())).interval()
+    assert gossip.step_time.notes[0].startswith("no measured family resembles run/dpsgd: ")
+    assert gossip.step_time.high > 1.2 * gossip.step_time.value
 
 
 def test_large_runs_print_how_to_get_it():

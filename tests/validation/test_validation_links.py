@@ -14,7 +14,15 @@ from ddlsim import simulate
 from ddlsim.cluster import load_cluster, star, with_detail
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.cluster.calibration_table import value_of
-from ddlsim.cluster.extrapolation import DEVIATION, PER_DOUBLING, PER_MESSAGE, Beyond, beyond, unmeasured
+from ddlsim.cluster.extrapolation import (
+    PER_DOUBLING,
+    PER_MESSAGE,
+    Beyond,
+    beyond,
+    deviation,
+    learned,
+    unmeasured,
+)
 from ddlsim.collectives import build
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
@@ -167,18 +175,41 @@ def test_how_far_beyond():
     assert beyond(1, (2, 4), "ranks") == dataclasses.replace(
         beyond(8, (2, 4), "ranks"), notes=("extrapolated: 1 ranks, measured 2 to 4",)
     )
-    assert DEVIATION > PER_DOUBLING
 
 
 def test_an_operation_that_was_not_measured_deviates():
-    """By hand: the geometric mean of 2.5 % and a scatter of 0.4 % is 1 %; short messages, which are all latency,
-    deviate by the latency of each, and long ones do not."""
-    assert math.sqrt(unmeasured("", 0.004).variance) == pytest.approx(0.01)
+    """As far as rings were measured to; short messages, which are all latency, by the latency of each besides."""
+    known = unmeasured("", "collective/ring")
+    assert (known.faster, known.slower) == learned()["collective/ring"]
     cluster = star(4, bandwidth="1 Gbit/s", latency="35 us")
     found = calibrate([row(s, 80e-6 + s / 1.2e8) for s in np.geomspace(8, 1e7, 12)], cluster)
-    for nbytes, least, most in ((8, 0.9 * PER_MESSAGE, 1.1 * PER_MESSAGE), (10**8, 0.0, 0.06)):
+    for nbytes, least, most in ((8, 0.9 * PER_MESSAGE, 1.1 * PER_MESSAGE), (10**8, 0.0, 0.02)):
         short = found.time("all_reduce", nbytes, 2)
-        assert 1.96 * least < 0.5 * math.log(short.high / short.low) < 1.96 * most
+        for half, side in ((math.log(short.value / short.low), known.faster), (math.log(short.high / short.value),
+                                                                               known.slower)):  # fmt: skip
+            assert math.hypot(1.96 * least, side) < half < math.hypot(1.96 * most, side)
+
+
+def test_the_slow_side_is_larger_and_each_algorithm_has_its_own():
+    """One-sided quantiles, learned from measured families: what is not modelled makes rings under TCP slower."""
+    cluster = with_detail(load_cluster(star(4, bandwidth="1 Gbit/s", latency="35 us")), transport="tcp-reno")
+    found = calibrate([row(s, 80e-6 + s / 1.2e8) for s in np.geomspace(8, 1e7, 12)], cluster)
+    widths = {}
+    for algorithm in ("ring", "halving_doubling", "gloo_ring"):
+        time = found.time("all_reduce", 10**8, 4, algorithm=algorithm)
+        assert time.high / time.value > time.value / time.low
+        assert all(note.startswith("extrapolated: ") for note in time.notes)
+        widths[algorithm] = time.high / time.low
+    assert len(set(widths.values())) == 3
+
+
+def test_where_no_family_resembles_the_interval_is_wide_and_says_so():
+    assert deviation("collective/ring/tcp-reno").notes == ()
+    assert deviation("collective/ring/quantum").notes == ()  # rings by other transports
+    for kind in ("teleport/now", "collective/my_own/tcp-reno", "run/my-strategy"):
+        unlike = deviation(kind)
+        assert unlike.notes[0].startswith(f"no measured family resembles {kind}: ")
+        assert unlike.slower > 0.2
 
 
 def test_a_curve_is_extrapolated_too():

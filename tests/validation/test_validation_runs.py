@@ -8,6 +8,7 @@ import pytest
 
 import ddlsim
 from ddlsim.cluster.calibrated import with_parameters
+from ddlsim.cluster.extrapolation import learned
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.validation import MeasuredRun, calibrate, read_runs, validate
@@ -355,3 +356,72 @@ def test_a_table_of_runs_imports_no_code(tmp_path, monkeypatch, column):
         validate(path, OFFICE, "resnet18")
     assert "evil_of_runs" not in sys.modules
     assert getattr(read_runs(path, allow_code=True)[0], column) == "evil_of_runs:it"
+
+
+# ------------------------------------------------------------ what a fit does not cover
+
+TWO_MACHINES = "dgx1-v100-16"
+
+
+def messages(noise=0.0, classes=(1, 2)):
+    """Return one-way messages inside a machine and between two, every other one between them `noise` too slow."""
+    found = []
+    for n_hosts in classes:
+        seconds, rate = (2e-6, 2e10) if n_hosts == 1 else (5e-6, 9e9)
+        found += [
+            Measurement(
+                experiment="point_to_point", operation="one_way", n_ranks=2, n_hosts=n_hosts, nbytes=s,
+                median_s=(seconds + s / rate) * (1.0 + noise * (i % 2) * (n_hosts == 2)),
+            )
+            for i, s in enumerate((8, 2**12, 2**16, 2**20, 2**24, 2**26))
+        ]  # fmt: skip
+    return found
+
+
+def steps_of(workers, cluster=TWO_MACHINES, batch_size=32):
+    run = ddlsim.simulate(cluster, "resnet50", ddlsim.AllReduce("ring"), batch_size, workers,
+                          compute=ddlsim.Measured("0.1 s", batch_size), steps=4, warmup=1)  # fmt: skip
+    return MeasuredRun(workers=workers, batch_size=batch_size, throughput=run.throughput, algorithm="ring")
+
+
+@pytest.fixture(scope="module")
+def machine_runs():
+    return [steps_of(n) for n in (1, 2, 4, 16)]
+
+
+def test_a_fit_inside_one_machine_keeps_what_is_known_between_machines(machine_runs):
+    """The README's command, with runs of up to four workers on machines of eight GPUs."""
+    calibration = calibrate(messages(), TWO_MACHINES)
+    found = validate(machine_runs, TWO_MACHINES, "resnet50", fit_on="workers <= 4", calibration=calibration, explain=0)
+    assert {"between.latency", "between.bandwidth", "inside.latency", "inside.bandwidth"} == set(found.known.names)
+    assert all(row.interval is not None for row in found.rows)
+    kept = [found.known.names.index(f"between.{what}") for what in ("latency", "bandwidth")]
+    before = [p.name for p in calibration.parameters].index("between.latency")
+    assert found.known.covariance[kept[0], kept[0]] >= calibration.covariance[before, before] > 0.0
+    assert found.known.scatter.keys() == {"between"}
+    assert found.summary(fitted=False).in_interval == 1.0
+    compute = validate(machine_runs, TWO_MACHINES, "resnet50", fit_on="workers == 1", explain=0,
+                       calibration=calibration)  # fmt: skip
+    assert compute.known.scatter.keys() == {"between", "inside"}
+    assert all(row.interval is not None for row in compute.rows)
+
+
+def test_a_wrong_fit_of_links_does_not_widen_runs_that_do_not_use_them(machine_runs):
+    """Messages between machines at odds by a factor of four: runs on one machine are as sure as before."""
+    widths = {}
+    for noise in (0.0, 3.0):
+        found = validate(machine_runs, TWO_MACHINES, "resnet50", fit_on="workers == 1", explain=0,
+                         calibration=calibrate(messages(noise), TWO_MACHINES))  # fmt: skip
+        widths[noise] = [math.log(row.interval.high / row.interval.low) for row in found.rows]
+    assert widths[3.0][:3] == pytest.approx(widths[0.0][:3], rel=0.02)
+    assert widths[3.0][3] > widths[0.0][3]
+
+
+def test_runs_deviate_as_measured_runs_with_their_strategy_did(machine_runs):
+    found = validate(machine_runs, TWO_MACHINES, "resnet50", fit_on="workers <= 4", explain=0,
+                     calibration=calibrate(messages(), TWO_MACHINES))  # fmt: skip
+    faster, slower = learned()["run/all-reduce"]
+    interval, one = found.rows[3].interval, found.rows[0].interval
+    assert interval.value / interval.low >= math.exp(slower)
+    assert interval.high / interval.value >= math.exp(faster)
+    assert one.high / one.low < interval.high / interval.low
