@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ddlsim.cluster.cluster import Cluster, Ints
+from ddlsim.cluster.cluster import Cluster, Floats, Ints
 
 #: rings inside one machine, at most; hops that a search tries before the best until then counts
 MOST_RINGS, PATIENCE = 16, 20_000
@@ -71,16 +71,21 @@ def channels(cluster: Cluster, nodes: tuple[int, ...]) -> Channels:
             for chain, path in zip(chains[-1], searched[inside.shape], strict=True)
         ])  # fmt: skip
     orders = tuple(np.concatenate(ring) for ring in zip(*paths, strict=False))  # as many as the narrowest machine has
-    if _rate(cluster, at, orders) < _rate(cluster, at, (plain,)) * (1.0 - 1e-9):
+    if ring_rate(cluster, at, orders) < ring_rate(cluster, at, (plain,)) * (1.0 - 1e-9):
         return Channels((plain,), (tuple(machines),))  # they cross trunks too often
     return Channels(orders, tuple(zip(*chains, strict=False)))
 
 
-def _rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...]) -> float:
-    """Return the bytes/s that rings carry together, each as much as the fullest link on its way lets all of them."""
-    ways = [cluster.routes(at[order], at[np.roll(order, -1)]).links for order in orders]
-    uses = np.bincount(cluster.link_channel[np.concatenate(ways)], minlength=cluster.n_channels)
-    return len(orders) * float(np.min(cluster.channel_capacity[uses > 0] / uses[uses > 0], initial=np.inf))
+def ring_rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...], capacity: Floats | None = None) -> float:
+    """Return the bytes/s that rings over the nodes ``at[order]`` carry together, inf where they use no link.
+
+    Each carries as much as the most crowded channel on its way leaves to all of them; `capacity` (n_channels,) are
+    the channels' bytes/s, those of the cluster if None.
+    """
+    capacity = cluster.channel_capacity if capacity is None else capacity
+    links = [cluster.routes(at[order], at[np.roll(order, -1)]).links for order in orders]
+    uses = np.bincount(cluster.link_channel[np.concatenate(links)], minlength=cluster.n_channels)
+    return len(orders) * float(np.min(capacity[uses > 0] / uses[uses > 0], initial=np.inf))
 
 
 def rails(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...] | None:
