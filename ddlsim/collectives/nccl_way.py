@@ -9,7 +9,7 @@ protocols  LL sends 8 bytes of data in 16 (``prims_ll.h``), LL128 120 in 128 (``
            its route's where that is longer; the first ones, after what it takes to start.
 slices     Simple cuts the chunks of rings in two slices (``collectives.h``), of which one flows while the other is on
            its way: so much of a route's latency is hidden, beyond the hop's own, as a slice needs to flow.
-NVLink     carries at most what NCCL counts for it: where links inside a machine are faster, messages count as larger.
+NVLink     carries at most what NCCL counts for it: where links inside a machine are faster, messages use them longer.
 NVLS       every GPU sends each other one its part of the buffer, and then its part of the sum, as many bytes as the
            links carry where switches add up and multicast.
 trees      a chain inside each machine, which ends at the device at its channel's interface, and two binary trees
@@ -20,7 +20,8 @@ NVLS tree  the parts of the sum of each machine, one at each GPU, go up and down
 CollNet    they go to the GPUs at the same place in each machine and back, as many bytes as the links carry where the
            switches between machines add up and multicast (SHARP); inside, by NVLS, straight to the GPU whose part it is
            ("direct"), or along the chains. Trunks carry what such an exchange puts on them, more than SHARP would.
-ceilings   of what channels carry by a protocol (:mod:`ddlsim.collectives.nccl_tuner`) make messages count as larger.
+ceilings   of what channels carry by a protocol (:mod:`ddlsim.collectives.nccl_tuner`) make messages use links longer
+           than their bytes on the wire need.
 """
 
 from __future__ import annotations
@@ -89,20 +90,25 @@ class Way:
 
     @property
     def wire(self) -> float:
-        """Bytes that messages carry per byte of the buffer; see :meth:`wire_inside`, too."""
+        """Bytes on the wire per byte of the buffer; see :meth:`inside`, too."""
+        return WIRE[self.choice.protocol]
+
+    @property
+    def handled(self) -> float:
+        """Bytes that multiprocessors handle per byte on the wire, more than 1 where channels carry less than links."""
         algorithm, site = self.choice.algorithm, self.site
         if algorithm in SIMPLE_ONLY:
             # bytes/s of the buffer that links would carry: NVLink's share, and a part of it up and down each interface
             n_halves = 2.0 if algorithm == "nvls_tree" and site.n_nodes > 2 else 1.0
             rate = min(site.in_switches() if site.nvls else site.inside, site.outside / n_halves)
             return max(1.0, rate * (2.0 * (site.n_ranks - 1) / site.n_ranks) / site.ceiling(algorithm, "Simple"))
-        wire = WIRE[self.choice.protocol]
+        handled = 1.0
         if self.choice.protocol != "LL" or site.n_nodes == 1:
-            wire = max(wire, site.bus / site.ceiling(algorithm, self.choice.protocol))
-        return wire * nvlink_excess(self.cluster, self.nodes) if site.n_nodes == 1 else wire
+            handled = max(handled, site.bus / site.ceiling(algorithm, self.choice.protocol) / self.wire)
+        return handled * nvlink_excess(self.cluster, self.nodes) if site.n_nodes == 1 else handled
 
-    def wire_between(self, src: Ints, dst: Ints) -> Floats | None:
-        """Return by how much messages count as larger, (m,): between machines, LL passes through memory of the CPU."""
+    def handled_between(self, src: Ints, dst: Ints) -> Floats | None:
+        """Return what messages count in addition, (m,): between machines, LL passes through memory of the CPU."""
         if self.choice.protocol != "LL" or self.site.n_nodes == 1:
             return None
         host = self.cluster.host_of[self.nodes]
@@ -110,13 +116,14 @@ class Way:
         return np.where(host[src] == host[dst], 1.0, max(1.0, slower))
 
     @property
-    def wire_inside(self) -> float:
-        """Bytes on NVLinks per byte of messages inside a machine that are summed up or spread by switches."""
+    def inside(self) -> tuple[float, float]:
+        """Bytes on NVLinks per byte of messages inside a machine that are summed up or spread by switches, and how many
+        multiprocessors and switches handle for each of them."""
         n = self.site.n_local
         excess = nvlink_excess(self.cluster, self.nodes)
         if self.choice.algorithm.startswith("collnet"):
-            return excess
-        return excess * (1.0 + 1.0 / n) / (2.0 * (n - 1.0) / n) / NVLS_SHARE[self.site.generation]
+            return 1.0, excess
+        return (1.0 + 1.0 / n) / (2.0 * (n - 1.0) / n), excess / NVLS_SHARE[self.site.generation]
 
     @property
     def start(self) -> float:

@@ -145,7 +145,8 @@ def _under_way(net: Net, now: float) -> _UnderWay:
         if net.counts[st.SHAPED]:
             frames = net.frames[net.slots["route"][slot]]
             wire = nbytes + frames["header"] * np.ceil(nbytes / frames["payload"])
-        left = np.maximum(net.flow_end[:n] - now, 0.0) * net.flow_rate[:n]
+        handled = net.routes["handled"][net.slots["route"][slot]]
+        left = np.maximum(net.flow_end[:n] - now, 0.0) * net.flow_rate[:n] / handled
         return _UnderWay(slot, np.full(n, np.nan), nbytes * np.clip(1.0 - left / wire, 0.0, 1.0))
     places = np.arange(net.counts[st.FIFO_HEAD], net.counts[st.FIFO_TAIL]) & (len(net.fifo) - 1)
     timers = net.fifo[places]
@@ -154,8 +155,8 @@ def _under_way(net: Net, now: float) -> _UnderWay:
     channel, of = _crossed(net, slot)
     rate = np.full(len(slot), np.inf)
     np.minimum.at(rate, of, net.channels["capacity"][channel])
-    nbytes = net.slots["nbytes"][slot]
-    return _UnderWay(slot, start, np.minimum(rate * (now - start), nbytes))
+    nbytes, handled = net.slots["nbytes"][slot], net.routes["handled"][net.slots["route"][slot]]
+    return _UnderWay(slot, start, np.minimum(rate * (now - start) / handled, nbytes))
 
 
 def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints]:

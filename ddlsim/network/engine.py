@@ -233,6 +233,7 @@ class Engine:
         epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts[st.N_CHANGED]])
         routes = self._epochs.routes(epoch, src, dst, usual)
         first, rows = self._extend("routes", len(src))
+        rows["handled"] = 1.0
         if self.net.counts[st.SHARED]:
             self._extend("routed", len(src))
         self.routes_of[party].append((first, first + len(src)))
@@ -304,6 +305,7 @@ class Engine:
         # threads are numbered lane by lane, so "wrap" makes ranks of them
         source, target = nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap")
         route = self._add_routes(source, target, party, shape.latency)
+        self.net.routes["handled"][route : route + shape.n_messages] = shape.handled
         weight = self._append("weights", shape.weights)
         self._append("headers", shape.headers)
         if shape.headers.any():

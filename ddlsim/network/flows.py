@@ -41,6 +41,12 @@ def book_issue(net: Net, route, nbytes, n):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def link_bytes(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Return the bytes for whose time a message uses its links: more than its own where GPUs are slower than these."""
+    return net.slots[slot].nbytes * net.routes[net.slots[slot].route].handled
+
+
+@inlined
 def make_room(net: Net, channel):  # type: ignore[no-untyped-def]
     """Give a full channel list twice the room, at the end of the pool; repack the pool when it is used up."""
     need = 2 * net.channels[channel].room

@@ -22,7 +22,7 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.filling import ONE, SAME, ZERO, collect_all, fill_few, fill_many, least, set_all_rates
-from ddlsim.network.flows import mark_dirty
+from ddlsim.network.flows import link_bytes, mark_dirty
 from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
     EPOCH,
@@ -100,7 +100,7 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
     old = net.flow_rate[flow]
     if old == np.inf:  # just added
         slot = net.flows[flow].slot
-        transfer = (net.slots[slot].nbytes if net.counts[SHAPED] == 0 else net.wire[slot]) / rate
+        transfer = (link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]) / rate
         end = now + transfer
         net.reals[ROUND_TRANSFER_MIN] = min(net.reals[ROUND_TRANSFER_MIN], transfer)
         net.reals[ROUND_TRANSFER_MAX] = max(net.reals[ROUND_TRANSFER_MAX], transfer)

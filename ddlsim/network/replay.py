@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.flows import book_issue, log_busy
+from ddlsim.network.flows import book_issue, link_bytes, log_busy
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
@@ -89,7 +89,7 @@ def end_of_plain_round(net: Net):  # type: ignore[no-untyped-def]
                 return np.inf
             net.channels[channel].mark = epoch
             rate = min(rate, net.channels[channel].capacity)
-        time = net.slots[slot].nbytes / rate
+        time = link_bytes(net, slot) / rate
         if i == head:
             transfer = time
         if time != transfer or time <= 0.0 or net.slots[slot].state == DELIVERING:
@@ -119,7 +119,7 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
             if net.counts[LOG_ON] == 1:
                 alike = log_busy(net, channel, start, end, alike)
         if i == 0:
-            transfer = nbytes / rate
+            transfer = link_bytes(net, slot) / rate
             net.reals[ROUND_TRANSFER_MIN] = min(net.reals[ROUND_TRANSFER_MIN], transfer)
             net.reals[ROUND_TRANSFER_MAX] = max(net.reals[ROUND_TRANSFER_MAX], transfer)
     net.counts[FIFO_HEAD] += n
@@ -147,6 +147,7 @@ def replay(net: Net, until):  # type: ignore[no-untyped-def]
     first = net.fifo[head & mask].item
     nbytes = net.slots[first].nbytes
     latency = net.routes[net.slots[first].route].latency
+    handled = net.routes[net.slots[first].route].handled
     like = net.messages[net.slots[first].message]
     sending = net.nodes[like.source].send_overhead
     receiving = net.nodes[like.target].recv_overhead
@@ -163,7 +164,8 @@ def replay(net: Net, until):  # type: ignore[no-untyped-def]
         message = net.messages[net.slots[slot].message]
         if net.slots[slot].nbytes != nbytes or message.stride != 0 or net.slots[slot].state == DELIVERING:
             return
-        if net.routes[net.slots[slot].route].latency != latency:
+        route = net.routes[net.slots[slot].route]
+        if route.latency != latency or route.handled != handled:
             return
         if net.nodes[message.source].send_overhead != sending:
             return

@@ -90,7 +90,7 @@ def carried(net: Net, flow):  # type: ignore[no-untyped-def]
     """Return the bytes of a flow's message that have crossed its channels, as ``accounts`` counts them."""
     slot = net.flows[flow].slot
     nbytes = net.slots[slot].nbytes
-    wire = nbytes if net.counts[SHAPED] == 0 else wire_bytes(net, slot)
+    wire = (nbytes if net.counts[SHAPED] == 0 else wire_bytes(net, slot)) * net.routes[net.slots[slot].route].handled
     left = max(net.flow_end[flow] - net.reals[NOW], 0.0) * net.flow_rate[flow]
     return nbytes * min(max(1.0 - left / wire, 0.0), 1.0)
 

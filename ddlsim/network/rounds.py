@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import insert
-from ddlsim.network.flows import book_issue
+from ddlsim.network.flows import book_issue, link_bytes
 from ddlsim.network.replay import later, repeat_threads
 from ddlsim.network.state import (
     DELIVERED,
@@ -145,7 +145,7 @@ def put_down(net: Net, at):  # type: ignore[no-untyped-def]
     for flow in range(net.counts[N_ACTIVE] - net.counts[ROUND_NEW], net.counts[N_ACTIVE]):
         if fits:
             slot = net.flows[flow].slot
-            nbytes = net.slots[slot].nbytes if net.counts[SHAPED] == 0 else net.wire[slot]
+            nbytes = link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]
             length = nbytes / net.flow_rate[flow]
             span = put_span(net, max(span, 0), at, length)
             fits = span >= 0 and net.flow_end[flow] == now + length and is_plain(net, flow)

@@ -28,7 +28,7 @@ def start_shaped(net: Net, slot):  # type: ignore[no-untyped-def]
             net.buckets[net.hops[h]].tokens -= saved
             net.buckets[net.hops[h]].passed += saved
     if saved < wire:
-        net.wire[slot] = wire - saved
+        net.wire[slot] = (wire - saved) * net.routes[route].handled
         add_flow(net, slot)
         return True
     for h in range(first, last):

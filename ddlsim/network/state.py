@@ -144,8 +144,8 @@ WAY = record(
 #: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
-#: hops[first:last] are the channels of the route
-ROUTE = record(latency="f", first="n", last="n")
+#: hops[first:last] are the channels of the route; handled: bytes for whose time a message uses them, per byte of it
+ROUTE = record(latency="f", handled="f", first="n", last="n")
 #: of a route: bytes, and messages, issued so far; passed: bytes that have crossed the channels that it had before it
 #: was another one
 ROUTED = record(issued="f", passed="f", n_issued="i")
