@@ -95,6 +95,11 @@ def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats, all_ways: 
     return [f"network interfaces: {n_used} of the {n_all} of these machines sent anything; {why}"]
 
 
+def link_notes(cluster: Cluster) -> list[str]:
+    """Return the notes of a cluster's file about links whose width is unknown, which the run's times rest on."""
+    return [note for note in cluster.notes if note.startswith("link_width of ")]
+
+
 def uneven_notes(recorder: Recorder) -> list[str]:
     """Return a note if the throughput of asynchronous workers is mostly that of some of them."""
     if not recorder.staleness:

@@ -31,6 +31,7 @@ from ddlsim.run.notes import (
     handed_over_notes,
     idle_notes_of,
     learning_notes,
+    link_notes,
     uneven_notes,
     unsent_warnings,
 )
@@ -298,6 +299,7 @@ class UnderWay:
         seconds = self.loop.now - self.loop.start
         return (
             *prepared.notes,
+            *link_notes(prepared.cluster),
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
