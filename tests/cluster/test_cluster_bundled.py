@@ -182,7 +182,6 @@ def test_a_transport_in_a_file_can_be_ideal(tmp_path):
         ("star-1024-10g+n_hosts=0", r"n_hosts = 0: must be a whole number from 1"),
         ("star-1024-10g+bandwidth=9 apples", r"generator.bandwidth: '9 apples' has the unknown unit"),
         ("star-1024-10g+n_gpus=2+inside=nvswitch", r"nvlink_bandwidth is missing"),
-        ("dgx1-v100+n_nics=3", r"n_nics = 3 must be 1 or n_pcie_switches = 4"),
         ("zenith+big", r"\+big: write \+key=value with a key of \[generator\], \[host\] or \[link\]"),
         ("lab-heterogeneous+n_hosts=3", r"\+n_hosts=3: the file has no \[generator\] whose keys could be set"),
         ("selen+n_leaves=8", r"unknown cluster 'selen'; did you mean 'selene'"),
