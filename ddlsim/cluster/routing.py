@@ -36,7 +36,7 @@ def make_router(cluster: Cluster) -> TableRouter | GridRouter:
 
 
 class TableRouter:
-    """Shortest paths by hops, then latency; the policy chooses among equal ones."""
+    """Shortest paths: by hops, endpoints, bandwidth, latency; the policy chooses among equal ones."""
 
     def __init__(self, cluster: Cluster) -> None:
         from ddlsim.cluster import walk
@@ -52,7 +52,9 @@ class TableRouter:
         ids = np.flatnonzero(inner)
         ids = ids[np.argsort(cluster.link_src[ids], kind="stable")]  # by source, then by id
         self._ids, self._src, self._dst = ids, cluster.link_src[ids], cluster.link_dst[ids]
-        self._latency = cluster.link_latency[ids]
+        per_byte = 1.0 / cluster.channel_capacity[cluster.link_channel[ids]]
+        forwards = cluster.is_endpoint[self._dst].astype(np.float64)
+        self._costs = np.stack([forwards, per_byte, cluster.link_latency[ids], per_byte])
         self._out_start = np.searchsorted(self._src, np.arange(n + 1))
         self._in_links = np.argsort(self._dst, kind="stable")
         self._in_start = np.searchsorted(self._dst[self._in_links], np.arange(n + 1))
@@ -89,9 +91,9 @@ class TableRouter:
             return
         n = len(self._row_of)
         dags = np.zeros((len(targets), self._dags.shape[1]), dtype=np.uint64)
-        hops, delay, queue = np.empty(n, dtype=np.int64), np.empty(n), np.empty(n, dtype=np.int64)
+        hops, costs, queue = np.empty(n, dtype=np.int64), np.empty((4, n)), np.empty(n, dtype=np.int64)
         walk.mark_shortest(
-            dags, hops, delay, queue, targets, self._src, self._dst, self._latency,
+            dags, hops, costs, queue, targets, self._src, self._dst, self._costs,
             self._out_start, self._in_start, self._in_links,
         )  # fmt: skip
         n_rows = self._n_rows + len(targets)
@@ -175,6 +177,13 @@ def port_numbers(cluster: Cluster) -> Ints:
     return port
 
 
+def widest_links(cluster: Cluster) -> dict[tuple[int, int], int]:
+    """Return the link between each pair of joined nodes: the widest of parallel ones, of these the lowest id."""
+    capacity = cluster.channel_capacity[cluster.link_channel]
+    widest_last = np.lexsort((-np.arange(cluster.n_links), capacity)).tolist()
+    return {(int(cluster.link_src[link]), int(cluster.link_dst[link])): link for link in widest_last}
+
+
 def _grid_links(cluster: Cluster) -> Ints:
     """Return (n_nodes, n_dims, 2): the link to the neighbour at +1 and at -1; raises if one is missing."""
     shape, n = cluster.grid, cluster.n_nodes
@@ -183,8 +192,7 @@ def _grid_links(cluster: Cluster) -> Ints:
         raise ConfigError(
             f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it"
         )
-    pairs = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
-    link_of = {pairs[link]: link for link in reversed(range(len(pairs)))}  # the lowest id of parallel links
+    link_of = widest_links(cluster)
     table = np.zeros((n, len(shape), 2), dtype=np.int64)
     numbers = np.arange(n).reshape(shape)
     for dim, size in enumerate(shape):

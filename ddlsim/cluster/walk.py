@@ -17,7 +17,7 @@ _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
 _Bits = npt.NDArray[np.uint64]
 
-#: Latency sums of equal paths differ in the last bits by the order of addition; this much is a tie.
+#: Sums of equal paths differ in the last bits by the order of addition; this much is a tie.
 _TIE = 1.0 + 1e-12
 
 
@@ -30,47 +30,69 @@ def _mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
+@called
+def _cost(costs: _Floats, link_costs: _Floats, link: int, nearer: int, i: int) -> float:
+    """Return cost number `i` of the path by `link`, which leads to the node `nearer`."""
+    cost: float = link_costs[i, link]
+    return max(cost, costs[i, nearer]) if i == 1 else cost + costs[i, nearer]
+
+
+@called
+def _ties(costs: _Floats, link_costs: _Floats, link: int, nearer: int, node: int, n: int) -> bool:
+    """Return whether the path by `link` is as short as the shortest from `node`, by the first `n` costs."""
+    for i in range(n):
+        if _cost(costs, link_costs, link, nearer, i) > costs[i, node] * _TIE:
+            return False
+    return True
+
+
 @entry
 def mark_shortest(
     dags: _Bits,
     hops: _Ints,
-    delay: _Floats,
+    costs: _Floats,
     queue: _Ints,
     targets: _Ints,
     link_src: _Ints,
     link_dst: _Ints,
-    latency: _Floats,
+    link_costs: _Floats,
     out_start: _Ints,
     in_start: _Ints,
     in_links: _Ints,
 ) -> None:
-    """Set the bits of the links on the shortest paths (hops, then latency) to each target in its row of `dags`.
+    """Set the bits of the links on the shortest paths to each target in its row of `dags`.
+
+    A path is shorter with fewer hops, then with fewer endpoints that forward, a wider narrowest link, less latency, and
+    wider links altogether. The last four are the rows of `link_costs` (4, n_links): 1 where an endpoint follows, s per
+    byte, s, and s per byte. (Hops, then the narrowest link: widest-shortest paths, RFC 2676, section 2.)
 
     Links are sorted by source; `out_start` (n_nodes + 1,) delimits them, `in_start`, `in_links` list them by
-    destination. `dags` has shape (n_targets, ceil(n_links / 64)); `hops`, `delay`, `queue` (n_nodes,) are room to
-    work in.
+    destination. `dags` has shape (n_targets, ceil(n_links / 64)); `hops`, `queue` (n_nodes,) and `costs` (4, n_nodes)
+    are room to work in.
     """
     for row in range(targets.size):
         for node in range(hops.size):
             hops[node] = -1
         hops[targets[row]] = 0
-        delay[targets[row]] = 0.0
+        costs[:, targets[row]] = 0.0
         queue[0] = targets[row]
         head, tail = 0, 1
         while head < tail:
             node = queue[head]
             head += 1
             if node != targets[row]:
-                # Nodes one hop nearer left the queue before this one, so their delays are final.
-                best = np.inf
-                for link in range(out_start[node], out_start[node + 1]):
+                # Nodes one hop nearer left the queue before this one, so their costs are final.
+                begin, end = out_start[node], out_start[node + 1]
+                costs[:, node] = np.inf
+                for i in range(4):  # by one criterion after the other, among the links that tie by those before
+                    for link in range(begin, end):
+                        if hops[link_dst[link]] == hops[node] - 1:
+                            if _ties(costs, link_costs, link, link_dst[link], node, i):
+                                costs[i, node] = min(costs[i, node], _cost(costs, link_costs, link, link_dst[link], i))
+                for link in range(begin, end):
                     if hops[link_dst[link]] == hops[node] - 1:
-                        best = min(best, delay[link_dst[link]] + latency[link])
-                delay[node] = best
-                for link in range(out_start[node], out_start[node + 1]):
-                    nearer = link_dst[link]
-                    if hops[nearer] == hops[node] - 1 and delay[nearer] + latency[link] <= best * _TIE:
-                        dags[row, link >> 6] |= np.uint64(1) << np.uint64(link & 63)
+                        if _ties(costs, link_costs, link, link_dst[link], node, 4):
+                            dags[row, link >> 6] |= np.uint64(1) << np.uint64(link & 63)
             for i in range(in_start[node], in_start[node + 1]):
                 before = link_src[in_links[i]]
                 if hops[before] < 0:
