@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from ddlsim.cluster.cluster import Cluster
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
-#: Among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination;
-#: and, on grids, one dimension after the other.
-POLICIES = ("shortest", "ecmp", "d-mod-k", "dimension-order")
+#: Among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination; on grids, one
+#: dimension after the other; all of them, each node dividing every message evenly among its equal next links.
+POLICIES = ("shortest", "ecmp", "d-mod-k", "dimension-order", "spray")
 
 
 def check_policy(policy: str, where: str) -> str:
@@ -42,9 +43,9 @@ class TableRouter:
         from ddlsim.cluster import walk
 
         self._cluster = cluster
-        self._policy = {"shortest": walk.SHORTEST, "ecmp": walk.ECMP, "d-mod-k": walk.D_MOD_K}[
-            cluster.routing
-        ]
+        self._policy = {"shortest": walk.SHORTEST, "ecmp": walk.ECMP, "d-mod-k": walk.D_MOD_K}.get(
+            cluster.routing, walk.SHORTEST
+        )
         self._port = port_numbers(cluster)
         n = cluster.n_nodes
         self._up, self._down, self._core = _contract(cluster)
@@ -58,27 +59,37 @@ class TableRouter:
         self._out_start = np.searchsorted(self._src, np.arange(n + 1))
         self._in_links = np.argsort(self._dst, kind="stable")
         self._in_start = np.searchsorted(self._dst[self._in_links], np.arange(n + 1))
+        self._room = np.empty(n, dtype=np.int64), np.zeros(n), np.zeros(len(ids))
         self._row_of = np.full(n, -1, dtype=np.int64)
         self._dags = np.zeros((0, (len(ids) + 63) // 64), dtype=np.uint64)
         self._n_rows = 0
 
-    def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
-        """Return `offsets`, `links` of the routes src[i] -> dst[i]; a missing route is a ConfigError."""
+    def route(
+        self, src: Ints, dst: Ints, flows: Ints | None = None, n_flows: Ints | None = None
+    ) -> tuple[Ints, Ints, Floats]:
+        """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]; a missing route is a ConfigError.
+
+        These are all equal paths where ``n_flows[i]`` is 0, otherwise those of so many flows from number ``flows[i]``
+        on; without, one path each.
+        """
         from ddlsim.cluster import walk
 
         self._prepare(dst)
-        offsets, links = np.zeros(len(src) + 1, dtype=np.int64), np.empty(6 * len(src) + 16, dtype=np.int64)
+        flows = np.zeros(len(src), dtype=np.int64) if flows is None else flows
+        n_flows = np.ones(len(src), dtype=np.int64) if n_flows is None else n_flows
+        room = 6 * len(src) + len(self._ids) + 2
+        offsets, links, shares = np.zeros(len(src) + 1, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room)
         n_done = 0
         while True:
             n_done, lost = walk.walk(
-                src, dst, self._up, self._down, self._core, self._row_of, self._dags, self._out_start,
-                self._dst, self._ids, self._policy, self._port, n_done, offsets, links,
+                src, dst, self._up, self._down, self._core, self._row_of, self._dags, self._out_start, self._dst,
+                self._ids, self._policy, self._port, flows, n_flows, self._room, n_done, offsets, links, shares,
             )  # fmt: skip
             if lost:
                 raise self._cluster.no_route(int(src[n_done]), int(dst[n_done]))
             if n_done == len(src):
-                return offsets, links[: offsets[-1]]
-            links = np.resize(links, 2 * len(links))
+                return offsets, links[: offsets[-1]], shares[: offsets[-1]]
+            links, shares = np.concatenate([links, links]), np.concatenate([shares, shares])
 
     def _prepare(self, dst: Ints) -> None:
         """Make the tables towards those destinations that have none yet."""
@@ -113,12 +124,12 @@ class GridRouter:
         self._shape = np.asarray(cluster.grid, dtype=np.int64)
         self._next_link = _grid_links(cluster)
 
-    def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
-        """Return `offsets`, `links` of the routes src[i] -> dst[i]."""
+    def route(self, src: Ints, dst: Ints, *_: Ints) -> tuple[Ints, Ints, Floats]:
+        """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]; none is split."""
         from ddlsim.cluster import walk
 
         offsets, links = walk.grid_walk(src, dst, self._shape, self._next_link)
-        return offsets, links
+        return offsets, links, np.ones(len(links))
 
 
 def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:

@@ -31,8 +31,8 @@ def _costs(cluster):
 
 
 def _best_paths(cluster, target):
-    """Return per node (hops, forwarding endpoints, s per byte of the narrowest link, latency, s per byte of all links) of
-    the shortest path to `target`; nodes choose among their neighbours' own shortest paths."""
+    """Return per node (hops, forwarding endpoints, s per byte of the narrowest link, latency, s per byte of all) of the
+    shortest path to `target`; nodes choose among their neighbours' own shortest paths."""
     forwards, per_byte, latency = _costs(cluster)
     ends = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
     hops = dict(nx.single_target_shortest_path_length(nx.DiGraph(ends), target))
