@@ -144,7 +144,7 @@ def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> float:
     Others, nearest to GPUs that do not take part, are not used.
     """
     hosts, first, machine = np.unique(cluster.host_of[at], return_index=True, return_inverse=True)
-    routes = cluster.routes(at, at[np.roll(first, -1)][machine])
+    routes = cluster.split_routes(at, at[np.roll(first, -1)][machine])
     owner = np.repeat(machine, np.diff(routes.offsets))
     source, target = (cluster.host_of[ends[routes.links]] for ends in (cluster.link_src, cluster.link_dst))
     leaving = (source == hosts[owner]) & (target != hosts[owner])

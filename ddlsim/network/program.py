@@ -151,17 +151,22 @@ def write_messages(rows, step, route, weight, nodes, shape):  # type: ignore[no-
 
 
 @entry
-def write_routes(rows, hops, base, offsets, links, channel, latency):  # type: ignore[no-untyped-def]
-    """Fill ROUTE records and `hops`, which lie from `base` on, from a CSR of links; return the longest's hops."""
+def write_routes(rows, hops, base, offsets, links, share, channel, latency):  # type: ignore[no-untyped-def]
+    """Fill ROUTE records and `hops`, which lie from `base` on, from a CSR of links; return the longest's hops.
+
+    Equally short paths have equal latencies, so that the sum over their shares is that of each.
+    """
     longest = 0
     for i in range(rows.size):
-        total = 0.0
+        total = crossed = 0.0
         for h in range(offsets[i], offsets[i + 1]):
-            total += latency[links[h]]
+            total += share[h] * latency[links[h]]
+            crossed += share[h]
             hops[h] = channel[links[h]]
         rows[i].first = base + offsets[i]
         rows[i].last = base + offsets[i + 1]
         rows[i].latency = total
+        rows[i].n_hops = round(crossed)
         longest = max(longest, offsets[i + 1] - offsets[i])
     return longest
 

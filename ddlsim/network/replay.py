@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.flows import book_issue, link_bytes, log_busy
+from ddlsim.network.flows import book_issue, link_bytes, log_busy, share_of
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
@@ -88,7 +88,7 @@ def end_of_plain_round(net: Net):  # type: ignore[no-untyped-def]
             if net.channels[channel].mark == epoch:
                 return np.inf
             net.channels[channel].mark = epoch
-            rate = min(rate, net.channels[channel].capacity)
+            rate = min(rate, net.channels[channel].capacity / share_of(net, h))
         time = link_bytes(net, slot) / rate
         if i == head:
             transfer = time
@@ -113,8 +113,8 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
         rate = np.inf
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            rate = min(rate, net.channels[channel].capacity)
-            net.channels[channel].nbytes += nbytes
+            rate = min(rate, net.channels[channel].capacity / share_of(net, h))
+            net.channels[channel].nbytes += nbytes * share_of(net, h)
             net.channels[channel].busy += end - start
             if net.counts[LOG_ON] == 1:
                 alike = log_busy(net, channel, start, end, alike)
@@ -240,7 +240,7 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
         net.reals[DELIVERED] += nbytes
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            net.channels[channel].nbytes += nbytes
+            net.channels[channel].nbytes += nbytes * share_of(net, h)
             if net.channels[channel].mark != epoch:  # once, however many flows cross it
                 net.channels[channel].mark = epoch
                 net.channels[channel].busy += done * transfer

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import insert
-from ddlsim.network.flows import book_issue, link_bytes
+from ddlsim.network.flows import book_issue, link_bytes, share_of
 from ddlsim.network.replay import later, repeat_threads
 from ddlsim.network.state import (
     DELIVERED,
@@ -48,6 +48,7 @@ from ddlsim.network.state import (
     ROUND_TAIL,
     ROUND_THREADS,
     SHAPED,
+    SPLIT,
     STEPPED,
     STEPS_LEFT,
     TIMER_SEQUENCE,
@@ -228,6 +229,10 @@ def is_plain(net: Net, flow):  # type: ignore[no-untyped-def]
         entry += 1
         residual = net.channels[channel].capacity
         used = net.channels[channel].used
+        if net.counts[SPLIT] == 1:  # sums of shares depend on the order, unless it is alone
+            if used == 1 and residual / net.flow_share[entry - 1] == rate:
+                return True
+            continue
         if residual / used == rate:
             return True
         if used > MOST:
@@ -345,6 +350,6 @@ def book_message(net: Net, slot, done, passed):  # type: ignore[no-untyped-def]
     book_issue(net, route, nbytes, done)
     net.reals[DELIVERED] += nbytes
     for h in range(net.routes[route].first, net.routes[route].last):
-        net.channels[net.hops[h]].nbytes += nbytes
+        net.channels[net.hops[h]].nbytes += nbytes * share_of(net, h)
     if net.counts[TRANSPORTED] == 1 and net.ways[route].connection >= 0:
         net.connections[net.ways[route].connection].since += passed

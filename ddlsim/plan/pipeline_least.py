@@ -93,8 +93,8 @@ class Travel:
 
 @functools.lru_cache(maxsize=4096)
 def _message(cluster: Cluster, source: int, target: int) -> float:
-    links = cluster.routes([source], [target])[0]
-    return float(_per_byte(cluster)[cluster.link_channel[links]].max(initial=0.0))
+    routes = cluster.split_routes(np.array([source]), np.array([target]))
+    return float((_per_byte(cluster)[cluster.link_channel[routes.links]] * routes.share).max(initial=0.0))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -112,9 +112,9 @@ def _collective(cluster: Cluster, kind: str, nodes: tuple[int, ...]) -> float:
         if not len(a):
             continue
         crossing = least_crossing(kind, place, np.zeros(n, dtype=np.bool_))
-        routes = cluster.routes(members[a], members[b])
-        channel = cluster.link_channel[routes.links]
-        way = np.repeat(np.arange(len(a)), np.diff(routes.offsets))
+        routes = cluster.split_routes(members[a], members[b])
+        every = routes.share == 1.0  # all bytes of a message pass these
+        channel, way = cluster.link_channel[routes.links[every]], routes.of[every]
         out, into = (_shared(cluster, place[each], way, channel) for each in (a, b))
         rates = np.divide(1.0, into, out=np.full(len(into), np.inf), where=into > 0.0)
         together = crossing.together / float(rates.sum())

@@ -32,6 +32,7 @@ from ddlsim.run.notes import (
     idle_notes_of,
     learning_notes,
     link_notes,
+    path_notes,
     uneven_notes,
     unsent_warnings,
 )
@@ -308,6 +309,7 @@ class UnderWay:
             *learning_notes(experiment, self.reason, self.monitor),
             *handed_over_notes(setting, self.monitor),
             *idle_notes_of(experiment.strategy, prepared.cluster, prepared.nodes, traffic),
+            *path_notes(prepared.cluster, self.loop.network.pairs, traffic.nbytes),
         )
 
     def _warnings(self, traffic: Traffic) -> tuple[str, ...]:

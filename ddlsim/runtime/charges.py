@@ -72,9 +72,8 @@ class Load:
         if self.empty:
             return Charge(np.zeros(cluster.n_channels), 0.0, 0.0, 0)
         source, target, nbytes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
-        routes = cluster.routes(source, target)
-        n_hops = np.diff(routes.offsets)
-        of = np.repeat(np.arange(len(source)), n_hops)
+        routes = cluster.split_routes(source, target)
+        of = routes.of
         wire = nbytes.copy()
         details = cluster.details
         if details is not None:
@@ -84,10 +83,11 @@ class Load:
             np.minimum.at(payload, of[framed], details.frame_payload[routes.links[framed]])
             wire += nbytes * header / payload
         channel = cluster.link_channel[routes.links]
-        carried = np.bincount(channel, nbytes[of], cluster.n_channels).astype(np.float64)
+        carried = np.bincount(channel, nbytes[of] * routes.share, cluster.n_channels).astype(np.float64)
         if not len(channel):
             return Charge(carried, float(nbytes.sum()), 0.0, 0)
-        seconds = np.bincount(channel, wire[of], cluster.n_channels) / Network(cluster).accounts().capacity
+        crossing = np.bincount(channel, wire[of] * routes.share, cluster.n_channels)
+        seconds = crossing / Network(cluster).accounts().capacity
         return Charge(carried, float(nbytes.sum()), float(seconds.max()), int(seconds.argmax()))
 
 

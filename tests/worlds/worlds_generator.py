@@ -120,6 +120,8 @@ def cluster(draw: Draw) -> Cluster:
             chosen |= {key: TCP[key] for key in ("frame_header", "frame_payload")}
         found = with_detail(found, **chosen, kinds=[draw.choice(sorted(set(found.link_kind)))])
     found = with_transport(Draw(str(draw.getstate()[1][:3])), found)  # other draws stay what they were
+    if Draw(str(draw.getstate()[1][3:6])).random() < 0.2:
+        found = dataclasses.replace(found, routing="spray")
     return dataclasses.replace(found, calibration=CalibrationTable(curves=[curve(draw, inside) for inside in (0, 1)]))
 
 
