@@ -253,21 +253,34 @@ class Cluster:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether messages can take several links side by side: sprayed, or by ECMP over several connections."""
+        """Whether messages can take several links side by side: sprayed, by ECMP of several connections, or over several
+        interfaces of a GPU."""
         several = self.details is not None and bool((self.details.connections > 1).any())
-        return self.routing == "spray" or (self.routing == "ecmp" and several)
+        return self.routing == "spray" or (self.routing == "ecmp" and several) or self.several_ports
+
+    @cached_property
+    def several_ports(self) -> bool:
+        """Whether a node of a machine with GPUs has several interfaces, its own or nodes with no other link inside."""
+        src, dst = self.host_of[self.link_src], self.host_of[self.link_dst]
+        hosts = np.unique(self.host_of[[node for node, kind in enumerate(self.node_kind) if kind == "gpu"]])
+        leaves, inside = np.isin(src, hosts) & (src != dst), np.isin(src, hosts) & (src == dst)
+        n_inside, n_leaving = (np.bincount(self.link_src[each], minlength=self.n_nodes) for each in (inside, leaves))
+        is_card = (n_inside == 1) & (n_leaving > 0)
+        n_cards = np.bincount(self.link_src[inside & is_card[self.link_dst]], minlength=self.n_nodes)
+        return bool((n_leaving + n_cards > 1).any())
 
     def split_routes(self, src: Ints, dst: Ints, flows: Ints | None = None) -> Routes:
         """Return all links that messages src[i] -> dst[i] take; :meth:`routes` has one path of each.
 
         With routing "spray" these are the links of all shortest paths. "ecmp" hashes each connection of a pair (of its
-        transport, see ``details``), and each of its `flows`, (n_routes,) numbers from 0: channels of NCCL.
+        transport, see ``details``), and each of its `flows`, (n_routes,) numbers from 0: channels of NCCL. Between GPUs
+        of different machines messages are divided among all interfaces that are equally near, as NCCL's channels are.
         """
         one_each = not self.splits and (self.routing != "ecmp" or flows is None or not flows.any())
         routes = self.routes(src, dst) if one_each or self.routing == "ecmp" or self.fixed_routes else None
         if routes is not None and one_each:
             return routes
-        n_flows = np.full(len(src), int(self.routing == "ecmp"))
+        n_flows = np.full(len(src), int(self.routing != "spray"))
         if routes is not None and self.routing == "ecmp" and self.details is not None:
             named = np.flatnonzero(self.details.transport[routes.links] != "")
             of, first = np.unique(np.searchsorted(routes.offsets, named, "right") - 1, return_index=True)
@@ -277,7 +290,7 @@ class Cluster:
         ends = dst.copy()
         ends[fixed] = src[fixed]
         numbers = np.zeros_like(src) if flows is None else n_flows * flows
-        split = Routes(*self._router.route(src, ends, numbers, n_flows), flows)
+        split = Routes(*self._router.route(src, ends, numbers, n_flows, self.several_ports), flows)
         return split if routes is None else split.replaced({i: routes.path(i) for i in fixed})
 
     def _routes_with_fixed(self, src: Ints, dst: Ints) -> Routes:

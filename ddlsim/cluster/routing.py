@@ -59,31 +59,37 @@ class TableRouter:
         self._out_start = np.searchsorted(self._src, np.arange(n + 1))
         self._in_links = np.argsort(self._dst, kind="stable")
         self._in_start = np.searchsorted(self._dst[self._in_links], np.arange(n + 1))
-        self._room = np.empty(n, dtype=np.int64), np.zeros(n), np.zeros(len(ids))
+        self._room = *(np.empty(n, dtype=np.int64) for _ in range(3)), np.zeros(n), np.zeros(len(ids))
+        self._gpu = np.array([kind == "gpu" for kind in cluster.node_kind], dtype=bool)
         self._row_of = np.full(n, -1, dtype=np.int64)
         self._dags = np.zeros((0, (len(ids) + 63) // 64), dtype=np.uint64)
         self._n_rows = 0
 
     def route(
-        self, src: Ints, dst: Ints, flows: Ints | None = None, n_flows: Ints | None = None
+        self, src: Ints, dst: Ints, flows: Ints | None = None, n_flows: Ints | None = None, ports: bool = False
     ) -> tuple[Ints, Ints, Floats]:
         """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]; a missing route is a ConfigError.
 
         These are all equal paths where ``n_flows[i]`` is 0, otherwise those of so many flows from number ``flows[i]``
-        on; without, one path each.
+        on; without, one path each. With `ports`, messages between machines use all interfaces that are equally near to
+        a GPU at either end.
         """
         from ddlsim.cluster import walk
 
         self._prepare(dst)
         flows = np.zeros(len(src), dtype=np.int64) if flows is None else flows
         n_flows = np.ones(len(src), dtype=np.int64) if n_flows is None else n_flows
+        host = self._cluster.host_of
+        ends = np.where(self._gpu[src] & self._gpu[dst] & (host[src] != host[dst]), [host[src], host[dst]], -2).T
+        ends = np.ascontiguousarray(ends) if ports else np.full((len(src), 2), -2)
         room = 6 * len(src) + len(self._ids) + 2
         offsets, links, shares = np.zeros(len(src) + 1, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room)
         n_done = 0
         while True:
             n_done, lost = walk.walk(
                 src, dst, self._up, self._down, self._core, self._row_of, self._dags, self._out_start, self._dst,
-                self._ids, self._policy, self._port, flows, n_flows, self._room, n_done, offsets, links, shares,
+                self._ids, self._policy, self._port, flows, n_flows, host, ends, self._room, n_done, offsets, links,
+                shares,
             )  # fmt: skip
             if lost:
                 raise self._cluster.no_route(int(src[n_done]), int(dst[n_done]))
@@ -124,7 +130,7 @@ class GridRouter:
         self._shape = np.asarray(cluster.grid, dtype=np.int64)
         self._next_link = _grid_links(cluster)
 
-    def route(self, src: Ints, dst: Ints, *_: Ints) -> tuple[Ints, Ints, Floats]:
+    def route(self, src: Ints, dst: Ints, *_: Ints | bool) -> tuple[Ints, Ints, Floats]:
         """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]; none is split."""
         from ddlsim.cluster import walk
 

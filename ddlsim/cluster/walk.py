@@ -147,8 +147,8 @@ def _hashed(s: int, d: int, node: int, flow: int, equal: int) -> int:
 @entry
 def walk(
     src: _Ints, dst: _Ints, up: _Ints, down: _Ints, core: _Ints, row_of: _Ints, dags: _Bits, out_start: _Ints,
-    link_dst: _Ints, link_id: _Ints, policy: int, port: _Ints, flows: _Ints, n_flows: _Ints,
-    room: tuple[_Ints, _Floats, _Floats], n_done: int, offsets: _Ints, links: _Ints, shares: _Floats,
+    link_dst: _Ints, link_id: _Ints, policy: int, port: _Ints, flows: _Ints, n_flows: _Ints, host: _Ints, ends: _Ints,
+    room: tuple[_Ints, _Ints, _Ints, _Floats, _Floats], n_done: int, offsets: _Ints, links: _Ints, shares: _Floats,
 ) -> tuple[int, bool]:  # fmt: skip
     """Write the routes src[i] -> dst[i] from i = `n_done` on into `offsets`, `links`, with the share of bytes per link.
 
@@ -159,9 +159,12 @@ def walk(
     take one of these links: SHORTEST the lowest id; ECMP number hash(src, dst, node, flow) modulo their count;
     D_MOD_K divides `port[dst]` by their count, takes the remainder, and goes on with the quotient, so that the up ports
     of a fat tree are the digits of `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention
-    free traffic"). `room` to work in: (n_nodes,), zeros (n_nodes,), zeros (n_links,).
+    free traffic"). Whatever the policy, nodes of the machines `ends` (n_routes, 2), the source's and the destination's,
+    divide what leaves or enters them evenly among equal next links, and what leaves by another one takes another equal
+    link further on; `host` (n_nodes,) are the nodes' machines, an end of -2 is none. `room` to work in: (n_nodes,)
+    three times, zeros (n_nodes,), zeros (n_links,).
     """
-    queue, amount, load = room
+    queue, digits, branch, amount, load = room
     for i in range(n_done, len(src)):
         s, d = src[i], dst[i]
         used = offsets[i]
@@ -174,8 +177,8 @@ def walk(
             first, target = used, core[d]
             row = row_of[target]
             for flow in range(flows[i], flows[i] + max(n_flows[i], 1)):
-                digits = np.uint64(port[d])
-                queue[0], amount[core[s]] = core[s], 1.0 / max(n_flows[i], 1)
+                queue[0], digits[core[s]], branch[core[s]] = core[s], port[d], 0
+                amount[core[s]] = 1.0 / max(n_flows[i], 1)
                 head, tail = 0, int(core[s] != target)
                 while head < tail:  # nodes come in the order of their hops, so all that one gets is there
                     node = queue[head]
@@ -183,14 +186,16 @@ def walk(
                     begin, end = out_start[node], out_start[node + 1]
                     equal = _n_marked(dags, row, begin, end)
                     skip, n = 0, equal
-                    if n_flows[i] > 0:
+                    higher = digits[node]
+                    following = link_dst[_choice(dags, row, begin, end, 0)] if equal > 1 else node
+                    at_port = host[node] == ends[i, 0] or host[node] == ends[i, 1] or host[following] == ends[i, 1]
+                    if n_flows[i] > 0 and not (equal > 1 and at_port):
                         n = min(equal, 1)
                         if policy == ECMP and equal > 1:
                             skip = _hashed(s, d, node, flow, equal)
                         elif policy == D_MOD_K and equal > 1:
-                            higher = digits // np.uint64(equal)
-                            skip = int(digits - higher * np.uint64(equal))
-                            digits = higher
+                            higher, skip = divmod(digits[node], equal)
+                        skip = (skip + branch[node]) % max(equal, 1)
                     part = amount[node] / max(n, 1)
                     amount[node] = 0.0
                     if n == 0:
@@ -202,7 +207,9 @@ def walk(
                             used += 1
                         load[k] += part
                         if amount[link_dst[k]] == 0.0 and link_dst[k] != target:
-                            queue[tail] = link_dst[k]
+                            queue[tail], digits[link_dst[k]], branch[link_dst[k]] = link_dst[k], higher, branch[node]
+                            if n > 1:
+                                branch[link_dst[k]] += j
                             tail += 1
                         amount[link_dst[k]] += part
                 amount[target] = 0.0

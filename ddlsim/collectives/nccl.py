@@ -116,9 +116,12 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     at = np.array(nodes, dtype=np.int64)
     hosts, n_local = np.unique(cluster.host_of[at], return_counts=True)
     several = len(hosts) > 1
+    carried, n_interfaces = _interfaces(cluster, at) if several else (math.inf, 1)
+    n_rings = len(channels(cluster, nodes).rings) if several else 1
+    efa = _efa_latency(cluster, at) if several else 0.0
     if bandwidth is None:
         inside, outside, hardware = _buses(cluster, nodes)
-        outside = min(outside, _interfaces(cluster, at)) if several else outside
+        outside = min(outside, carried)
     else:
         inside, outside = bandwidth, bandwidth if several else math.inf
         hardware = "nvlink" if "nvlink" in cluster.link_kind else "pcie"
@@ -127,7 +130,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and _behind_nvswitches(cluster, at)
     return Site(
         len(nodes), len(hosts), inside, outside,
-        n_channels=len(channels(cluster, nodes).rings) if several else 1,
+        n_channels=max(n_rings, n_interfaces) if not efa and (n_rings > 1 or n_local.max() == 1) else n_rings,
         hardware=hardware,
         generation=_generation(devices),
         cpu=_cpu(cluster, hosts),
@@ -135,11 +138,13 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
         and (hardware == "nvlink" or n_local.max() == 1) and not (several and _by_cpu(cluster, at)),
         nvls=nvswitches and all(device.startswith(adding_up) for device in devices),
         sharp=several and len(set(n_local.tolist())) == 1 and _switches_reduce(cluster, at),
+        net_latency=efa,
     )  # fmt: skip
 
 
-def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> float:
-    """Return the bytes/s of the network cards by which workers leave their machines, of the machine that has the least.
+def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int]:
+    """Return the bytes/s of the network cards by which workers leave their machines, and how many these are, of the
+    machine that has the least.
 
     Others, nearest to GPUs that do not take part, are not used.
     """
@@ -149,7 +154,18 @@ def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> float:
     source, target = (cluster.host_of[ends[routes.links]] for ends in (cluster.link_src, cluster.link_dst))
     leaving = (source == hosts[owner]) & (target != hosts[owner])
     pairs = np.unique(np.stack([owner[leaving], routes.links[leaving]]), axis=1)
-    return float(np.bincount(pairs[0], payload_rate(cluster, pairs[1]), len(hosts)).min())
+    rates, numbers = (np.bincount(pairs[0], each, len(hosts)) for each in (payload_rate(cluster, pairs[1]), None))
+    return float(rates.min()), int(numbers.min())
+
+
+def _efa_latency(cluster: Cluster, at: npt.NDArray[np.int64]) -> float:
+    """Return the s between two machines over EFA, whose plugin bundles a GPU's interfaces; 0 for other transports."""
+    first = at[np.unique(cluster.host_of[at], return_index=True)[1]]
+    links = cluster.routes(first[:1], first[1:2]).links
+    if cluster.details is None or "efa" not in cluster.details.transport[links]:
+        return 0.0
+    inside = inside_hosts(cluster)[links]
+    return float(cluster.link_latency[links[~inside]].sum())
 
 
 def _generation(devices: set[str]) -> str:
@@ -274,7 +290,10 @@ def nccl_time(
 def least(
     place: Site, kind: str, size: float, algorithm: str | None, protocol: str | None, name: str
 ) -> NcclTime:
-    """Return the fastest at a place of the cluster called `name`, of what is not ruled out."""
+    """Return the fastest at a place of the cluster called `name`, or what its network's plugin chooses, of what is not
+    ruled out."""
+    if algorithm is protocol is None:
+        algorithm, protocol = place.plugin_choice(kind, size) or (None, None)
     times = [
         NcclTime(place.seconds(kind, each, p, size), each, p)
         for each in ALGORITHMS

@@ -108,12 +108,17 @@ class Way:
         return handled * nvlink_excess(self.cluster, self.nodes) if site.n_nodes == 1 else handled
 
     def handled_between(self, src: Ints, dst: Ints) -> Floats | None:
-        """Return what messages count in addition, (m,): between machines, LL passes through memory of the CPU."""
-        if self.choice.protocol != "LL" or self.site.n_nodes == 1:
+        """Return what messages count in addition, (m,): between machines, LL passes through memory of the CPU; inside,
+        NVLink carries what NCCL counts, where interfaces carry more than that."""
+        site, inside, between = self.site, 1.0, 1.0
+        if site.n_nodes > 1 and site.outside > site.inside:
+            inside = nvlink_excess(self.cluster, self.nodes)
+        if site.n_nodes > 1 and self.choice.protocol == "LL":
+            between = max(1.0, site.outside / WIRE["LL"] / site.ceiling("ring", "LL"))
+        if inside == between == 1.0:
             return None
         host = self.cluster.host_of[self.nodes]
-        slower = self.site.outside / WIRE["LL"] / self.site.ceiling("ring", "LL")
-        return np.where(host[src] == host[dst], 1.0, max(1.0, slower))
+        return np.where(host[src] == host[dst], inside, between)
 
     @property
     def inside(self) -> tuple[float, float]:
@@ -186,6 +191,7 @@ def _n_chunks(algorithm: str, place: Site, nbytes: float, n_channels: int) -> in
         rules = (64, 64), (8, 32), (2, 16)
     elif algorithm == "nvls_tree":
         chunk = 64.0 * 2**10 if place.n_nodes >= 4 else chunk
+        chunk = 512.0 * 2**10 if place.net_latency else chunk  # aws-ofi-nccl sets NCCL_NVLSTREE_MAX_CHUNKSIZE
         rules = (4, 64), (1, 32)
     else:
         depth = place.n_local if algorithm == "collnet_chain" else depth

@@ -20,6 +20,7 @@ EXPECTED = {  # workers, hosts
     "aws-10g-16": (16, 16),
     "aws-p2-16xlarge-16": (256, 16),
     "aws-p3-2xlarge": (8, 8),
+    "aws-p5-48xlarge": (256, 32),
     "cloud-25g-16x8-v100": (128, 16),
     "cori-haswell": (2004, 2004),
     "dgx-a100-pod": (160, 20),

@@ -76,7 +76,7 @@ def interior(draw: Draw) -> Host | MultiGpu:
     switches = draw.choice((1, n_gpus))
     return MultiGpu(
         n_gpus, inside, nvlink_bandwidth=None if inside == "pcie_tree" else "25 GB/s",
-        n_pcie_switches=switches, n_nics=draw.choice((1, switches)),
+        n_pcie_switches=switches, n_nics=draw.choice((1, switches, 2 * switches)),
     )  # fmt: skip
 
 
