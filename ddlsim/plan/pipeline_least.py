@@ -113,25 +113,28 @@ def _collective(cluster: Cluster, kind: str, nodes: tuple[int, ...]) -> float:
             continue
         crossing = least_crossing(kind, place, np.zeros(n, dtype=np.bool_))
         routes = cluster.split_routes(members[a], members[b])
-        every = routes.share == 1.0  # all bytes of a message pass these
-        channel, way = cluster.link_channel[routes.links[every]], routes.of[every]
-        out, into = (_shared(cluster, place[each], way, channel) for each in (a, b))
+        channel, way = cluster.link_channel[routes.links], routes.of
+        out, into = (_shared(cluster, place[each], way, channel, routes.share) for each in (a, b))
         rates = np.divide(1.0, into, out=np.full(len(into), np.inf), where=into > 0.0)
         together = crossing.together / float(rates.sum())
         slowest = max(slowest, float((crossing.out * out).max()), float((crossing.into * into).max()), together)
     return slowest
 
 
-def _shared(cluster: Cluster, place: Ints, way: Ints, channel: Ints) -> Floats:
+def _shared(cluster: Cluster, place: Ints, way: Ints, channel: Ints, share: Floats) -> Floats:
     """Return the s per byte of the narrowest channel that all ways of each place share, (n_places,).
 
     place    (n_ways,) of each way
-    channel  on the ways, of which each stands in `way`
+    channel  on the ways, of which each stands in `way`, and the `share` of a message's bytes that takes it
     """
-    pairs, count = np.unique(place[way] * cluster.n_channels + channel, return_counts=True)
-    pairs = pairs[count == np.bincount(place)[pairs // cluster.n_channels]]
+    pairs, which, count = np.unique(
+        place[way] * cluster.n_channels + channel, return_inverse=True, return_counts=True
+    )
+    least = np.ones(len(pairs))
+    np.minimum.at(least, which.reshape(-1), share)
+    least[count < np.bincount(place)[pairs // cluster.n_channels]] = 0.0  # not on all ways
     slowest = np.zeros(int(place.max()) + 1)
-    np.maximum.at(slowest, pairs // cluster.n_channels, _per_byte(cluster)[pairs % cluster.n_channels])
+    np.maximum.at(slowest, pairs // cluster.n_channels, least * _per_byte(cluster)[pairs % cluster.n_channels])
     return slowest
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import ddlsim
 from ddlsim import Affine, AllReduce, Background, Experiment, Job, LinkFault, LocalSGD, Lognormal, Measured
 from ddlsim.cluster import Cluster, fat_tree, leaf_spine, torus, with_detail
+from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network
 from ddlsim.strategies import (
@@ -260,6 +261,19 @@ def test_a_trunk_that_is_lost_leaves_the_others():
     assert carried[trunk] == pytest.approx(5 * GB, rel=1e-9)
     ups = [nbytes for nbytes, (src, dst) in zip(carried, ends, strict=True) if src == "leaf0" and dst[:5] == "spine"]
     assert sum(ups) == pytest.approx(40 * GB, rel=1e-9)
+
+
+@pytest.mark.parametrize("draw", DRAWN, ids=lambda draw: draw.__name__)
+def test_calibration_sets_what_two_workers_send(draw):
+    """Parameters are those of messages, on however many links."""
+    sprayed, plain = (Cluster.from_graph(graph) for graph in (draw("spray"), draw("shortest", 1)))
+    parameters = current_parameters(sprayed)
+    assert parameters == pytest.approx(current_parameters(plain), rel=1e-12)
+    slower = {name: 0.7 * value for name, value in parameters.items() if name.endswith((".bandwidth", ".latency"))}
+    times = [
+        ddlsim.collective_time(with_parameters(cluster, slower), "ring", "10 MB") for cluster in (sprayed, plain)
+    ]
+    assert times[0] == pytest.approx(times[1], rel=1e-9)
 
 
 def test_ports_with_buffers_need_one_path():
