@@ -253,8 +253,8 @@ class Cluster:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether messages can take several links side by side: sprayed, by ECMP of several connections, or over several
-        interfaces of a GPU."""
+        """Whether messages can take several links side by side: sprayed, by ECMP of several connections, or over a
+        GPU's interfaces."""
         several = self.details is not None and bool((self.details.connections > 1).any())
         return self.routing == "spray" or (self.routing == "ecmp" and several) or self.several_ports
 

@@ -121,6 +121,7 @@ TRANSPORTS = {
     "infiniband": ["dgx-a100-pod", "dgx-h100-pod", "dgx1-v100", "dgx1-v100-16", "endeavor-16", "ib-800g-a100",
                    "selene"],
     "roce": ["roce-a100-40g", "roce-a100-80g", "roce-h100"],
+    "efa": ["aws-p5-48xlarge"],
 }
 
 
