@@ -385,6 +385,7 @@ METHODS = {
     "Result.save_trace": lambda: {"path": "t.json"},
     "Schedule.animate": lambda: {"path": "rounds.html"},
     "Schedule.bytes_sent": lambda: {"nbytes": 1e6},
+    "Schedule.bytes_handled": lambda: {"nbytes": 1e6},
     "Seeds.times_to_accuracy": lambda: {"target": 0.5},
     "Seeds.time_to_accuracy": lambda: {"target": 0.5},
     "Study.run": lambda: {"jobs": 1},
