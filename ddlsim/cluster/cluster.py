@@ -242,11 +242,7 @@ class Cluster:
         Raises :class:`ConfigError` naming both nodes when no path leads from one to the other, and for an index
         that is no node.
         """
-        # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
-        src = np.require(self._nodes(src), np.int64, ["C", "W"])
-        dst = np.require(self._nodes(dst), np.int64, ["C", "W"])
-        if src.shape != dst.shape:
-            raise ConfigError(f"routes: src and dst must be equally long, not {src.shape} and {dst.shape}")
+        src, dst = self._pairs(src, dst)
         if self.fixed_routes:
             return self._routes_with_fixed(src, dst)
         return Routes(*self._router.route(src, dst)[:2])
@@ -269,14 +265,19 @@ class Cluster:
         n_cards = np.bincount(self.link_src[inside & is_card[self.link_dst]], minlength=self.n_nodes)
         return bool((n_leaving + n_cards > 1).any())
 
-    def split_routes(self, src: Ints, dst: Ints, flows: Ints | None = None) -> Routes:
+    @checked
+    def split_routes(self, src: NodesLike, dst: NodesLike, flows: NodesLike | None = None) -> Routes:
         """Return all links that messages src[i] -> dst[i] take; :meth:`routes` has one path of each.
 
         With routing "spray" these are the links of all shortest paths. "ecmp" hashes each connection of a pair (of its
         transport, see ``details``), and each of its `flows`, (n_routes,) numbers from 0: channels of NCCL. Between GPUs
         of different machines messages are divided among all interfaces that are equally near, as NCCL's channels are.
         """
-        one_each = not self.splits and (self.routing != "ecmp" or flows is None or not flows.any())
+        src, dst = self._pairs(src, dst)
+        flows = np.zeros_like(src) if flows is None else np.asarray(flows, dtype=np.int64)
+        if flows.shape != src.shape or (flows < 0).any():
+            raise ConfigError(f"split_routes: flows must be {len(src)} numbers from 0, one per route")
+        one_each = not self.splits and (self.routing != "ecmp" or not flows.any())
         routes = self.routes(src, dst) if one_each or self.routing == "ecmp" or self.fixed_routes else None
         if routes is not None and one_each:
             return routes
@@ -289,9 +290,16 @@ class Cluster:
         fixed = [i for i, pair in pairs if pair in self.fixed_routes]
         ends = dst.copy()
         ends[fixed] = src[fixed]
-        numbers = np.zeros_like(src) if flows is None else n_flows * flows
-        split = Routes(*self._router.route(src, ends, numbers, n_flows, self.several_ports), flows)
+        split = Routes(*self._router.route(src, ends, n_flows * flows, n_flows, self.several_ports), flows)
         return split if routes is None else split.replaced({i: routes.path(i) for i in fixed})
+
+    def _pairs(self, src: npt.ArrayLike, dst: npt.ArrayLike) -> tuple[Ints, Ints]:
+        """Return places of nodes, as many of both."""
+        # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
+        ends = [np.require(self._nodes(nodes), np.int64, ["C", "W"]) for nodes in (src, dst)]
+        if ends[0].shape != ends[1].shape:
+            raise ConfigError(f"routes: src and dst must be equally long, not {ends[0].shape} and {ends[1].shape}")
+        return ends[0], ends[1]
 
     def _routes_with_fixed(self, src: Ints, dst: Ints) -> Routes:
         fixed = [self.fixed_routes.get(pair) for pair in zip(src.tolist(), dst.tolist(), strict=True)]

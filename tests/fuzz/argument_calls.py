@@ -370,6 +370,7 @@ METHODS = {
     "Cluster.node": lambda: {"name": "h0"},
     "Cluster.around": lambda: {"down": [0]},
     "Cluster.routes": lambda: {"src": [0], "dst": [1]},
+    "Cluster.split_routes": lambda: {"src": [0], "dst": [1]},
     "Cluster.check_connected": lambda: {"nodes": [0, 1]},
     "Cluster.scaled": lambda: {"kind": "nic"},
     "Cluster.locality_order": lambda: {"nodes": [0, 1]},
