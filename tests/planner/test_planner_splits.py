@@ -63,7 +63,7 @@ def test_no_simulation_beats_its_bound(bandwidth):
 
 
 @pytest.mark.parametrize("routing", ["shortest", "spray"])
-@pytest.mark.parametrize("strategy", [Parallel(pipeline=2, micro_batch=2), FSDP(micro_batch=2)], ids=["pipeline", "FSDP"])
+@pytest.mark.parametrize("strategy", [Parallel(pipeline=2, micro_batch=2), FSDP(micro_batch=2)], ids=["PP", "FSDP"])
 def test_nor_where_messages_take_several_paths(strategy, routing):
     """Four machines with a port in each of four planes: sprayed, a message is four times as fast as a port."""
     graph = nx.Graph(routing=routing)
