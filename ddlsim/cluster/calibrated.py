@@ -196,5 +196,6 @@ def _reference_links(cluster: Cluster, link_class: str) -> tuple[Ints, Floats] |
     if ends is None:
         return None
     links = cluster.routes([ends[0]], [ends[1]])[0]
+    share = dict(zip(*cluster.split_routes(*np.array(ends).reshape(2, 1)).path(0), strict=True))
     own = inside_hosts(cluster)[links] == (link_class == "inside")
-    return links[own], payload_rate(cluster, links)[own]
+    return links[own], payload_rate(cluster, links)[own] / [share[link] for link in links[own].tolist()]

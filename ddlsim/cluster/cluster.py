@@ -52,10 +52,39 @@ ClusterLike = Annotated[
 
 @dataclass(frozen=True)
 class Routes:
-    """Routes as a CSR: route i takes the links ``links[offsets[i]:offsets[i + 1]]``, in this order."""
+    """Routes as a CSR: route i takes the links ``links[offsets[i]:offsets[i + 1]]``, in this order.
+
+    Split messages take links side by side, of which `shares` (n_hops,) says the share of their bytes on each (None: 1).
+    `flows` (n_routes,) are the numbers of the flows that ECMP hashes (None: 0).
+    """
 
     offsets: Ints
     links: Ints
+    shares: Floats | None = None
+    flows: Ints | None = None
+
+    @property
+    def share(self) -> Floats:
+        """The share of a message's bytes on each link, (n_hops,)."""
+        return np.broadcast_to(np.float64(1.0), len(self.links)) if self.shares is None else self.shares
+
+    @property
+    def of(self) -> Ints:
+        """The route that each link is on, (n_hops,)."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    def path(self, i: int) -> tuple[Ints, Floats]:
+        """Return the links of route i, and the share of a message's bytes on each."""
+        own = slice(self.offsets[i], self.offsets[i + 1])
+        return self.links[own], self.share[own]
+
+    def replaced(self, paths: Mapping[int, tuple[Ints, Floats]]) -> Routes:
+        """Return these routes, of which some take other `paths`."""
+        if not paths:
+            return self
+        links, shares = zip(*(paths[i] if i in paths else self.path(i) for i in range(len(self))), strict=True)
+        ends = np.cumsum([0, *map(len, links)], dtype=np.int64)
+        return Routes(ends, np.concatenate(links), np.concatenate(shares), self.flows)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -213,14 +242,64 @@ class Cluster:
         Raises :class:`ConfigError` naming both nodes when no path leads from one to the other, and for an index
         that is no node.
         """
-        # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
-        src = np.require(self._nodes(src), np.int64, ["C", "W"])
-        dst = np.require(self._nodes(dst), np.int64, ["C", "W"])
-        if src.shape != dst.shape:
-            raise ConfigError(f"routes: src and dst must be equally long, not {src.shape} and {dst.shape}")
+        src, dst = self._pairs(src, dst)
         if self.routing == "fixed" or self.fixed_routes:
             return self._routes_with_fixed(src, dst)
-        return Routes(*self._router.route(src, dst))
+        return Routes(*self._router.route(src, dst)[:2])
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether messages can take several links side by side: sprayed, by ECMP of several connections, or over a
+        GPU's interfaces."""
+        several = self.details is not None and bool((self.details.connections > 1).any())
+        return self.routing == "spray" or (self.routing == "ecmp" and several) or self.several_ports
+
+    @cached_property
+    def several_ports(self) -> bool:
+        """Whether a node of a machine with GPUs has several interfaces, its own or nodes with no other link inside."""
+        src, dst = self.host_of[self.link_src], self.host_of[self.link_dst]
+        hosts = np.unique(self.host_of[[node for node, kind in enumerate(self.node_kind) if kind == "gpu"]])
+        leaves, inside = np.isin(src, hosts) & (src != dst), np.isin(src, hosts) & (src == dst)
+        n_inside, n_leaving = (np.bincount(self.link_src[each], minlength=self.n_nodes) for each in (inside, leaves))
+        is_card = (n_inside == 1) & (n_leaving > 0)
+        n_cards = np.bincount(self.link_src[inside & is_card[self.link_dst]], minlength=self.n_nodes)
+        return bool((n_leaving + n_cards > 1).any())
+
+    @checked
+    def split_routes(self, src: NodesLike, dst: NodesLike, flows: NodesLike | None = None) -> Routes:
+        """Return all links that messages src[i] -> dst[i] take; :meth:`routes` has one path of each.
+
+        With routing "spray" these are the links of all shortest paths. "ecmp" hashes each connection of a pair (of its
+        transport, see ``details``), and each of its `flows`, (n_routes,) numbers from 0: channels of NCCL. Between GPUs
+        of different machines messages are divided among all interfaces that are equally near, as NCCL's channels are.
+        """
+        src, dst = self._pairs(src, dst)
+        flows = np.zeros_like(src) if flows is None else np.asarray(flows, dtype=np.int64)
+        if flows.shape != src.shape or (flows < 0).any():
+            raise ConfigError(f"split_routes: flows must be {len(src)} numbers from 0, one per route")
+        one_each = not self.splits and (self.routing != "ecmp" or not flows.any())
+        routes = self.routes(src, dst) if one_each or self.routing == "ecmp" or self.fixed_routes else None
+        if routes is not None and one_each:
+            return routes
+        n_flows = np.full(len(src), int(self.routing != "spray"))
+        if routes is not None and self.routing == "ecmp" and self.details is not None:
+            named = np.flatnonzero(self.details.transport[routes.links] != "")
+            of, first = np.unique(np.searchsorted(routes.offsets, named, "right") - 1, return_index=True)
+            n_flows[of] = self.details.connections[routes.links[named[first]]]
+        pairs = enumerate(zip(src.tolist(), dst.tolist(), strict=True)) if self.fixed_routes else ()
+        fixed = [i for i, pair in pairs if pair in self.fixed_routes]
+        ends = dst.copy()
+        ends[fixed] = src[fixed]
+        split = Routes(*self._router.route(src, ends, n_flows * flows, n_flows, self.several_ports), flows)
+        return split if routes is None else split.replaced({i: routes.path(i) for i in fixed})
+
+    def _pairs(self, src: npt.ArrayLike, dst: npt.ArrayLike) -> tuple[Ints, Ints]:
+        """Return places of nodes, as many of both."""
+        # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
+        ends = [np.require(self._nodes(nodes), np.int64, ["C", "W"]) for nodes in (src, dst)]
+        if ends[0].shape != ends[1].shape:
+            raise ConfigError(f"routes: src and dst must be equally long, not {ends[0].shape} and {ends[1].shape}")
+        return ends[0], ends[1]
 
     def _routes_with_fixed(self, src: Ints, dst: Ints) -> Routes:
         fixed = [self.fixed_routes.get(pair) for pair in zip(src.tolist(), dst.tolist(), strict=True)]
@@ -229,7 +308,7 @@ class Cluster:
             if lost.any():
                 raise self.no_route(int(src[lost.argmax()]), int(dst[lost.argmax()]))
         # a fixed route asks the router for the empty one, so that it need not exist there
-        offsets, links = self._router.route(src, np.where([way is not None for way in fixed], src, dst))
+        offsets, links = self._router.route(src, np.where([way is not None for way in fixed], src, dst))[:2]
         parts = [
             links[offsets[i] : offsets[i + 1]] if way is None else np.array(way, dtype=np.int64)
             for i, way in enumerate(fixed)

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ddlsim.cluster.cluster import Cluster, Ints, Routes
-from ddlsim.cluster.routing import TableRouter
+from ddlsim.cluster.cluster import Cluster, Floats, Ints, Routes
+from ddlsim.cluster.details import DETAIL_KEYS, LinkDetails
 from ddlsim.errors import ConfigError
 
 
@@ -33,8 +33,8 @@ class Detours:
         self._down[links] = True
 
     @cached_property
-    def _left(self) -> tuple[TableRouter, Ints]:
-        """What finds routes over the links that are left, and the numbers of these."""
+    def _left(self) -> tuple[Cluster, Ints]:
+        """The cluster with the links that are left, and the numbers of these."""
         cluster, left = self._cluster, np.flatnonzero(~self._down)
         kinds = tuple(cluster.link_kind[link] for link in left.tolist())
         changed = {
@@ -42,32 +42,29 @@ class Detours:
             for name in ("link_src", "link_dst", "link_channel", "link_bandwidth", "link_efficiency", "link_latency")
         }
         policy = "shortest" if cluster.routing in ("dimension-order", "fixed") else cluster.routing
+        details = cluster.details and LinkDetails(*(getattr(cluster.details, key)[left] for key in DETAIL_KEYS))
         rest = dataclasses.replace(
-            cluster, **changed, link_kind=kinds, routing=policy, grid=(), fixed_routes={}, details=None,
+            cluster, **changed, link_kind=kinds, routing=policy, grid=(), fixed_routes={}, details=details,
             calibration=None,
         )  # fmt: skip
-        return TableRouter(rest), left
+        return rest, left
 
     def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes:
         """Return the routes src[i] -> dst[i]: the `usual` ones but for those over links that are down."""
-        of = np.repeat(np.arange(len(src)), np.diff(usual.offsets))
-        blocked = np.unique(of[self._down[usual.links]]).tolist()
-        if not blocked:
-            return usual
-        ways = {i: self._around(int(src[i]), int(dst[i])) for i in blocked}
-        parts = [usual[i] if (way := ways.get(i)) is None else way for i in range(len(usual))]
-        ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-        return Routes(ends, np.concatenate(parts))
+        blocked = np.unique(usual.of[self._down[usual.links]]).tolist()
+        flows = np.zeros(len(src), dtype=np.int64) if usual.flows is None else usual.flows
+        around = {i: self._around(src[i : i + 1], dst[i : i + 1], flows[i : i + 1]) for i in blocked}
+        return usual.replaced({i: path for i, path in around.items() if path is not None})
 
-    def _around(self, src: int, dst: int) -> Ints | None:
-        """Return the links of another way, None if there is none."""
-        router, left = self._left
+    def _around(self, src: Ints, dst: Ints, flows: Ints) -> tuple[Ints, Floats] | None:
+        """Return another path between two nodes, arrays of one: links and shares; None if there is none."""
+        rest, left = self._left
         try:
-            _, found = router.route(np.array([src]), np.array([dst]))
+            found = rest.split_routes(src, dst, flows)
         except ConfigError:
             return None
-        links = left[found]
+        links = left[found.links]
         hosts = self._cluster.host_of
         between = hosts[self._cluster.link_dst[links]]
         own = (between < 0) | (between == hosts[src]) | (between == hosts[dst])
-        return links if own.all() or not self._switched else None
+        return (links, found.share) if own.all() or not self._switched else None

@@ -31,7 +31,7 @@ import numpy as np
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail, Told, collected
 from ddlsim.cluster.quantity import fraction, nonnegative, positive
-from ddlsim.cluster.routing import check_policy
+from ddlsim.cluster.routing import check_policy, widest_links
 from ddlsim.errors import ConfigError, shown, unknown_name
 
 NODE_KINDS = ("gpu", "host", "storage", "switch")
@@ -290,8 +290,7 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
         raise ConfigError(f"{where}: routes = {shown(routes)} must be a list of paths (lists of node names)")
     if not routes:
         return cluster
-    pairs = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
-    link_of = {pairs[link]: link for link in reversed(range(len(pairs)))}  # the lowest id of parallel links
+    link_of = widest_links(cluster)
     fixed: dict[tuple[int, int], tuple[int, ...]] = {}
     for number, path in enumerate(routes):
         place = f"{where}: routes[{number}]"

@@ -84,8 +84,9 @@ class MultiGpu:
              bandwidth between any two; "hybrid_cube_mesh": 8 GPUs as in the DGX-1 V100, `nvlink_bandwidth`
              being that of one NVLink, pairs having one or two; "pcie_tree": no NVLink
     n_pcie_switches   the GPUs are spread over this many, in order; each has one link to the CPU
-    n_nics   1: at the CPU, or on the PCIe switch where there is only one; otherwise one on each PCIe switch,
-             so that every GPU has one nearest NIC (give each GPU its own switch to give it its own NIC)
+    n_nics   1: at the CPU, or on the PCIe switch where there is only one; otherwise they are spread over the PCIe
+             switches in order, like GPUs: 32 on 8 switches of a GPU each are four NICs for every GPU, which uses them
+             all; of 2 on 4 switches every second switch has one
     cpu      device key of the CPU, a "host" node where parameter servers can run
     The remaining fields are those of :class:`Host`, for each GPU (overheads also for the CPU; `price` is that of
     the whole machine).
@@ -185,8 +186,6 @@ def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, An
 
 
 def _check(host: MultiGpu) -> None:
-    n_switches = host.n_pcie_switches
-    n_nics = host.n_nics
     if host.inside not in INTERIORS:
         raise unknown_name("inside", host.inside, INTERIORS, "host")
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
@@ -201,11 +200,6 @@ def _check(host: MultiGpu) -> None:
         raise ConfigError(
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "
             f"remove it or choose inside = 'nvlink_mesh'"
-        )
-    if n_nics not in (1, n_switches):
-        raise ConfigError(
-            f"host: n_nics = {n_nics} must be 1 or n_pcie_switches = {n_switches} (one on each); "
-            f"change one of them"
         )
 
 
@@ -237,7 +231,7 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
         connect(graph, switch, cpu, "pcie", uplink, latency)
     if host.n_nics == 1:
         return [cpu if len(switches) > 1 else switches[0]]
-    return switches
+    return [switches[i * len(switches) // host.n_nics] for i in range(host.n_nics)]
 
 
 def _add_nvlink(graph: Graph, name: str, host: MultiGpu, gpus: list[str]) -> None:

@@ -2,10 +2,11 @@
 
 NCCL calls them channels (``src/graph/search.cc``, version 2.19; said here in our own words): inside a machine, rings
 over disjoint NVLinks; over several machines one ring for each network interface, which enters a machine by the GPU
-nearest to its interface and goes through all GPUs of the machine. Where two GPUs share an interface the ring leaves by
-the one it came by. Where each GPU has its own it leaves by another one, and in the next machine, which it enters there,
-it goes the other way round: so a message between machines stays on its rail, and every interface sends and receives for
-one ring each.
+nearest to its interface and goes through all GPUs of the machine. Interfaces that are equally near to a GPU carry its
+ring together; of several GPUs that are equally near to as many interfaces each has a ring. Where two GPUs share an
+interface the ring leaves by the one it came by. Where each GPU has its own it leaves by another one, and in the next
+machine, which it enters there, it goes the other way round: so a message between machines stays on its rail, and every
+interface sends and receives for one ring each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ddlsim.cluster.cluster import Cluster, Ints
+from ddlsim.cluster.cluster import Cluster, Floats, Ints
 
 #: rings inside one machine, at most; hops that a search tries before the best until then counts
 MOST_RINGS, PATIENCE = 16, 20_000
@@ -71,16 +72,22 @@ def channels(cluster: Cluster, nodes: tuple[int, ...]) -> Channels:
             for chain, path in zip(chains[-1], searched[inside.shape], strict=True)
         ])  # fmt: skip
     orders = tuple(np.concatenate(ring) for ring in zip(*paths, strict=False))  # as many as the narrowest machine has
-    if _rate(cluster, at, orders) < _rate(cluster, at, (plain,)) * (1.0 - 1e-9):
+    if ring_rate(cluster, at, orders) < ring_rate(cluster, at, (plain,)) * (1.0 - 1e-9):
         return Channels((plain,), (tuple(machines),))  # they cross trunks too often
     return Channels(orders, tuple(zip(*chains, strict=False)))
 
 
-def _rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...]) -> float:
-    """Return the bytes/s that rings carry together, each as much as the fullest link on its way lets all of them."""
-    ways = [cluster.routes(at[order], at[np.roll(order, -1)]).links for order in orders]
-    uses = np.bincount(cluster.link_channel[np.concatenate(ways)], minlength=cluster.n_channels)
-    return len(orders) * float(np.min(cluster.channel_capacity[uses > 0] / uses[uses > 0], initial=np.inf))
+def ring_rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...], capacity: Floats | None = None) -> float:
+    """Return the bytes/s that rings over the nodes ``at[order]`` carry together, inf where they use no link.
+
+    Each carries as much as the most crowded channel on its way leaves to all of them; `capacity` (n_channels,) are
+    the channels' bytes/s, those of the cluster if None.
+    """
+    capacity = cluster.channel_capacity if capacity is None else capacity
+    routes = [cluster.split_routes(at[order], at[np.roll(order, -1)]) for order in orders]
+    links, shares = np.concatenate([each.links for each in routes]), np.concatenate([each.share for each in routes])
+    uses = np.bincount(cluster.link_channel[links], shares, cluster.n_channels)
+    return len(orders) * float(np.min(capacity[uses > 0] / uses[uses > 0], initial=np.inf))
 
 
 def rails(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...] | None:
@@ -119,13 +126,14 @@ class _Machine:
         a, b = (index.ravel() for index in np.indices((n, n)))
         routes = cluster.routes(nodes[a], nodes[b])
         links = [routes[i] for i in range(n * n)]
-        out: list[int] = []
+        out: list[tuple[int, ...]] = []  # channels of the interfaces that are nearest to each device
         if outside is not None:
-            ways = cluster.routes(nodes, np.full(n, outside))
+            ways = cluster.split_routes(nodes, np.full(n, outside))
             host = cluster.host_of[nodes[0]]
             for i in range(n):
-                leaving = [link for link in ways[i].tolist() if cluster.host_of[cluster.link_dst[link]] != host]
-                out.append(int(cluster.link_channel[leaving[0]]))
+                source, target = (cluster.host_of[ends[ways[i]]] for ends in (cluster.link_src, cluster.link_dst))
+                leaving = ways[i][(source == host) & (target != host)]
+                out.append(tuple(sorted(cluster.link_channel[leaving].tolist())))
         used = sorted({int(cluster.link_channel[link]) for way in links for link in way.tolist()})
         number = {channel: i for i, channel in enumerate(used)}
         self.capacity = cluster.channel_capacity[used].tolist()
@@ -133,9 +141,14 @@ class _Machine:
             [[number[int(cluster.link_channel[link])] for link in links[i * n + j].tolist()] for j in range(n)]
             for i in range(n)
         ]
-        #: devices by the interface that is nearest to them, and what it carries
-        self.interfaces = [[i for i in range(n) if out[i] == way] for way in dict.fromkeys(out)]
-        self.outwards = min((float(cluster.channel_capacity[way]) for way in out), default=0.0)
+        #: devices by the interfaces that are nearest to them, and what these carry
+        self.interfaces: list[list[int]] = []
+        self.outwards = np.inf if out else 0.0
+        for ports in dict.fromkeys(out):
+            devices = [i for i in range(n) if out[i] == ports]
+            n_rings = min(len(devices), len(ports))
+            self.interfaces += [part.tolist() for part in np.array_split(devices, n_rings)]
+            self.outwards = min(self.outwards, float(cluster.channel_capacity[list(ports)].sum()) / n_rings)
         self.steps = 0
 
     @property

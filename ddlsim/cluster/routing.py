@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from ddlsim.cluster.cluster import Cluster
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
-#: Among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination;
-#: and, on grids, one dimension after the other. "fixed": endpoints communicate along fixed routes only.
-POLICIES = ("shortest", "ecmp", "d-mod-k", "dimension-order", "fixed")
+#: Among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination; on grids, one
+#: dimension after the other; "fixed": endpoints communicate along fixed routes only; "spray": all of them, each node
+#: dividing every message evenly among its equal next links.
+POLICIES = ("shortest", "ecmp", "d-mod-k", "dimension-order", "fixed", "spray")
 
 
 def check_policy(policy: str, where: str) -> str:
@@ -36,7 +38,7 @@ def make_router(cluster: Cluster) -> TableRouter | GridRouter:
 
 
 class TableRouter:
-    """Shortest paths by hops, then latency; the policy chooses among equal ones."""
+    """Shortest paths: by hops, endpoints, bandwidth, latency; the policy chooses among equal ones."""
 
     def __init__(self, cluster: Cluster) -> None:
         from ddlsim.cluster import walk
@@ -50,31 +52,49 @@ class TableRouter:
         ids = np.flatnonzero(inner)
         ids = ids[np.argsort(cluster.link_src[ids], kind="stable")]  # by source, then by id
         self._ids, self._src, self._dst = ids, cluster.link_src[ids], cluster.link_dst[ids]
-        self._latency = cluster.link_latency[ids]
+        per_byte = 1.0 / cluster.channel_capacity[cluster.link_channel[ids]]
+        forwards = cluster.is_endpoint[self._dst].astype(np.float64)
+        self._costs = np.stack([forwards, per_byte, cluster.link_latency[ids], per_byte])
         self._out_start = np.searchsorted(self._src, np.arange(n + 1))
         self._in_links = np.argsort(self._dst, kind="stable")
         self._in_start = np.searchsorted(self._dst[self._in_links], np.arange(n + 1))
+        self._room = *(np.empty(n, dtype=np.int64) for _ in range(3)), np.zeros(n), np.zeros(len(ids))
+        self._gpu = np.array([kind == "gpu" for kind in cluster.node_kind], dtype=bool)
         self._row_of = np.full(n, -1, dtype=np.int64)
         self._dags = np.zeros((0, (len(ids) + 63) // 64), dtype=np.uint64)
         self._n_rows = 0
 
-    def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
-        """Return `offsets`, `links` of the routes src[i] -> dst[i]; a missing route is a ConfigError."""
+    def route(
+        self, src: Ints, dst: Ints, flows: Ints | None = None, n_flows: Ints | None = None, ports: bool = False
+    ) -> tuple[Ints, Ints, Floats]:
+        """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]; a missing route is a ConfigError.
+
+        These are all equal paths where ``n_flows[i]`` is 0, otherwise those of so many flows from number ``flows[i]``
+        on; without, one path each. With `ports`, messages between machines use all interfaces that are equally near to
+        a GPU at either end.
+        """
         from ddlsim.cluster import walk
 
         self._prepare(dst)
-        offsets, links = np.zeros(len(src) + 1, dtype=np.int64), np.empty(6 * len(src) + 16, dtype=np.int64)
+        flows = np.zeros(len(src), dtype=np.int64) if flows is None else flows
+        n_flows = np.ones(len(src), dtype=np.int64) if n_flows is None else n_flows
+        host = self._cluster.host_of
+        ends = np.where(self._gpu[src] & self._gpu[dst] & (host[src] != host[dst]), [host[src], host[dst]], -2).T
+        ends = np.ascontiguousarray(ends) if ports else np.full((len(src), 2), -2)
+        room = 6 * len(src) + len(self._ids) + 2
+        offsets, links, shares = np.zeros(len(src) + 1, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room)
         n_done = 0
         while True:
             n_done, lost = walk.walk(
-                src, dst, self._up, self._down, self._core, self._row_of, self._dags, self._out_start,
-                self._dst, self._ids, self._policy, self._port, n_done, offsets, links,
+                src, dst, self._up, self._down, self._core, self._row_of, self._dags, self._out_start, self._dst,
+                self._ids, self._policy, self._port, flows, n_flows, host, ends, self._room, n_done, offsets, links,
+                shares,
             )  # fmt: skip
             if lost:
                 raise self._cluster.no_route(int(src[n_done]), int(dst[n_done]))
             if n_done == len(src):
-                return offsets, links[: offsets[-1]]
-            links = np.resize(links, 2 * len(links))
+                return offsets, links[: offsets[-1]], shares[: offsets[-1]]
+            links, shares = np.concatenate([links, links]), np.concatenate([shares, shares])
 
     def _prepare(self, dst: Ints) -> None:
         """Make the tables towards those destinations that have none yet."""
@@ -87,9 +107,9 @@ class TableRouter:
             return
         n = len(self._row_of)
         dags = np.zeros((len(targets), self._dags.shape[1]), dtype=np.uint64)
-        hops, delay, queue = np.empty(n, dtype=np.int64), np.empty(n), np.empty(n, dtype=np.int64)
+        hops, costs, queue = np.empty(n, dtype=np.int64), np.empty((4, n)), np.empty(n, dtype=np.int64)
         walk.mark_shortest(
-            dags, hops, delay, queue, targets, self._src, self._dst, self._latency,
+            dags, hops, costs, queue, targets, self._src, self._dst, self._costs,
             self._out_start, self._in_start, self._in_links,
         )  # fmt: skip
         n_rows = self._n_rows + len(targets)
@@ -109,12 +129,12 @@ class GridRouter:
         self._shape = np.asarray(cluster.grid, dtype=np.int64)
         self._next_link = _grid_links(cluster)
 
-    def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
-        """Return `offsets`, `links` of the routes src[i] -> dst[i]."""
+    def route(self, src: Ints, dst: Ints, *_: Ints | bool) -> tuple[Ints, Ints, Floats]:
+        """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]; none is split."""
         from ddlsim.cluster import walk
 
         offsets, links = walk.grid_walk(src, dst, self._shape, self._next_link)
-        return offsets, links
+        return offsets, links, np.ones(len(links))
 
 
 def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:
@@ -173,6 +193,13 @@ def port_numbers(cluster: Cluster) -> Ints:
     return port
 
 
+def widest_links(cluster: Cluster) -> dict[tuple[int, int], int]:
+    """Return the link between each pair of joined nodes: the widest of parallel ones, of these the lowest id."""
+    capacity = cluster.channel_capacity[cluster.link_channel]
+    widest_last = np.lexsort((-np.arange(cluster.n_links), capacity)).tolist()
+    return {(int(cluster.link_src[link]), int(cluster.link_dst[link])): link for link in widest_last}
+
+
 def _grid_links(cluster: Cluster) -> Ints:
     """Return (n_nodes, n_dims, 2): the link to the neighbour at +1 and at -1; raises if one is missing."""
     shape, n = cluster.grid, cluster.n_nodes
@@ -181,8 +208,7 @@ def _grid_links(cluster: Cluster) -> Ints:
         raise ConfigError(
             f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it"
         )
-    pairs = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
-    link_of = {pairs[link]: link for link in reversed(range(len(pairs)))}  # the lowest id of parallel links
+    link_of = widest_links(cluster)
     table = np.zeros((n, len(shape), 2), dtype=np.int64)
     numbers = np.arange(n).reshape(shape)
     for dim, size in enumerate(shape):

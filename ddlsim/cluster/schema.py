@@ -22,6 +22,7 @@ from ddlsim.cluster import direct, generators
 from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetail, Told
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
 from ddlsim.cluster.quantity import MAX_NODES, nonnegative, positive
+from ddlsim.cluster.routing import check_policy
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plain import parse_value
 
@@ -151,7 +152,7 @@ class ClusterFile(_Strict):
     title: str = ""
     sources: list[str] = []
     notes: list[str] = []
-    routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order", "fixed"] | None = None
+    routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order", "fixed", "spray"] | None = None
     grid: list[int] = []
     switch_power: Power | None = None  # of every switch between the machines
     switch_reduces: bool | None = None  # whether each of them adds up what passes through it
@@ -282,6 +283,9 @@ def set_key(file: ClusterFile, setting: str) -> None:
         return
     if key in DetailTable.model_fields:
         file.link = {**(file.link or {}), key: parse_value(text)}
+        return
+    if key == "routing":
+        file.routing = check_policy(text, f"+{setting}")  # type: ignore[assignment]
         return
     if key == "switch_reduces":
         if text not in ("true", "false"):

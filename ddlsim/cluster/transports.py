@@ -57,6 +57,9 @@ PROTOCOLS = {
     "tcp-bbr": _BBR,
     # RoCE v2: IPv4 20, UDP 8, base transport header 12, check 4 (InfiniBand Architecture Specification, annex A17)
     "roce": Protocol(header=ETHERNET + 44.0, inside=0.0, mtu=4096.0),
+    # EFA's SRD sends packets of some 8 KiB over all paths and puts them in order (fi_efa(7)); what it adds to them is
+    # not published
+    "efa": Protocol(header=ETHERNET, inside=0.0, mtu=8192.0),
     # local header 8, base transport header 12, checks 4 and 2 (InfiniBand Architecture Specification, section 6)
     "infiniband": Protocol(header=26.0, inside=0.0, mtu=4096.0),
 }

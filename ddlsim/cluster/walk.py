@@ -17,7 +17,7 @@ _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
 _Bits = npt.NDArray[np.uint64]
 
-#: Latency sums of equal paths differ in the last bits by the order of addition; this much is a tie.
+#: Sums of equal paths differ in the last bits by the order of addition; this much is a tie.
 _TIE = 1.0 + 1e-12
 
 
@@ -30,46 +30,59 @@ def _mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
+@called
+def _cost(costs: _Floats, link_costs: _Floats, link: int, nearer: int, i: int) -> float:
+    """Return cost number `i` of the path by `link`, which leads to the node `nearer`."""
+    cost, rest = link_costs[i, link], costs[i, nearer]
+    return float(max(cost, rest) if i == 1 else cost + rest)
+
+
+@called
+def _ties(costs: _Floats, link_costs: _Floats, link: int, nearer: int, node: int, n: int) -> bool:
+    """Return whether the path by `link` is as short as the shortest from `node`, by the first `n` costs."""
+    ties = True
+    for i in range(n):
+        ties = ties and _cost(costs, link_costs, link, nearer, i) <= costs[i, node] * _TIE
+    return ties
+
+
 @entry
 def mark_shortest(
-    dags: _Bits,
-    hops: _Ints,
-    delay: _Floats,
-    queue: _Ints,
-    targets: _Ints,
-    link_src: _Ints,
-    link_dst: _Ints,
-    latency: _Floats,
-    out_start: _Ints,
-    in_start: _Ints,
-    in_links: _Ints,
-) -> None:
-    """Set the bits of the links on the shortest paths (hops, then latency) to each target in its row of `dags`.
+    dags: _Bits, hops: _Ints, costs: _Floats, queue: _Ints, targets: _Ints, link_src: _Ints, link_dst: _Ints,
+    link_costs: _Floats, out_start: _Ints, in_start: _Ints, in_links: _Ints,
+) -> None:  # fmt: skip
+    """Set the bits of the links on the shortest paths to each target in its row of `dags`.
+
+    A path is shorter with fewer hops, then with fewer endpoints that forward, a wider narrowest link, less latency, and
+    wider links altogether. The last four are the rows of `link_costs` (4, n_links): 1 where an endpoint follows, s per
+    byte, s, and s per byte. (Hops, then the narrowest link: widest-shortest paths, RFC 2676, section 2.)
 
     Links are sorted by source; `out_start` (n_nodes + 1,) delimits them, `in_start`, `in_links` list them by
-    destination. `dags` has shape (n_targets, ceil(n_links / 64)); `hops`, `delay`, `queue` (n_nodes,) are room to
-    work in.
+    destination. `dags` has shape (n_targets, ceil(n_links / 64)); `hops`, `queue` (n_nodes,) and `costs` (4, n_nodes)
+    are room to work in.
     """
     for row in range(targets.size):
         for node in range(hops.size):
             hops[node] = -1
         hops[targets[row]] = 0
-        delay[targets[row]] = 0.0
+        costs[:, targets[row]] = 0.0
         queue[0] = targets[row]
         head, tail = 0, 1
         while head < tail:
             node = queue[head]
             head += 1
             if node != targets[row]:
-                # Nodes one hop nearer left the queue before this one, so their delays are final.
-                best = np.inf
-                for link in range(out_start[node], out_start[node + 1]):
-                    if hops[link_dst[link]] == hops[node] - 1:
-                        best = min(best, delay[link_dst[link]] + latency[link])
-                delay[node] = best
-                for link in range(out_start[node], out_start[node + 1]):
-                    nearer = link_dst[link]
-                    if hops[nearer] == hops[node] - 1 and delay[nearer] + latency[link] <= best * _TIE:
+                # Nodes one hop nearer left the queue before this one, so their costs are final.
+                begin, end = out_start[node], out_start[node + 1]
+                costs[:, node] = np.inf
+                for i in range(4):  # by one criterion after the other, among the links that tie by those before
+                    for link in range(begin, end):
+                        after = link_dst[link]
+                        if hops[after] == hops[node] - 1 and _ties(costs, link_costs, link, after, node, i):
+                            costs[i, node] = min(costs[i, node], _cost(costs, link_costs, link, after, i))
+                for link in range(begin, end):
+                    after = link_dst[link]
+                    if hops[after] == hops[node] - 1 and _ties(costs, link_costs, link, after, node, 4):
                         dags[row, link >> 6] |= np.uint64(1) << np.uint64(link & 63)
             for i in range(in_start[node], in_start[node + 1]):
                 before = link_src[in_links[i]]
@@ -113,69 +126,98 @@ def _choice(dags: _Bits, row: int, start: int, end: int, skip: int) -> int:
     return -1
 
 
+@called
+def _n_marked(dags: _Bits, row: int, start: int, end: int) -> int:
+    """Return how many of the bits start .. end - 1 of a row are set."""
+    n = 0
+    for first in range(start, end, 64):
+        n += _ones(_marked(dags, row, first, min(first + 64, end)))
+    return n
+
+
+@called
+def _hashed(s: int, d: int, node: int, flow: int, equal: int) -> int:
+    """Return which of so many equal links the flow number `flow` from `s` to `d` takes at a node (ECMP)."""
+    key = _mix(_mix(_mix(np.uint64(s)) + np.uint64(d)) + np.uint64(node))
+    if flow > 0:
+        key = _mix(key + np.uint64(flow))
+    return int(key % np.uint64(equal))
+
+
 @entry
 def walk(
-    src: _Ints,
-    dst: _Ints,
-    up: _Ints,
-    down: _Ints,
-    core: _Ints,
-    row_of: _Ints,
-    dags: _Bits,
-    out_start: _Ints,
-    link_dst: _Ints,
-    link_id: _Ints,
-    policy: int,
-    port: _Ints,
-    n_done: int,
-    offsets: _Ints,
-    links: _Ints,
-) -> tuple[int, bool]:
-    """Write the routes src[i] -> dst[i] from i = `n_done` on into `offsets`, `links`.
+    src: _Ints, dst: _Ints, up: _Ints, down: _Ints, core: _Ints, row_of: _Ints, dags: _Bits, out_start: _Ints,
+    link_dst: _Ints, link_id: _Ints, policy: int, port: _Ints, flows: _Ints, n_flows: _Ints, host: _Ints, ends: _Ints,
+    room: tuple[_Ints, _Ints, _Ints, _Floats, _Floats], n_done: int, offsets: _Ints, links: _Ints, shares: _Floats,
+) -> tuple[int, bool]:  # fmt: skip
+    """Write the routes src[i] -> dst[i] from i = `n_done` on into `offsets`, `links`, with the share of bytes per link.
 
     Returns how many are done now, and whether the next one does not exist (otherwise `links` is full or all
     are done). A node with a single attachment enters and leaves through `up` and `down` (-1 for others) at its
-    `core` node; `row_of` says which DAG leads to a core node. Among equal next links: SHORTEST takes the
-    lowest id; ECMP takes number hash(src, dst, node) modulo their count; D_MOD_K divides `port[dst]` by their
-    count, takes the remainder, and goes on with the quotient, so that the up ports of a fat tree are the digits
-    of `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention free traffic").
+    `core` node; `row_of` says which DAG leads to a core node. If ``n_flows[i]`` is 0, each node divides what it gets
+    evenly among its equal next links. Otherwise so many flows, from number ``flows[i]`` on, have an equal part each and
+    take one of these links: SHORTEST the lowest id; ECMP number hash(src, dst, node, flow) modulo their count;
+    D_MOD_K divides `port[dst]` by their count, takes the remainder, and goes on with the quotient, so that the up ports
+    of a fat tree are the digits of `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention
+    free traffic"). Whatever the policy, nodes of the machines `ends` (n_routes, 2), the source's and the destination's,
+    divide what leaves or enters them evenly among equal next links, and what leaves by another one takes another equal
+    link further on; `host` (n_nodes,) are the nodes' machines, an end of -2 is none. `room` to work in: (n_nodes,)
+    three times, zeros (n_nodes,), zeros (n_links,).
     """
-    room = len(links) - 2  # for one more, and for the way down
+    queue, digits, branch, amount, load = room
     for i in range(n_done, len(src)):
         s, d = src[i], dst[i]
         used = offsets[i]
         if s != d:
-            if used > room:
+            if used + len(load) + 2 > len(links):
                 return i, False
             if up[s] >= 0:
-                links[used] = up[s]
+                links[used], shares[used] = up[s], 1.0
                 used += 1
-            node, target = core[s], core[d]
-            row, digits = row_of[target], np.uint64(port[d])
-            while node != target:
-                begin, end = out_start[node], out_start[node + 1]
-                skip = 0
-                if policy != SHORTEST:
-                    equal = 0
-                    for first in range(begin, end, 64):
-                        equal += _ones(_marked(dags, row, first, min(first + 64, end)))
-                    if equal > 1 and policy == ECMP:
-                        key = _mix(_mix(_mix(np.uint64(s)) + np.uint64(d)) + np.uint64(node))
-                        skip = int(key % np.uint64(equal))
-                    elif equal > 1:
-                        higher = digits // np.uint64(equal)
-                        skip = int(digits - higher * np.uint64(equal))
-                        digits = higher
-                k = _choice(dags, row, begin, end, skip)
-                if k < 0:
-                    return i, True
-                if used > room:
-                    return i, False
-                links[used] = link_id[k]
-                used += 1
-                node = link_dst[k]
+            first, target = used, core[d]
+            row = row_of[target]
+            for flow in range(flows[i], flows[i] + max(n_flows[i], 1)):
+                queue[0], digits[core[s]], branch[core[s]] = core[s], port[d], 0
+                amount[core[s]] = 1.0 / max(n_flows[i], 1)
+                head, tail = 0, int(core[s] != target)
+                while head < tail:  # nodes come in the order of their hops, so all that one gets is there
+                    node = queue[head]
+                    head += 1
+                    begin, end = out_start[node], out_start[node + 1]
+                    equal = _n_marked(dags, row, begin, end)
+                    skip, n = 0, equal
+                    higher = digits[node]
+                    following = link_dst[_choice(dags, row, begin, end, 0)] if equal > 1 else node
+                    at_port = host[node] == ends[i, 0] or host[node] == ends[i, 1] or host[following] == ends[i, 1]
+                    if n_flows[i] > 0 and not (equal > 1 and at_port):
+                        n = min(equal, 1)
+                        if policy == ECMP and equal > 1:
+                            skip = _hashed(s, d, node, flow, equal)
+                        elif policy == D_MOD_K and equal > 1:
+                            higher, skip = divmod(digits[node], equal)
+                        skip = (skip + branch[node]) % max(equal, 1)
+                    part = amount[node] / max(n, 1)
+                    amount[node] = 0.0
+                    if n == 0:
+                        return i, True
+                    for j in range(skip, skip + n):
+                        k = _choice(dags, row, begin, end, j)
+                        if load[k] == 0.0:
+                            links[used] = k
+                            used += 1
+                        load[k] += part
+                        if amount[link_dst[k]] == 0.0 and link_dst[k] != target:
+                            queue[tail], digits[link_dst[k]], branch[link_dst[k]] = link_dst[k], higher, branch[node]
+                            if n > 1:
+                                branch[link_dst[k]] += j
+                            tail += 1
+                        amount[link_dst[k]] += part
+                amount[target] = 0.0
+            for h in range(first, used):
+                shares[h], load[links[h]] = load[links[h]], 0.0
+                links[h] = link_id[links[h]]
             if down[d] >= 0:
-                links[used] = down[d]
+                links[used], shares[used] = down[d], 1.0
                 used += 1
         offsets[i + 1] = used
     return len(src), False

@@ -114,10 +114,12 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
         round.latency.shape == round.src.shape and np.isfinite(round.latency).all() and round.latency.min() >= 0.0
     ):
         raise ConfigError(f"{where}: latency must be {len(round.src)} seconds, one per message; 0 or more")
-    if round.wire is not None and not (
-        round.wire.shape == round.src.shape and np.isfinite(round.wire).all() and round.wire.min() > 0.0
-    ):
-        raise ConfigError(f"{where}: wire must be {len(round.src)} positive numbers, one per message")
+    for name in ("wire", "handled"):
+        array = getattr(round, name)
+        if array is not None and not (
+            array.shape == round.src.shape and np.isfinite(array).all() and array.min() > 0.0
+        ):
+            raise ConfigError(f"{where}: {name} must be {len(round.src)} positive numbers, one per message")
     if (round.src == round.dst).any():
         raise ConfigError(f"{where}: rank {round.src[round.src == round.dst][0]} sends to itself")
     slots = round.slots

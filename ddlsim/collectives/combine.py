@@ -6,11 +6,12 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ddlsim.arguments import Positive, checked
-from ddlsim.collectives.schedule import Floats, Ints, Kind, Ranks, Round, Schedule, Wholes
+from ddlsim.collectives.schedule import PER_MESSAGE, Floats, Ints, Kind, Ranks, Round, Schedule, Wholes
 from ddlsim.errors import ConfigError
 
 
@@ -178,9 +179,11 @@ def uniform(round: Round, n_chunks: int) -> tuple[Round, Ints]:
     begin = np.cumsum(count) - count
     start = (round.start[which] + np.arange(len(which)) * unit - begin[which]) % n_chunks
     equal = np.full(len(which), unit)
-    latency, wire = (None if each is None else each[which] for each in (round.latency, round.wire))
+    more: dict[str, Any] = {
+        name: None if getattr(round, name) is None else getattr(round, name)[which] for name in PER_MESSAGE
+    }
     return dataclasses.replace(
-        round, src=round.src[which], dst=round.dst[which], start=start, count=equal, latency=latency, wire=wire
+        round, src=round.src[which], dst=round.dst[which], start=start, count=equal, **more
     ), which
 
 
@@ -223,17 +226,19 @@ def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Sc
 def _merged(sequences: Iterable[tuple[Round, ...]]) -> Iterable[Round]:
     """Merge sequences on disjoint ranks position by position, rounds of one pattern into one round."""
     for rounds in itertools.zip_longest(*sequences):
-        patterns: dict[tuple[bool, int, int, bytes | None, float, bool, bool], list[Round]] = {}
+        patterns: dict[tuple[object, ...], list[Round]] = {}
         for r in rounds:
             if r is not None:
                 slots = None if r.slots is None else r.slots.tobytes()
-                alike = (r.reduce, r.repeat, r.shift, slots, r.header, r.latency is None, r.wire is None)
+                lacks = [getattr(r, name) is None for name in PER_MESSAGE]
+                alike = (r.reduce, r.repeat, r.shift, slots, r.header, *lacks)
                 patterns.setdefault(alike, []).append(r)
         for same in patterns.values():
             src, dst, start, count = (
                 np.concatenate([getattr(r, name) for r in same]) for name in ("src", "dst", "start", "count")
             )
-            late = [r.latency for r in same if r.latency is not None]
-            more = [r.wire for r in same if r.wire is not None]
-            latency, wire = (np.concatenate(parts) if parts else None for parts in (late, more))
-            yield dataclasses.replace(same[0], src=src, dst=dst, start=start, count=count, latency=latency, wire=wire)
+            more: dict[str, Any] = {
+                name: None if getattr(same[0], name) is None else np.concatenate([getattr(r, name) for r in same])
+                for name in PER_MESSAGE
+            }
+            yield dataclasses.replace(same[0], src=src, dst=dst, start=start, count=count, **more)

@@ -1,10 +1,11 @@
 """NCCL's own estimate of a collective, the one by which its tuner chooses algorithm and protocol.
 
 The formulas are in :mod:`ddlsim.collectives.nccl_tuner`; the least of all estimates counts. What they ask of the
-cluster is found here. The bus bandwidth, which NCCL finds by searching for rings, is the caller's, or read off the
-cluster: what the links of a worker to its neighbours carry, of NVLinks at most what NCCL counts (``src/graph/topo.h``:
-20 of 25 GB/s, say), and between nodes what a node's network cards carry together, each at most what the connections of
-its transport carry (``connections * flow_rate``, docs/models/transport.md); the least over all workers and nodes.
+cluster is found here. The bus bandwidth is the caller's, or that of the links that NCCL sees, which trims its topology
+to the GPUs of the communicator: in a single node, that of the rings that its search finds; in several, what the links
+of each worker to others that take part carry, and between nodes what a node's network cards carry together, each at
+most what the connections of its transport carry (``connections * flow_rate``, docs/models/transport.md); the least over
+all workers and nodes. Of NVLinks NCCL counts a share (``src/graph/topo.h``: 20 of 25 GB/s, say).
 (Links beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.) Switches
 between machines add up (SHARP) where the cluster says so, ``switch_reduces``, and all on the ways do.
 
@@ -25,7 +26,7 @@ from ddlsim.arguments import Bandwidth, Count, Index, checked, quantity
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import inside_hosts, payload_rate
 from ddlsim.cluster.cluster import ClusterLike
-from ddlsim.cluster.rings import channels
+from ddlsim.cluster.rings import channels, members, ring_rate
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS, SIMPLE_ONLY, Site
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
@@ -59,8 +60,9 @@ def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | No
     """Return the bytes/s at which rings over the first workers can run, and what joins workers of a node ("nvlink" or
     "pcie", the slower one if there are both). With `places` the ranks are at these nodes.
 
-    Inside nodes, what the links of a worker carry outwards (its NVLinks if it has any); over several nodes at most what
-    a node's links to the outside carry: the least of all, as a ring passes through every worker and every node.
+    In one node, the rate of all rings together. Over several, what the links of a worker to others that take part carry
+    (its NVLinks if it has any), at most what a node's links to the outside carry: the least of all, as a ring passes
+    through every worker and every node.
     """
     nodes = cluster.workers[:n_ranks].tolist() if places is None else places
     inside, outside, hardware = _buses(cluster, tuple(nodes))
@@ -68,27 +70,44 @@ def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | No
 
 
 def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str]:
-    """Return the bytes/s inside machines and between them, inf where there are no such links, and what is inside."""
+    """Return the bytes/s inside machines and between them, inf where there are no such links, and what is inside.
+
+    As NCCL trims its topology to the GPUs of the communicator, NVLinks to other GPUs do not count.
+    """
     nodes = np.array(places, dtype=np.int64)
     hosts = cluster.host_of[nodes]
+    if len(members(cluster, nodes)) == 1 and len(nodes) > 1:
+        return _bus_inside(cluster, nodes)
     inside = inside_hosts(cluster)
     nvlink = np.array([kind == "nvlink" for kind in cluster.link_kind], dtype=bool)
-    members = dict(zip(*(a.tolist() for a in np.unique(hosts, return_counts=True)), strict=True))
-    own = _grouped(cluster.link_src, np.flatnonzero(inside))
+    n_members = dict(zip(*(a.tolist() for a in np.unique(hosts, return_counts=True)), strict=True))
+    reached = ~nvlink | np.isin(cluster.link_dst, nodes) | ~cluster.is_endpoint[cluster.link_dst]
+    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached))
     outwards = _grouped(cluster.host_of[cluster.link_src], np.flatnonzero(~inside))
     limits, hardware, between = [], set(), []
     for node, host in zip(nodes.tolist(), hosts.tolist(), strict=True):
         links = own.get(node, np.zeros(0, dtype=np.int64))
-        if len(links) and members[host] > 1:
+        if len(links) and n_members[host] > 1:
             joined = links[nvlink[links]] if nvlink[links].any() else links
             hardware.add("nvlink" if nvlink[joined].any() else "pcie")
             limits.append(float(np.minimum(payload_rate(cluster, joined), _counted(cluster, node, joined)).sum()))
-    if len(members) > 1:
-        between = [float(_outwards(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in members]
+    if len(n_members) > 1:
+        between = [float(_outwards(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in n_members]
     least = min(limits, default=np.inf), min(between, default=np.inf)
     if not limits + between or min(least) <= 0.0:
         raise ConfigError(f"cluster {cluster.name!r}: the first {len(places)} workers have no links; give bandwidth")
     return *least, "nvlink" if hardware == {"nvlink"} else "pcie"
+
+
+def _bus_inside(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> tuple[float, float, str]:
+    """Return what :func:`_buses` does for workers of one machine: the rate of the rings that NCCL's search finds."""
+    rings = channels(cluster, tuple(nodes.tolist())).rings
+    links = np.unique(np.concatenate([cluster.routes(nodes[ring], nodes[np.roll(ring, -1)]).links for ring in rings]))
+    counted = [_counted(cluster, int(cluster.link_src[link]), np.array([link]))[0] for link in links]
+    capacity = np.full(cluster.n_channels, np.inf)
+    np.minimum.at(capacity, cluster.link_channel[links], np.minimum(payload_rate(cluster, links), counted))
+    kinds = {cluster.link_kind[link] for link in links.tolist()}
+    return ring_rate(cluster, nodes, rings, capacity), np.inf, "nvlink" if kinds == {"nvlink"} else "pcie"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -97,9 +116,12 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     at = np.array(nodes, dtype=np.int64)
     hosts, n_local = np.unique(cluster.host_of[at], return_counts=True)
     several = len(hosts) > 1
+    carried, n_interfaces = _interfaces(cluster, at) if several else (math.inf, 1)
+    n_rings = len(channels(cluster, nodes).rings) if several else 1
+    efa = _efa_latency(cluster, at) if several else 0.0
     if bandwidth is None:
         inside, outside, hardware = _buses(cluster, nodes)
-        outside = min(outside, _interfaces(cluster, at)) if several else outside
+        outside = min(outside, carried)
     else:
         inside, outside = bandwidth, bandwidth if several else math.inf
         hardware = "nvlink" if "nvlink" in cluster.link_kind else "pcie"
@@ -108,7 +130,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and _behind_nvswitches(cluster, at)
     return Site(
         len(nodes), len(hosts), inside, outside,
-        n_channels=len(channels(cluster, nodes).rings) if several else 1,
+        n_channels=max(n_rings, n_interfaces) if not efa and (n_rings > 1 or n_local.max() == 1) else n_rings,
         hardware=hardware,
         generation=_generation(devices),
         cpu=_cpu(cluster, hosts),
@@ -116,21 +138,34 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
         and (hardware == "nvlink" or n_local.max() == 1) and not (several and _by_cpu(cluster, at)),
         nvls=nvswitches and all(device.startswith(adding_up) for device in devices),
         sharp=several and len(set(n_local.tolist())) == 1 and _switches_reduce(cluster, at),
+        net_latency=efa,
     )  # fmt: skip
 
 
-def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> float:
-    """Return the bytes/s of the network cards by which workers leave their machines, of the machine that has the least.
+def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int]:
+    """Return the bytes/s of the network cards by which workers leave their machines, and how many these are, of the
+    machine that has the least.
 
     Others, nearest to GPUs that do not take part, are not used.
     """
     hosts, first, machine = np.unique(cluster.host_of[at], return_index=True, return_inverse=True)
-    routes = cluster.routes(at, at[np.roll(first, -1)][machine])
+    routes = cluster.split_routes(at, at[np.roll(first, -1)][machine])
     owner = np.repeat(machine, np.diff(routes.offsets))
     source, target = (cluster.host_of[ends[routes.links]] for ends in (cluster.link_src, cluster.link_dst))
     leaving = (source == hosts[owner]) & (target != hosts[owner])
     pairs = np.unique(np.stack([owner[leaving], routes.links[leaving]]), axis=1)
-    return float(np.bincount(pairs[0], payload_rate(cluster, pairs[1]), len(hosts)).min())
+    rates, numbers = (np.bincount(pairs[0], each, len(hosts)) for each in (payload_rate(cluster, pairs[1]), None))
+    return float(rates.min()), int(numbers.min())
+
+
+def _efa_latency(cluster: Cluster, at: npt.NDArray[np.int64]) -> float:
+    """Return the s between two machines over EFA, whose plugin bundles a GPU's interfaces; 0 for other transports."""
+    first = at[np.unique(cluster.host_of[at], return_index=True)[1]]
+    links = cluster.routes(first[:1], first[1:2]).links
+    if cluster.details is None or "efa" not in cluster.details.transport[links]:
+        return 0.0
+    inside = inside_hosts(cluster)[links]
+    return float(cluster.link_latency[links[~inside]].sum())
 
 
 def _generation(devices: set[str]) -> str:
@@ -255,7 +290,10 @@ def nccl_time(
 def least(
     place: Site, kind: str, size: float, algorithm: str | None, protocol: str | None, name: str
 ) -> NcclTime:
-    """Return the fastest at a place of the cluster called `name`, of what is not ruled out."""
+    """Return the fastest at a place of the cluster called `name`, or what its network's plugin chooses, of what is not
+    ruled out."""
+    if algorithm is protocol is None:
+        algorithm, protocol = place.plugin_choice(kind, size) or (None, None)
     times = [
         NcclTime(place.seconds(kind, each, p, size), each, p)
         for each in ALGORITHMS

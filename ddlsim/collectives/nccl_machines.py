@@ -16,6 +16,7 @@ class _Edges(NamedTuple):
     """Messages on the way to the sum, (m,) each; the way back is the same backwards.
 
     start, width  chunks of each segment
+    wire, handled see :class:`ddlsim.collectives.Round`
     up, down      s until the first one flows, on either way
     """
 
@@ -25,6 +26,7 @@ class _Edges(NamedTuple):
     start: Ints
     width: Ints
     wire: Floats
+    handled: Floats
     up: Floats
     down: Floats
 
@@ -41,10 +43,12 @@ def through_machines(n_ranks: int, way: Way) -> Schedule:
     n_segments, part = way.choice.n_chunks, edges.start // width
     first = part * n_segments * width + edges.start % width
     up = pipeline(edges.src, edges.dst, edges.stage, n_segments, reduce=True, first=first, latency=edges.up,
-                  count=edges.width, width=width, wire=edges.wire)  # fmt: skip
+                  count=edges.width, width=width, wire=edges.wire, handled=edges.handled)  # fmt: skip
     down = pipeline(edges.dst, edges.src, edges.stage.max() - edges.stage, n_segments, reduce=False, first=first,
-                    latency=edges.down, count=edges.width, width=width, wire=edges.wire)  # fmt: skip
-    return Schedule(n_ranks, len(heads) * n_segments * width, ((*up, *down),), wire=way.wire)
+                    latency=edges.down, count=edges.width, width=width, wire=edges.wire,
+                    handled=edges.handled)  # fmt: skip
+    chunks = len(heads) * n_segments * width
+    return Schedule(n_ranks, chunks, ((*up, *down),), wire=way.wire, handled=way.handled)
 
 
 def _straight(way: Way, width: int) -> tuple[_Edges, Ints]:
@@ -57,7 +61,8 @@ def _straight(way: Way, width: int) -> tuple[_Edges, Ints]:
     one_way = way.choice.algorithm.startswith("nvls")  # whose latency is that of both ways
     return _Edges(
         machines[machine, src], machines[machine, dst], np.zeros_like(src), dst * width, np.full(len(src), width),
-        np.full(len(src), way.wire_inside), late, np.zeros_like(late) if one_way else late,
+        np.full(len(src), way.inside[0]), np.full(len(src), way.inside[1]), late,
+        np.zeros_like(late) if one_way else late,
     ), machines.T  # fmt: skip
 
 
@@ -69,7 +74,7 @@ def _chains(way: Way, width: int) -> tuple[_Edges, Ints]:
     late = np.full(len(part), way.first_inside)
     return _Edges(
         chains[part, machine, place + 1], chains[part, machine, place], n - 2 - place, part * width,
-        np.full(len(part), width), np.full(len(part), way.wire_inside), late, late,
+        np.full(len(part), width), np.full(len(part), way.inside[0]), np.full(len(part), way.inside[1]), late, late,
     ), chains[:, :, 0]  # fmt: skip
 
 
@@ -83,7 +88,7 @@ def _trees(way: Way, heads: Ints, stage: int) -> _Edges:
         level = depth.max() - depth[child[which]] + stage
         columns.append((src, dst, level, 2 * part + number, way.latency(src, dst), way.latency(dst, src)))
     src, dst, level, start, up, down = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return _Edges(src, dst, level, start, np.ones_like(src), np.ones(len(src)), up, down)
+    return _Edges(src, dst, level, start, np.ones_like(src), np.ones(len(src)), np.ones(len(src)), up, down)
 
 
 def _switches(way: Way, heads: Ints, stage: int) -> _Edges:
@@ -95,5 +100,5 @@ def _switches(way: Way, heads: Ints, stage: int) -> _Edges:
     wire = n_machines / (2.0 * (n_machines - 1))
     return _Edges(
         src, dst, np.full(len(src), stage), part * n_machines + other, np.ones_like(src), np.full(len(src), wire),
-        way.latency(src, dst), np.zeros(len(src)),
+        np.ones(len(src)), way.latency(src, dst), np.zeros(len(src)),
     )  # fmt: skip

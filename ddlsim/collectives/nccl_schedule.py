@@ -36,13 +36,13 @@ def _timed(schedule: Schedule, way: Way) -> Schedule:
     (lane,) = schedule.lanes
     rounds = []
     for i, r in enumerate(lane):
-        r = dataclasses.replace(r, wire=way.wire_between(r.src, r.dst))
+        r = dataclasses.replace(r, handled=way.handled_between(r.src, r.dst))
         if i == 0:
             rounds.append(dataclasses.replace(r, repeat=1, latency=_average(way, r, first=True) + way.start))
             r = dataclasses.replace(r, repeat=r.repeat - 1, start=(r.start + r.shift) % schedule.n_chunks)
         if r.repeat:
             rounds.append(dataclasses.replace(r, latency=_average(way, r)))
-    return dataclasses.replace(schedule, lanes=(tuple(rounds),), wire=way.wire)
+    return dataclasses.replace(schedule, lanes=(tuple(rounds),), wire=way.wire, handled=way.handled)
 
 
 def _average(way: Way, r: Round, first: bool = False) -> Floats:
@@ -58,7 +58,8 @@ def _in_switches(n_ranks: int, way: Way) -> Schedule:
     latency = np.full(len(rank), way.first_inside)
     down = dataclasses.replace(messages(rank, other, other, reduce=True), latency=latency)
     up = dataclasses.replace(messages(rank, other, rank, reduce=False), latency=np.zeros(len(rank)))
-    return Schedule(n_ranks, n_ranks, ((down, up),), wire=way.wire * way.wire_inside)
+    wire, handled = way.inside
+    return Schedule(n_ranks, n_ranks, ((down, up),), wire=way.wire * wire, handled=way.handled * handled)
 
 
 def _trees(n_ranks: int, way: Way) -> Schedule:
@@ -70,11 +71,11 @@ def _trees(n_ranks: int, way: Way) -> Schedule:
         child = np.flatnonzero(depth)
         edges.append((child, parent[child], depth[child], np.full(len(child), number * n_chunks)))
     child, above, depth, first = (np.concatenate(column) for column in zip(*edges, strict=True))
-    late, wire = way.latency(child, above) + way.start * (depth == depth.max()), way.wire_between(child, above)
-    up = pipeline(child, above, depth.max() - depth, n_chunks, reduce=True, first=first, latency=late, wire=wire)
+    late, more = way.latency(child, above) + way.start * (depth == depth.max()), way.handled_between(child, above)
+    up = pipeline(child, above, depth.max() - depth, n_chunks, reduce=True, first=first, latency=late, handled=more)
     late = way.latency(above, child)
-    down = pipeline(above, child, depth - 1, n_chunks, reduce=False, first=first, latency=late, wire=wire)
-    return Schedule(n_ranks, len(trees) * n_chunks, ((*up, *down),), wire=way.wire)
+    down = pipeline(above, child, depth - 1, n_chunks, reduce=False, first=first, latency=late, handled=more)
+    return Schedule(n_ranks, len(trees) * n_chunks, ((*up, *down),), wire=way.wire, handled=way.handled)
 
 
 def _parents(n_ranks: int, chains: tuple[Ints, ...]) -> list[tuple[Ints, Ints]]:

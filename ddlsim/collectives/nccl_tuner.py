@@ -76,6 +76,18 @@ TREE_SHARE = {
     "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9),
     "Simple": (0.9,) * 7 + (0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
 }
+#: What the tuner of aws-ofi-nccl (``src/tuner/nccl_ofi_regions.cpp``, 2daf7d3) chooses for all-reduces on machines with
+#: eight Hopper GPUs over EFA, instead of NCCL's own: for this many ranks and more, up to how many MiB which algorithm
+#: and protocol. It has areas between these rank counts; here the nearest smaller one counts.
+OFI_CHOICE = {
+    16: ((30, "tree", "LL128"), (math.inf, "nvls_tree", "Simple")),
+    32: ((36, "tree", "LL128"), (1351, "ring", "LL128"), (math.inf, "ring", "Simple")),
+    64: ((112, "tree", "LL128"), (2048, "ring", "LL128"), (math.inf, "ring", "Simple")),
+    128: ((288, "tree", "LL128"), (2048, "ring", "LL128"), (5973, "nvls_tree", "Simple"), (math.inf, "ring", "Simple")),
+    256: ((288, "tree", "LL128"), (1025, "nvls_tree", "Simple"), (2048, "ring", "LL128"),
+          (12288, "nvls_tree", "Simple"), (math.inf, "ring", "Simple")),
+    512: ((320, "tree", "LL128"), (24576, "nvls_tree", "Simple"), (math.inf, "ring", "Simple")),
+}  # fmt: skip
 #: kind of collective -> steps of a ring, for the ranks and again for the nodes
 LAPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
@@ -91,6 +103,8 @@ class Site:
     cpu               "amd" or "intel"
     ll128             whether that protocol is on
     nvls, sharp       whether NVSwitches, and the switches between machines, add up
+    net_latency       s that the network's plugin reports, which NCCL adds to a hop, and once more for Simple; those of
+                      InfiniBand and sockets report none, that of EFA does (``aws-ofi-nccl``)
     """
 
     n_ranks: int
@@ -104,6 +118,7 @@ class Site:
     ll128: bool = True
     nvls: bool = False
     sharp: bool = False
+    net_latency: float = 0.0
 
     @property
     def bus(self) -> float:
@@ -117,15 +132,24 @@ class Site:
 
     def hop(self, algorithm: str, protocol: str) -> tuple[float, float]:
         """Return the s of a hop inside a machine and of one between machines."""
+        reported = self.net_latency * (2.0 if protocol == "Simple" else 1.0)
         if algorithm in HOP_SIMPLE:
-            return HOP_SIMPLE[algorithm]
+            return HOP_SIMPLE[algorithm][0], HOP_SIMPLE[algorithm][1] + reported
         p = PROTOCOLS.index(protocol)
         inside = HOP[algorithm, self.hardware][p]
         if algorithm == "ring" and self.n_nodes > 1:
             posts = NET_OVERHEAD * (2.0 if self.cpu == "amd" else 1.0) * (SIMPLE_POSTS if protocol == "Simple" else 1.0)
             inside = max(inside, posts)
         between = "tree" if self.n_local == 1 else algorithm  # with one GPU a machine nothing hides a hop
-        return inside, HOP[between, "network"][p]
+        return inside, HOP[between, "network"][p] + reported
+
+    def plugin_choice(self, kind: str, size: float) -> tuple[str, str] | None:
+        """Return algorithm and protocol that the tuner of the network's plugin chooses, None where NCCL's own does."""
+        if kind != "all_reduce" or not self.net_latency or (self.generation, self.n_local) != ("hopper", 8):
+            return None
+        areas = OFI_CHOICE[max(n for n in OFI_CHOICE if n <= self.n_ranks)]
+        _, algorithm, protocol = next(area for area in areas if size <= area[0] * 2**20)
+        return (algorithm, protocol) if protocol in self.protocols(algorithm, kind) else None
 
     def plateau(self, kind: str, protocol: str, size: float) -> float:
         """Return what the latency of a ring is multiplied by."""

@@ -9,7 +9,7 @@ protocols  LL sends 8 bytes of data in 16 (``prims_ll.h``), LL128 120 in 128 (``
            its route's where that is longer; the first ones, after what it takes to start.
 slices     Simple cuts the chunks of rings in two slices (``collectives.h``), of which one flows while the other is on
            its way: so much of a route's latency is hidden, beyond the hop's own, as a slice needs to flow.
-NVLink     carries at most what NCCL counts for it: where links inside a machine are faster, messages count as larger.
+NVLink     carries at most what NCCL counts for it: where links inside a machine are faster, messages use them longer.
 NVLS       every GPU sends each other one its part of the buffer, and then its part of the sum, as many bytes as the
            links carry where switches add up and multicast.
 trees      a chain inside each machine, which ends at the device at its channel's interface, and two binary trees
@@ -20,7 +20,8 @@ NVLS tree  the parts of the sum of each machine, one at each GPU, go up and down
 CollNet    they go to the GPUs at the same place in each machine and back, as many bytes as the links carry where the
            switches between machines add up and multicast (SHARP); inside, by NVLS, straight to the GPU whose part it is
            ("direct"), or along the chains. Trunks carry what such an exchange puts on them, more than SHARP would.
-ceilings   of what channels carry by a protocol (:mod:`ddlsim.collectives.nccl_tuner`) make messages count as larger.
+ceilings   of what channels carry by a protocol (:mod:`ddlsim.collectives.nccl_tuner`) make messages use links longer
+           than their bytes on the wire need.
 """
 
 from __future__ import annotations
@@ -89,34 +90,45 @@ class Way:
 
     @property
     def wire(self) -> float:
-        """Bytes that messages carry per byte of the buffer; see :meth:`wire_inside`, too."""
+        """Bytes on the wire per byte of the buffer; see :meth:`inside`, too."""
+        return WIRE[self.choice.protocol]
+
+    @property
+    def handled(self) -> float:
+        """Bytes that multiprocessors handle per byte on the wire, more than 1 where channels carry less than links."""
         algorithm, site = self.choice.algorithm, self.site
         if algorithm in SIMPLE_ONLY:
             # bytes/s of the buffer that links would carry: NVLink's share, and a part of it up and down each interface
             n_halves = 2.0 if algorithm == "nvls_tree" and site.n_nodes > 2 else 1.0
             rate = min(site.in_switches() if site.nvls else site.inside, site.outside / n_halves)
             return max(1.0, rate * (2.0 * (site.n_ranks - 1) / site.n_ranks) / site.ceiling(algorithm, "Simple"))
-        wire = WIRE[self.choice.protocol]
+        handled = 1.0
         if self.choice.protocol != "LL" or site.n_nodes == 1:
-            wire = max(wire, site.bus / site.ceiling(algorithm, self.choice.protocol))
-        return wire * nvlink_excess(self.cluster, self.nodes) if site.n_nodes == 1 else wire
+            handled = max(handled, site.bus / site.ceiling(algorithm, self.choice.protocol) / self.wire)
+        return handled * nvlink_excess(self.cluster, self.nodes) if site.n_nodes == 1 else handled
 
-    def wire_between(self, src: Ints, dst: Ints) -> Floats | None:
-        """Return by how much messages count as larger, (m,): between machines, LL passes through memory of the CPU."""
-        if self.choice.protocol != "LL" or self.site.n_nodes == 1:
+    def handled_between(self, src: Ints, dst: Ints) -> Floats | None:
+        """Return what messages count in addition, (m,): between machines, LL passes through memory of the CPU; inside,
+        NVLink carries what NCCL counts, where interfaces carry more than that."""
+        site, inside, between = self.site, 1.0, 1.0
+        if site.n_nodes > 1 and site.outside > site.inside:
+            inside = nvlink_excess(self.cluster, self.nodes)
+        if site.n_nodes > 1 and self.choice.protocol == "LL":
+            between = max(1.0, site.outside / WIRE["LL"] / site.ceiling("ring", "LL"))
+        if inside == between == 1.0:
             return None
         host = self.cluster.host_of[self.nodes]
-        slower = self.site.outside / WIRE["LL"] / self.site.ceiling("ring", "LL")
-        return np.where(host[src] == host[dst], 1.0, max(1.0, slower))
+        return np.where(host[src] == host[dst], inside, between)
 
     @property
-    def wire_inside(self) -> float:
-        """Bytes on NVLinks per byte of messages inside a machine that are summed up or spread by switches."""
+    def inside(self) -> tuple[float, float]:
+        """Bytes on NVLinks per byte of messages inside a machine that are summed up or spread by switches, and how many
+        multiprocessors and switches handle for each of them."""
         n = self.site.n_local
         excess = nvlink_excess(self.cluster, self.nodes)
         if self.choice.algorithm.startswith("collnet"):
-            return excess
-        return excess * (1.0 + 1.0 / n) / (2.0 * (n - 1.0) / n) / NVLS_SHARE[self.site.generation]
+            return 1.0, excess
+        return (1.0 + 1.0 / n) / (2.0 * (n - 1.0) / n), excess / NVLS_SHARE[self.site.generation]
 
     @property
     def start(self) -> float:
@@ -179,6 +191,7 @@ def _n_chunks(algorithm: str, place: Site, nbytes: float, n_channels: int) -> in
         rules = (64, 64), (8, 32), (2, 16)
     elif algorithm == "nvls_tree":
         chunk = 64.0 * 2**10 if place.n_nodes >= 4 else chunk
+        chunk = 512.0 * 2**10 if place.net_latency else chunk  # aws-ofi-nccl sets NCCL_NVLSTREE_MAX_CHUNKSIZE
         rules = (4, 64), (1, 32)
     else:
         depth = place.n_local if algorithm == "collnet_chain" else depth

@@ -13,6 +13,7 @@ from ddlsim.collectives.schedule import Floats, Ints, Round, messages
 def pipeline(
     src: Ints, dst: Ints, stage: Ints, n_segments: int, *, reduce: bool, first: Ints | int = 0,
     latency: Floats | None = None, count: Ints | int = 1, width: int = 1, wire: Floats | None = None,
+    handled: Floats | None = None,
 ) -> tuple[Round, ...]:
     """Send `n_segments` segments along edges; edge i sends its j-th segment in round `stage[i] + j`.
 
@@ -21,7 +22,7 @@ def pipeline(
     latency          (m,)  s that the first segment on an edge takes to flow; those behind it follow at once then. None:
                      each has the latency of its route
     count, width     chunks that an edge sends of each segment, and how many a segment has
-    wire             (m,)  see :class:`ddlsim.collectives.schedule.Round`
+    wire, handled    (m,)  see :class:`ddlsim.collectives.schedule.Round`
 
     Consecutive rounds with the same edges are stored once, with a repeat count.
     """
@@ -34,5 +35,6 @@ def pipeline(
             chunk = first[on] + (begin - stage[on]) * width
             one = messages(src[on], dst[on], chunk, count[on], reduce=reduce, repeat=end - begin, shift=width)
             late = None if latency is None else np.where(stage[on] == begin, latency[on], 0.0)
-            rounds.append(dataclasses.replace(one, latency=late, wire=None if wire is None else wire[on]))
+            sent, work = (None if each is None else each[on] for each in (wire, handled))
+            rounds.append(dataclasses.replace(one, latency=late, wire=sent, handled=work))
     return tuple(rounds)

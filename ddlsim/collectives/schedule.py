@@ -34,6 +34,8 @@ Kind = Annotated[str, one_of(*KINDS)]
 Wholes = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]
 #: of a collective; rounds list messages, and some algorithms send one from each rank to each other one
 Ranks = Annotated[int, whole(1, 10**6)]
+#: arrays of a round that are None or hold a number per message
+PER_MESSAGE = ("latency", "wire", "handled")
 #: that pipelined algorithms cut the buffer into
 Segments = Annotated[int, whole(1, 10**6)]
 
@@ -53,6 +55,7 @@ class Round:
                     may be 0: the message only tells the receiver that its sender has come so far.
     latency   (m,)  if given, the s from a message's issue until its bytes flow, instead of its route's latency
     wire      (m,)  if given, bytes on the wire per byte that a message carries, beside the schedule's own `wire`
+    handled   (m,)  if given, bytes that multiprocessors handle per byte on the wire, beside the schedule's `handled`
     """
 
     src: Ints
@@ -66,6 +69,7 @@ class Round:
     header: NotNegative = 0.0
     latency: Floats | None = None
     wire: Floats | None = None
+    handled: Floats | None = None
 
 
 @checked
@@ -82,7 +86,9 @@ class Schedule:
     copies        number of whole buffers that the chunks span (1, except for algorithms that keep the
                   contributions of several ranks side by side and add them up at the end; member i of a group
                   starts with its own in copy i mod `copies`)
-    wire          bytes that messages carry for each byte of the buffer, 1 where a protocol adds nothing to them
+    wire          bytes on the wire for each byte of the buffer, 1 where a protocol adds nothing to messages
+    handled       bytes that multiprocessors handle per byte on the wire. Where they are slower than links, a message
+                  uses its links for as long as these would take for `handled` times its bytes.
     """
 
     n_ranks: Ranks
@@ -95,6 +101,7 @@ class Schedule:
     block_of: Ints | None = None
     copies: Count = 1
     wire: Positive = 1.0
+    handled: Positive = 1.0
 
     def __repr__(self) -> str:
         from ddlsim.collectives.text import title
@@ -168,13 +175,24 @@ class Schedule:
 
     @checked
     def bytes_sent(self, nbytes: NotNegative) -> Floats:
-        """Return how many bytes each rank sends in all, headers left out, shape (n_ranks,)."""
+        """Return how many bytes each rank puts on the wire in all, headers left out, shape (n_ranks,)."""
+        return self._sent(nbytes, handled=False)
+
+    @checked
+    def bytes_handled(self, nbytes: NotNegative) -> Floats:
+        """Return how many bytes each rank's multiprocessors handle in all, at the speed of the links, shape (n_ranks,):
+        those of :meth:`bytes_sent`, and more where the multiprocessors are slower than the links."""
+        return self._sent(nbytes, handled=True)
+
+    def _sent(self, nbytes: float, handled: bool) -> Floats:
         total = np.zeros(self.n_ranks)
         for lane in self.lanes:
             for round in lane:
                 n_distinct = 1 if self.chunk_weight is None or round.shift == 0 else round.repeat
                 for repetition in range(n_distinct):
                     size = self.message_bytes(nbytes, round, repetition) * (round.repeat / n_distinct)
+                    if handled:
+                        size *= self.handled * (1.0 if round.handled is None else round.handled)
                     total += np.bincount(round.src, weights=size, minlength=self.n_ranks)
         return total
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ddlsim.collectives.schedule import Round, Schedule
+from ddlsim.collectives.schedule import Floats, Round, Schedule
 from ddlsim.readable import count
 from ddlsim.text_tables import aligned
 
 #: rounds that are shown, and messages of each
 N_ROUNDS, N_MESSAGES = 12, 3
 #: columns of the table that are words
-LEFT = (0, 3, 4)
+LEFT = (0, 5, 6)
 
 
 def text(schedule: Schedule) -> str:
@@ -25,17 +25,22 @@ def title(schedule: Schedule) -> str:
 
 
 def sent(schedule: Schedule) -> str:
-    """Return how many times its buffer a rank sends."""
-    share = schedule.bytes_sent(1.0)
+    """Return how many times its buffer a rank puts on the wire, and handles, where its multiprocessors are slower."""
+    sends, handles = (_times(share) for share in (schedule.bytes_sent(1.0), schedule.bytes_handled(1.0)))
+    slower = "" if sends == handles else f"; its multiprocessors are slower than the links, as if these were {handles}"
+    return f"each rank sends {sends} times the bytes of its buffer{slower}"
+
+
+def _times(share: Floats) -> str:
+    """Return the range of some numbers."""
     low, high = float(share.min()), float(share.max())
-    times = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
-    return f"each rank sends {times} times the bytes of its buffer"
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
 def cells(schedule: Schedule) -> list[tuple[str, ...]]:
     """Return a row for each of the first rounds as they are written, with a head; the columns :data:`LEFT` hold
     words."""
-    head = ("lane, round", "times", "messages", "receivers", "message: chunks")
+    head = ("lane, round", "times", "messages", "buffers on the wire", "handled", "receivers", "message: chunks")
     rows = [(f"{i}, {k}", round) for i, lane in enumerate(schedule.lanes) for k, round in enumerate(lane)]
     return [head, *((name, *_cells(schedule, round)) for name, round in rows[:N_ROUNDS])]
 
@@ -58,4 +63,7 @@ def _cells(schedule: Schedule, round: Round) -> tuple[str, ...]:
     if round.repeat > 1 and round.shift:
         texts.append(f"then chunks {round.shift:+d} each time")
     does = "combine" if round.reduce else "overwrite"
-    return f"{round.repeat:,}", f"{len(round.src):,}", does, "; ".join(texts)
+    sent = schedule.message_bytes(1.0, round) * round.repeat
+    handled = sent * schedule.handled * (1.0 if round.handled is None else round.handled)
+    volumes = (f"{float(each.sum()):.4g}" for each in (sent, handled))
+    return f"{round.repeat:,}", f"{len(round.src):,}", *volumes, does, "; ".join(texts)

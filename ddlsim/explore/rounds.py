@@ -157,10 +157,10 @@ def closed_form(question: Question, cluster: Cluster, nodes: Sequence[int], nbyt
 def _pairs(cluster: Cluster, nodes: Sequence[int]) -> Iterator[tuple[float, float]]:
     """Yield s per message and s per byte between each two ranks, on an idle network."""
     src, dst = (each.ravel() for each in np.meshgrid(nodes, nodes, indexing="ij"))
-    routes = cluster.routes(src[src != dst], dst[src != dst])
+    routes = cluster.split_routes(src[src != dst], dst[src != dst])
     src, dst = src[src != dst], dst[src != dst]
     for i, (start, end) in enumerate(zip(routes.offsets[:-1], routes.offsets[1:], strict=True)):
-        links = routes.links[start:end]
+        links, share = routes.links[start:end], routes.share[start:end]
         overhead = float(cluster.send_overhead[src[i]] + cluster.recv_overhead[dst[i]])
-        slowest = float(cluster.channel_capacity[cluster.link_channel[links]].min())
-        yield overhead + float(cluster.link_latency[links].sum()), 1.0 / slowest
+        slowest = float((cluster.channel_capacity[cluster.link_channel[links]] / share).min())
+        yield overhead + float(share @ cluster.link_latency[links]), 1.0 / slowest

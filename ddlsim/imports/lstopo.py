@@ -18,7 +18,7 @@ from pathlib import Path
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
-from ddlsim.imports.machines import assemble, copies
+from ddlsim.imports.machines import assemble, copies, pcie_rate
 from ddlsim.imports.pci_devices import computes
 from ddlsim.imports.pci_tree import RATE, PciTree, bus_id
 from ddlsim.imports.text import read_text, warn
@@ -36,14 +36,14 @@ _OPEN_FABRICS = ("3", "32")  # osdev_type of hwloc 1 and 2, and of 3
 
 @checked
 def read_lstopo(
-    path: str | Path, *, nvlink_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity = "12 GB/s",
+    path: str | Path, *, nvlink_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity | None = None,
     nic_bandwidth: Quantity | None = None, n_hosts: Places = 1, device: str | None = None,
     pcie_latency: Quantity = "1 us", nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
     """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch.
 
     nvlink_bandwidth   of all NVLinks of a GPU, which meet in an NVSwitch; for files that have no matrix of NVLinks
-    pcie_bandwidth     of every PCIe link whose speed the file leaves out
+    pcie_bandwidth     of every PCIe link whose speed the file leaves out; None: as x16 of the device's generation
     nic_bandwidth      of every NIC (of the RDMA devices, if there are any); needed for several hosts
     device             key of the device catalogue for the GPUs
 
@@ -56,7 +56,7 @@ def read_lstopo(
     machines = [element for element in walk(root) if element.get("type", "") == "Machine"]
     if len(machines) != 1:
         raise root.error(f"has {len(machines)} machines; save one with lstopo")
-    usual = positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
+    usual = pcie_rate(pcie_bandwidth, device)
     nic = None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
     tree = PciTree(
         nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency"), nic

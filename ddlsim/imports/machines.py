@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ddlsim.cluster import Cluster, Host
 from ddlsim.cluster.nodes import Graph, add_host, connect
-from ddlsim.cluster.quantity import Quantity, check_size, nonnegative
+from ddlsim.cluster.quantity import Quantity, check_size, nonnegative, positive
 from ddlsim.errors import ConfigError
+from ddlsim.workload.devices import device_names, load_device
 
 
 @dataclass
@@ -57,6 +58,18 @@ def assemble(
             for port, bandwidth in machine.ports:
                 connect(graph, f"node{i}.{port}", "network", "nic", bandwidth, latency)
     return named_cluster(graph, source)
+
+
+#: bytes/s: about what copies over x16 reach, by PCIe generation (15.75, 31.5 and 63 GB/s raw)
+PCIE_BANDWIDTH = {3: 12e9, 4: 25e9, 5: 50e9}
+
+
+def pcie_rate(pcie_bandwidth: Quantity | None, device: str | None) -> float:
+    """Return the bytes/s of PCIe links: as given, or those of the device's generation, 3 where it is not known."""
+    if pcie_bandwidth is not None:
+        return positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
+    known = load_device(device).pcie_generation if device is not None and device in device_names() else None
+    return PCIE_BANDWIDTH[known or 3]
 
 
 def named_cluster(graph: Graph, source: Path) -> Cluster:

@@ -38,6 +38,7 @@ def read_nccl_topology(
     path: str | Path, *, n_hosts: Places = 1, device: str | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us", nvlink_bandwidth: Quantity | None = None,
     nic_bandwidth: Quantity | None = None, n_gpus: Count | None = None, ignore_unknown: bool = False,
+    virtual_nics: bool = False,
 ) -> Cluster:  # fmt: skip
     """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch at their NICs' speed.
 
@@ -47,7 +48,9 @@ def read_nccl_topology(
     n_gpus             for files whose PCI devices have no class: so many of them, in the file's order, are GPUs, the
                        others NICs
     ignore_unknown     leave out elements that NCCL does not know, with a warning that counts them
+    virtual_nics       use interfaces of containers and bridges (veth..., br-..., docker0, lo, ...) like any other
 
+    An interface that is listed under several CPUs is one, at the first of them.
     Nodes are called node0.gpu0 (the NVML number), node0.cpu0 (the NUMA node), node0.pcie-BUSID, node0.nic-NAME. A file
     fused over several hosts gives them all. Raises ConfigError with file, line and reason.
     """
@@ -68,7 +71,8 @@ def read_nccl_topology(
     if nic is not None and all(has_speed(element) for element in walk(root) if element.tag == "net"):
         raise root.error("says how fast the NICs are; leave nic_bandwidth out")
     reader = PciTree(
-        nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency"), nic
+        nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency"), nic,
+        virtual_nics,
     )
     hosts: dict[str, list[Element]] = {}
     for cpu in root.find("cpu"):

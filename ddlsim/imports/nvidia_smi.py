@@ -23,7 +23,7 @@ from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.errors import ConfigError
-from ddlsim.imports.machines import Machine, assemble, copies
+from ddlsim.imports.machines import Machine, assemble, copies, pcie_rate
 from ddlsim.imports.text import SourceText, read_text
 
 _KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
@@ -51,7 +51,7 @@ class _Matrix:
 
 @checked
 def read_nvidia_smi(
-    path: str | Path, *, nvlink_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity = "12 GB/s",
+    path: str | Path, *, nvlink_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity | None = None,
     smp_bandwidth: Quantity = "10 GB/s", nic_bandwidth: Quantity | None = None, n_hosts: Places = 1,
     device: str | None = None, nvswitch: bool | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
@@ -60,7 +60,7 @@ def read_nvidia_smi(
 
     nvlink_bandwidth   of one NVLink and direction (25 GB/s for NVLink 2 to 4); needed where the matrix has any, and
                        no ``nvidia-smi nvlink -s`` in the file says it
-    pcie_bandwidth     of every PCIe link (the default is what PCIe 3.0 x16 reaches)
+    pcie_bandwidth     of every PCIe link; None: what x16 of the device's generation reaches, 3.0 where it is not known
     smp_bandwidth      between CPUs (the default is what NCCL assumes for Intel since Skylake, topo.h SKL_QPI_BW)
     nic_bandwidth      of every NIC; needed for several hosts
     device             key of the device catalogue for the GPUs
@@ -77,7 +77,7 @@ def read_nvidia_smi(
     has_matrix = any(_HEADING.match(line) for _, line in source.lines())
     matrix = _read(source) if has_matrix or not n_links else _assumed(source, n_links, nvswitch)
     machine = Machine(gpus=[name.lower() for name in matrix.gpus()])
-    pcie = positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
+    pcie = pcie_rate(pcie_bandwidth, device)
     latency = nonnegative(pcie_latency, "time", "pcie_latency")
     _add_pcie(matrix, machine, pcie, latency)
     smp = positive(smp_bandwidth, "bandwidth", "smp_bandwidth")
@@ -92,7 +92,9 @@ def read_nvidia_smi(
         raise ConfigError(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
     if n_hosts != 1:
         machine.ports = [(_label(nic), positive(nic_bandwidth, "bandwidth", "nic_bandwidth")) for nic in nics]
-    return assemble(matrix.source.path, copies(machine, n_hosts), device, network_latency, matrix.source.notes)
+    guessed = ("PCIe: 12 GB/s, as of generation 3; give the device or pcie_bandwidth",)
+    notes = matrix.source.notes + guessed * (pcie_bandwidth is None and device is None)
+    return assemble(matrix.source.path, copies(machine, n_hosts), device, network_latency, notes)
 
 
 # -------------------------------------------------------------------------------------------------- the matrix

@@ -12,10 +12,15 @@ import itertools
 import re
 
 from ddlsim.imports.machines import Machine
+from ddlsim.imports.text import warn
 from ddlsim.imports.xml_tree import Element, walk
 
 #: a link's bytes/s, where they are known; no attribute of a file can have this name
 RATE = "rate, bytes/s"
+#: names of interfaces that are no network card: pairs, bridges and tunnels of containers, and the machine itself
+_VIRTUAL = re.compile(r"(veth|br-|virbr|docker|cni|cali|flannel|tun|tap).*|lo")
+#: the width that the kernel gives links of which it does not know it (PCI_LNK_WIDTH_UNKNOWN)
+_UNKNOWN_WIDTH = "255"
 #: beginnings of PCI classes (topo.cc: kvDictPciClass; 0x12 is what AMD's accelerators are)
 GPU_CLASSES, NIC_CLASS = ("0x03", "0x12"), "0x02"
 #: GB/s of one NVLink and direction, from this compute capability on (topo.h: SM60_NVLINK_BW, ...)
@@ -37,15 +42,27 @@ _OTHER = {"arm64": 6.0, "ppc64": 32.0}
 class PciTree:
     """Walks the elements of the machines; collects notes."""
 
-    def __init__(self, pcie_latency: float, nvlink_latency: float, nic_bandwidth: float | None) -> None:
+    def __init__(
+        self, pcie_latency: float, nvlink_latency: float, nic_bandwidth: float | None, virtual_nics: bool = False
+    ) -> None:
         self.pcie_latency = pcie_latency
         self.nvlink_latency = nvlink_latency
         self.nic_bandwidth = nic_bandwidth
+        self.virtual_nics = virtual_nics
+        self._nets: set[tuple[str, str, str]] = set()  # name, guid and port of those of the machine at hand
         self.notes: list[str] = []
 
     def machine(self, cpus: list[Element]) -> Machine:
         """Return the machine that these <cpu> elements make."""
         machine = Machine()
+        self._nets = set()
+        left_out = dict.fromkeys(
+            net["name"] for cpu in cpus for net in walk(cpu)
+            if net.tag == "net" and not self.virtual_nics and _VIRTUAL.fullmatch(net.get("name", ""))
+        )  # fmt: skip
+        if left_out:
+            self.notes.append(f"left out virtual interfaces: {', '.join(left_out)}")
+            warn(f"{cpus[0].source.path}: {self.notes[-1]}; virtual_nics=True (--set virtual_nics=true) uses them")
         gpus: dict[str, tuple[str, Element]] = {}  # bus id -> name, element
         for cpu in cpus:
             name = f"cpu{cpu['numaid']}"
@@ -106,7 +123,7 @@ class PciTree:
                     machine.links.append((a, b, "pcie", _INSIDE, 0.0))
 
     def _nic(self, machine: Machine, nic: Element, above: str, place: str, bandwidth: float | None) -> None:
-        nets = list(nic.find("net"))
+        nets = [net for net in nic.find("net") if self._is_new(net)]
         if not nets:
             return
         name = f"nic-{nets[0].get('name', place)}"
@@ -118,6 +135,15 @@ class PciTree:
             raise nets[0].error("does not say its speed (Mbit/s); give nic_bandwidth (--set nic_bandwidth=...)")
         machine.links.append((name, above, "pcie", bandwidth or sum(speeds), self.pcie_latency))
         machine.ports += [(name, speed) for speed in speeds]
+
+    def _is_new(self, net: Element) -> bool:
+        """Return whether an interface counts: NCCL lists those that sit at no CPU under all, and virtual ones too."""
+        name = net.get("name", "")
+        port = name, net.get("guid", ""), net.get("port", "")
+        if name and port in self._nets:
+            return False
+        self._nets.add(port)
+        return self.virtual_nics or not _VIRTUAL.fullmatch(name)
 
     def _pcie_bandwidth(self, pci: Element) -> float:
         """Return bytes/s of the link above this device: lanes * rate, as NCCL counts (topo.cc, ncclTopoAddPci)."""
@@ -135,7 +161,13 @@ class PciTree:
             device = pci.get("busid", "?")
             self.notes.append(f"link speed of {device} unknown ({text!r}): taken as 8 GT/s, as NCCL does")
             rate = _UNKNOWN_RATE
-        return (int(width or 0) or 16) * _PCIE[rate] / 80 * 1e9
+        bandwidth = (int(width or 0) or 16) * _PCIE[rate] / 80 * 1e9
+        if width == _UNKNOWN_WIDTH and _leads_somewhere(pci):
+            self.notes.append(
+                f"link_width of {pci.get('busid', '?')} is 255, which means unknown: counted as 255 lanes, "
+                f"{bandwidth / 1e9:.4g} GB/s, as NCCL does"
+            )
+        return bandwidth
 
     def _net_speed(self, net: Element) -> float | None:
         """Return bytes/s; the file has Mbit/s. None where neither file nor caller says it."""

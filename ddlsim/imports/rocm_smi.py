@@ -24,7 +24,7 @@ from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.imports.json_values import parse_json
-from ddlsim.imports.machines import Machine, assemble, copies
+from ddlsim.imports.machines import Machine, assemble, copies, pcie_rate
 from ddlsim.imports.text import SourceText, read_text
 
 _TITLE = re.compile(r"={3,}\s*(?P<title>[A-Z][\w ]+?)\s*={3,}")
@@ -55,7 +55,7 @@ class _Tables:
 
 @checked
 def read_rocm_smi(
-    path: str | Path, *, xgmi_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity = "12 GB/s",
+    path: str | Path, *, xgmi_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity | None = None,
     smp_bandwidth: Quantity = "16 GB/s", nic_bandwidth: Quantity | None = None, n_hosts: Places = 1,
     device: str | None = None, pcie_latency: Quantity = "1 us", xgmi_latency: Quantity = "0.7 us",
     network_latency: Quantity = "1 us",
@@ -63,7 +63,7 @@ def read_rocm_smi(
     """Return the machine that the tables in `path` describe, or `n_hosts` of them joined by one switch.
 
     xgmi_bandwidth   between two GPUs that XGMI joins, per direction; needed where any are
-    pcie_bandwidth   of every GPU (the default is what PCIe 3.0 x16 reaches)
+    pcie_bandwidth   of every GPU; None: what x16 of the device's generation reaches, 3.0 where it is not known
     smp_bandwidth    between NUMA nodes (the default is what RCCL assumes for AMD's CPUs, topo.h AMD_BW)
     nic_bandwidth    of one NIC per machine, at its first NUMA node; needed for several hosts
     device           key of the device catalogue for the GPUs
@@ -76,7 +76,7 @@ def read_rocm_smi(
     machine = Machine(gpus=[f"gpu{gpu}" for gpu in gpus])
     cpu_of = {gpu: f"cpu{max(tables.numa.get(gpu, 0), 0)}" for gpu in gpus}  # -1: the machine has one
     machine.cpus = sorted(set(cpu_of.values()))
-    pcie = positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
+    pcie = pcie_rate(pcie_bandwidth, device)
     latency = nonnegative(pcie_latency, "time", "pcie_latency")
     smp = positive(smp_bandwidth, "bandwidth", "smp_bandwidth")
     machine.links = [(f"gpu{gpu}", cpu_of[gpu], "pcie", pcie, latency) for gpu in gpus]

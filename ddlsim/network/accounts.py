@@ -53,9 +53,9 @@ class _UnderWay(NamedTuple):
 def channel_nbytes(net: Net, now: float) -> Floats:
     """Return the bytes that each channel has carried by `now`, those of messages under way included, (n_channels,)."""
     moving = _under_way(net, now)
-    channel, of = _crossed(net, moving.slot)
+    channel, of, share = _crossed(net, moving.slot)
     n = int(net.counts[st.N_LINKED])
-    return _sum(net.channels, "nbytes")[:n] + np.bincount(channel, moving.carried[of], n)
+    return _sum(net.channels, "nbytes")[:n] + np.bincount(channel, moving.carried[of] * share, n)
 
 
 def channel_busy(net: Net, now: float) -> Floats:
@@ -83,10 +83,11 @@ def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
     ahead = np.where(slots["state"][live] == st.DELIVERING, 0.0, nbytes)  # what has arrived has crossed everything
     moving = _under_way(net, now)
     ahead[np.searchsorted(live, moving.slot)] -= moving.carried
-    channel, of = _crossed(net, moving.slot)
+    channel, of, share = _crossed(net, moving.slot)
     opened, start = _open_intervals(net, now, moving)
-    carried, busy = none + np.bincount(channel, moving.carried[of], n), none + np.bincount(opened, now - start, n)
-    ahead_crossings = float(ahead @ (routes["last"] - routes["first"]))
+    carried = none + np.bincount(channel, moving.carried[of] * share, n)
+    busy = none + np.bincount(opened, now - start, n)
+    ahead_crossings = float(ahead @ routes["n_hops"])
     return _accounts(net, capacity, carried, busy, float(nbytes.sum()), ahead_crossings)
 
 
@@ -97,18 +98,18 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     routed = net.routed[: len(own)]
     issued = _sum(routed, "issued")
     used = np.flatnonzero(own & (issued > 0.0))
-    channel, of = _channels(net, net.routes[used])
-    nbytes = np.bincount(channel, (issued - routed["passed"])[used][of], n)
+    channel, of, share = _channels(net, net.routes[used])
+    nbytes = np.bincount(channel, (issued - routed["passed"])[used][of] * share, n)
     before = net.detours[own[net.detours["route"]] & (net.detours["passed"] > 0.0)]
-    channel, of = _between(net, before["was_first"], before["was_last"])
-    nbytes += np.bincount(channel, before["passed"][of], n)
+    channel, of, share = _between(net, before["was_first"], before["was_last"])
+    nbytes += np.bincount(channel, before["passed"][of] * share, n)
     live = np.flatnonzero(net.slots["state"] != st.FREE).astype(np.int32)
     live = live[own[net.slots["route"][live]]]
     moving = _under_way(net, now)
     ahead = np.where(net.slots["state"] == st.DELIVERING, 0.0, net.slots["nbytes"])
     ahead[moving.slot] -= moving.carried
-    channel, of = _crossed(net, live)
-    nbytes -= np.bincount(channel, ahead[live][of], n)
+    channel, of, share = _crossed(net, live)
+    nbytes -= np.bincount(channel, ahead[live][of] * share, n)
     n_messages = int(routed["n_issued"][own].sum()) - len(live)
     return np.maximum(nbytes, 0.0), math.fsum(issued[used]), n_messages
 
@@ -164,35 +165,38 @@ def _under_way(net: Net, now: float) -> _UnderWay:
         if net.counts[st.SHAPED]:
             frames = net.frames[net.slots["route"][slot]]
             wire = nbytes + frames["header"] * np.ceil(nbytes / frames["payload"])
-        left = np.maximum(net.flow_end[:n] - now, 0.0) * net.flow_rate[:n]
+        handled = net.routes["handled"][net.slots["route"][slot]]
+        left = np.maximum(net.flow_end[:n] - now, 0.0) * net.flow_rate[:n] / handled
         return _UnderWay(slot, np.full(n, np.nan), nbytes * np.clip(1.0 - left / wire, 0.0, 1.0))
     places = np.arange(net.counts[st.FIFO_HEAD], net.counts[st.FIFO_TAIL]) & (len(net.fifo) - 1)
     timers = net.fifo[places]
     begun = (timers["time"] < now) & (net.slots["state"][timers["item"]] == st.WAITING)
     slot, start = timers["item"][begun].astype(np.int32), timers["time"][begun]
-    channel, of = _crossed(net, slot)
+    channel, of, share = _crossed(net, slot)
     rate = np.full(len(slot), np.inf)
-    np.minimum.at(rate, of, net.channels["capacity"][channel])
-    nbytes = net.slots["nbytes"][slot]
-    return _UnderWay(slot, start, np.minimum(rate * (now - start), nbytes))
+    np.minimum.at(rate, of, net.channels["capacity"][channel] / share)
+    nbytes, handled = net.slots["nbytes"][slot], net.routes["handled"][net.slots["route"][slot]]
+    return _UnderWay(slot, start, np.minimum(rate * (now - start) / handled, nbytes))
 
 
-def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints]:
-    """Return (channel, which of the slots) for every channel on the routes of the messages in the slots."""
+def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints, Floats]:
+    """Return (channel, which slot, share of its bytes) for every channel on the routes of the messages in the slots."""
     return _channels(net, net.routes[net.slots["route"][slot]])
 
 
-def _channels(net: Net, routes: Records) -> tuple[Ints, Ints]:
-    """Return (channel, which of the routes) for every channel on some routes."""
+def _channels(net: Net, routes: Records) -> tuple[Ints, Ints, Floats]:
+    """Return (channel, which of the routes, share of its bytes) for every channel on some routes."""
     return _between(net, routes["first"], routes["last"])
 
 
-def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints]:
-    """Return (channel, i) for every channel among the hops from first[i] to last[i], which is not one of them."""
+def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints, Floats]:
+    """Return (channel, i, share) for every channel among the hops from first[i] to last[i], which is not one of them.
+    """
     n_hops = last - first
     of = np.repeat(np.arange(len(first)), n_hops)
     place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + first[of]
-    return net.hops[place].astype(np.int64), of
+    share = net.shares[place] if net.counts[st.SPLIT] else np.ones(len(place))
+    return net.hops[place].astype(np.int64), of, share
 
 
 def _open_intervals(net: Net, now: float, moving: _UnderWay | None) -> tuple[Ints, Floats]:
@@ -202,5 +206,5 @@ def _open_intervals(net: Net, now: float, moving: _UnderWay | None) -> tuple[Int
     if len(used) or net.counts[st.N_ACTIVE]:
         return used, net.channels["since"][used]
     moving = moving or _under_way(net, now)
-    channel, of = _crossed(net, moving.slot)
+    channel, of, _ = _crossed(net, moving.slot)
     return channel, moving.start[of]

@@ -9,7 +9,7 @@ from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
 from ddlsim.network.calendar import EVENT
 from ddlsim.network.changes import CHANGE
-from ddlsim.network.state import Entries, Floats, Ints, Net, Records, grown
+from ddlsim.network.state import Array, Floats, Ints, Net, Records, grown
 
 NO_BARRIER = -(1 << 62)
 _SPANS = 64  # a round of more instants, or of more different spans between them, is not replayed
@@ -45,6 +45,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         buckets=np.zeros(0, dtype=st.BUCKET),
         filling=np.zeros(n, dtype=st.FILLING),
         fill=np.zeros(n, dtype=st.FILL),
+        loads=np.zeros(0),
         keys=np.zeros(n),
         dirty=no_places,
         pool=np.zeros(2 * n, dtype=np.uint32),
@@ -54,6 +55,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         flow_next=np.zeros(0),
         flow_end=np.zeros(0),
         flow_hops=no_entries,
+        flow_share=np.zeros(0),
         flow_place=no_entries,
         wire=np.zeros(0),
         heap=np.zeros(0, dtype=st.TIMED),
@@ -75,6 +77,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         held=np.zeros(0),
         parked=no_places,
         hops=no_entries,
+        shares=np.zeros(0),
         programs=np.zeros(0, dtype=st.PROGRAM),
         tables=no_places,
         steps=np.zeros(0, dtype=st.STEP),
@@ -120,6 +123,12 @@ def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Link
     return net._replace(buckets=buckets)
 
 
+def with_split(net: Net) -> Net:
+    """Return an empty `net` in which messages can take several links side by side."""
+    net.counts[st.SPLIT] = 1
+    return net._replace(loads=np.zeros(len(net.channels)))
+
+
 def with_buffers(net: Net, channels: Ints, nbytes: Floats) -> Net:
     """Return `net` whose `channels` take no more than so many bytes, each, that wait, and what its bucket holds."""
     net.buckets["room"][channels] = np.where(nbytes > 0, nbytes + net.buckets["burst"][channels], np.inf)
@@ -142,6 +151,7 @@ def add_channels(net: Net, capacity: Floats) -> Net:
         buckets=np.concatenate([net.buckets, buckets]),
         filling=np.zeros(n + more, dtype=st.FILLING),
         fill=np.zeros(n + more, dtype=st.FILL),
+        loads=np.zeros(n + more if net.counts[st.SPLIT] else 0),
         keys=np.zeros(n + more),
         round_busy=np.zeros(n + more),
         pool=grown(net.pool, start + 2 * more),
@@ -193,13 +203,14 @@ def grow_hops(net: Net, n_hops: int) -> Net:
         pool=(flow << shift) + hop,
         flow_place=_wider(net.flow_place, len(net.flows), old, shift),
         flow_hops=_wider(net.flow_hops, len(net.flows), old, shift),
+        flow_share=_wider(net.flow_share, len(net.flows) * int(net.counts[st.SPLIT]), old, shift),
     )
     return _sized_by_hops(net)
 
 
-def _wider(array: Entries, n_slots: int, old: int, shift: int) -> Entries:
+def _wider(array: Array, n_slots: int, old: int, shift: int) -> Array:
     """Return the per-flow blocks of 2**old places spread to blocks of 2**shift."""
-    wide = np.zeros((n_slots, 1 << shift), dtype=np.uint32)
+    wide = np.zeros((n_slots, 1 << shift), dtype=array.dtype)
     wide[:, : 1 << old] = array[: n_slots << old].reshape(n_slots, 1 << old)
     return wide.reshape(-1)
 
@@ -212,6 +223,7 @@ def _sized_by_hops(net: Net) -> Net:
     return net._replace(
         flow_place=grown(net.flow_place, entries),
         flow_hops=grown(net.flow_hops, entries),
+        flow_share=grown(net.flow_share, entries * int(net.counts[st.SPLIT])),
         # a channel can be listed for each flow that comes or goes on it, and, if shaped, on its reverse
         dirty=grown(net.dirty, (4 if net.counts[st.SHAPED] else 2) * entries + 8),
         pool=grown(net.pool, room),

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ddlsim.cluster import LinkDetails
 from ddlsim.cluster.cluster import Routes
 from ddlsim.collectives import Schedule
-from ddlsim.errors import DdlsimError
+from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.network import state as st
-from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping
+from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping, with_split
 from ddlsim.network.busy import Logged
 from ddlsim.network.changes import CAPACITY, REROUTE, Fault, changes_of, shares_of
 from ddlsim.network.epochs import Around, Epochs
@@ -59,7 +59,9 @@ class Interconnect(Protocol):
     def reverse_link(self) -> Ints: ...
     @property
     def is_switch_port(self) -> Bools: ...
-    def routes(self, src: Ints, dst: Ints) -> Routes: ...
+    @property
+    def splits(self) -> bool: ...
+    def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes: ...
     def around(self, down: Iterable[int]) -> Around: ...
 
 
@@ -77,6 +79,8 @@ class Engine:
             interconnect.channel_capacity, interconnect.send_overhead, interconnect.recv_overhead,
             interconnect.reduce_time,
         )  # fmt: skip
+        if interconnect.splits:
+            self.net = with_split(self.net)
         details = interconnect.details
         self._details = details if details is not None and details.acts else None
         if self._details is not None:
@@ -112,6 +116,8 @@ class Engine:
         self.routes_of: list[list[tuple[int, int]]] = []
         #: what else those who share the network share, by what it is and its node
         self.lines: dict[tuple[str, int], Any] = {}
+        #: the nodes between which these lead, each array (n, 2)
+        self.pairs_of: list[list[Ints]] = []
         self.n_waiting = 0  # completions that may still be shown
         self.reserved = 0  # messages that compiled callers may have on their way
         self.next_instant = -np.inf  # before it, nothing happens by itself
@@ -242,16 +248,20 @@ class Engine:
         places[:] = values
         return start
 
-    def _add_routes(self, src: Ints, dst: Ints, party: int, latency: Floats | None = None) -> int:
+    def _add_routes(
+        self, src: Ints, dst: Ints, party: int, latency: Floats | None = None, flows: Ints | None = None
+    ) -> int:
         """Append routes of a party between the pairs; return the number of the first. `latency` (s), where given and
-        not NaN, is theirs."""
-        usual = self._interconnect.routes(src, dst)
+        not NaN, is theirs; `flows` are told apart by ECMP."""
+        usual = self._interconnect.split_routes(src, dst, flows)
         epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts[st.N_CHANGED]])
         routes = self._epochs.routes(epoch, src, dst, usual)
         first, rows = self._extend("routes", len(src))
+        rows["handled"] = 1.0
         if self.net.counts[st.SHARED]:
             self._extend("routed", len(src))
         self.routes_of[party].append((first, first + len(src)))
+        self.pairs_of[party].append(np.stack([src, dst], axis=1))
         self._write_routes(rows, routes, latency)
         if self._details is not None:
             _, frames = self._extend("frames", len(src))
@@ -263,14 +273,17 @@ class Engine:
             self._write_routes(rows, changed, latency)
             _, detours = self._extend("detours", len(others))
             detours["route"], detours["epoch"] = first + others, number
-            for name in ("first", "last", "latency"):
+            for name in ("first", "last", "latency", "n_hops"):
                 detours[name] = rows[name][others]
         return first
 
     def _write_routes(self, rows: NDArray[Any], routes: Routes, latency: Floats | None) -> None:
         """Append the hops of routes, and say in `rows` where they are."""
         base, hops = self._extend("hops", len(routes.links))
-        longest = write_routes(rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency)
+        if self.net.counts[st.SPLIT]:
+            self._append("shares", routes.share)
+        share, channel, latency_of = np.array(routes.share), self._link_channel, self._link_latency
+        longest = write_routes(rows, hops, base, routes.offsets, routes.links, share, channel, latency_of)
         if longest:
             self.net = grow_hops(self.net, longest + int(self._ways is not None))
         if latency is not None:
@@ -278,11 +291,12 @@ class Engine:
 
     def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: Routes) -> None:
         """Say which connections carry the messages of these routes; add those that there are not yet."""
+        if self._details is not None and self._details.buffer.any() and (routes.share < 1.0).any():
+            raise ConfigError("buffer: losses at full ports are modelled on one path; remove it, or routing = 'spray'")
         _, rows = self._extend("ways", len(pairs))
-        of = np.repeat(np.arange(len(pairs)), np.diff(routes.offsets))
-        latency = np.bincount(of, self._link_latency[routes.links], len(pairs)).tolist()
+        latency = np.bincount(routes.of, routes.share * self._link_latency[routes.links], len(pairs)).tolist()
         narrowest = np.full(len(pairs), np.inf)
-        np.minimum.at(narrowest, of, self.net.buckets["free"][self._link_channel[routes.links]])
+        np.minimum.at(narrowest, routes.of, self.net.buckets["free"][self._link_channel[routes.links]] / routes.share)
         rate, links, ends = narrowest.tolist(), routes.links.tolist(), routes.offsets.tolist()
         rows[:] = np.array(
             [ways.of(pair, links[ends[i] : ends[i + 1]], latency[i], rate[i]) for i, pair in enumerate(pairs)],
@@ -320,7 +334,9 @@ class Engine:
         shape = compile_schedule(schedule, sizes)
         # threads are numbered lane by lane, so "wrap" makes ranks of them
         source, target = nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap")
-        route = self._add_routes(source, target, party, shape.latency)
+        lanes = (shape.src // shape.n_ranks).astype(np.int64)  # channels have connections of their own
+        route = self._add_routes(source, target, party, shape.latency, lanes)
+        self.net.routes["handled"][route : route + shape.n_messages] = shape.handled
         weight = self._append("weights", shape.weights)
         self._append("headers", shape.headers)
         if shape.headers.any():

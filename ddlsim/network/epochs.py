@@ -60,7 +60,7 @@ class Epochs:
         before = self.routes(epoch, src, dst, usual)
         for number in range(epoch + 1, len(self._detours)):
             routes = self.routes(number, src, dst, usual)
-            others = [i for i in range(len(src)) if not np.array_equal(before[i], routes[i])]
+            others = [i for i in range(len(src)) if not all(map(np.array_equal, before.path(i), routes.path(i)))]
             if others:
                 yield number, np.array(others, dtype=np.int64), routes
             before = routes

@@ -19,7 +19,7 @@ ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint6
 
 
 @called
-def collect_all(n_active, threshold, shift, channels, filling, fill, rates, nexts, hops, freezing):  # type: ignore[no-untyped-def]
+def collect_all(n_active, threshold, shift, channels, filling, fill, loads, rates, nexts, hops, shares, pool, freezing):  # type: ignore[no-untyped-def]
     """Make all flows not below the threshold ready for the filling; return (channels, flows) to be filled.
 
     The channels are listed in ``fill[].component``. What is left of a channel that fills up below the threshold is not
@@ -48,7 +48,7 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, rates, next
         other = hops[entry]
         while other != LAST:
             if not (hubs and filling[other].unfrozen < 0):
-                filling[other].residual -= rate
+                filling[other].residual -= rate * shares[entry] if loads.size > 0 else rate
                 filling[other].unfrozen -= 1
             entry += ONE
             other = hops[entry]
@@ -57,7 +57,39 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, rates, next
         if filling[channel].unfrozen > 0:
             fill[n].component = channel
             n += ONE
+            if loads.size > 0:
+                weigh(channel, shift, channels, loads, pool, shares, nexts)
     return np.int64(n), n_active - np.int64(n_frozen)
+
+
+@inlined
+def weigh(channel, shift, channels, loads, pool, shares, nexts):  # type: ignore[no-untyped-def]
+    """Sum up the shares of a channel's unfrozen flows."""
+    first = np.uint64(channels[channel].first)
+    total = 0.0
+    for p in range(first, first + np.uint64(channels[channel].used)):
+        total += shares[pool[p]] if nexts[pool[p] >> shift] < 0.0 else 0.0
+    loads[channel] = total
+
+
+@inlined
+def level_of(channel, filling, loads):  # type: ignore[no-untyped-def]
+    """Return the rate at which a channel is full, inf if no flow is left on it."""
+    k = filling[channel].unfrozen
+    if k <= 0:
+        return np.inf
+    return filling[channel].residual / (loads[channel] if loads.size > 0 else k)
+
+
+@inlined
+def take(entry, other, level, filling, loads, shares):  # type: ignore[no-untyped-def]
+    """Take a flow that is frozen at `level` off the channel `other`, number `entry` of the flows' channels."""
+    filling[other].unfrozen -= 1
+    if loads.size > 0:
+        filling[other].residual -= level * shares[entry]
+        loads[other] -= shares[entry]
+    else:
+        filling[other].residual -= level
 
 
 @inlined
@@ -76,7 +108,9 @@ def least(keys, low, high):  # type: ignore[no-untyped-def]
 
 
 @called
-def fill_few(n_channels, n_flows, most, shift, channels, filling, fill, keys, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
+def fill_few(  # type: ignore[no-untyped-def]
+    n_channels, n_flows, most, shift, channels, filling, fill, loads, keys, pool, nexts, hops, shares, freezing
+):  # fmt: skip
     """Fill the `n_channels` channels listed in ``fill[].component`` until all their `n_flows` flows are frozen, or
     `most` channels are full; return how many channels are listed then, how many flows are left, and the last level.
 
@@ -87,8 +121,7 @@ def fill_few(n_channels, n_flows, most, shift, channels, filling, fill, keys, po
     for i in range(n):
         channel = fill[i].component
         filling[channel].place = i
-        k = filling[channel].unfrozen
-        keys[i] = filling[channel].residual / k if k > 0 else np.inf
+        keys[i] = level_of(channel, filling, loads)
     left = np.uint64(n_flows)
     least_left = n - min(n, np.uint64(most))
     while left > ZERO and n > least_left:
@@ -117,18 +150,15 @@ def fill_few(n_channels, n_flows, most, shift, channels, filling, fill, keys, po
             other = hops[entry]
             while other != LAST:
                 if other != best:
-                    residual = filling[other].residual - last
-                    k = filling[other].unfrozen - 1
-                    filling[other].residual = residual
-                    filling[other].unfrozen = k
-                    keys[filling[other].place] = residual / k if k > 0 else np.inf
+                    take(entry, other, last, filling, loads, shares)
+                    keys[filling[other].place] = level_of(other, filling, loads)
                 entry += ONE
                 other = hops[entry]
     return n, left, last
 
 
 @called
-def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
+def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, loads, pool, nexts, hops, shares, freezing):  # type: ignore[no-untyped-def]
     """Do what :func:`fill_few` does, to the end, for many channels, from the level `last` upwards.
 
     As long as a good part of them have the least share (symmetric clusters), these are filled one after the other. Then
@@ -144,7 +174,7 @@ def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, pool, n
         for i in range(n):
             channel = np.uint64(fill[i].component)
             if filling[channel].unfrozen > 0:
-                share = filling[channel].residual / filling[channel].unfrozen
+                share = level_of(channel, filling, loads)
                 fill[size].key = share
                 fill[size].channel = channel
                 fill[size].component = channel
@@ -158,16 +188,14 @@ def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, pool, n
         last = least_share if least_share > last * (1.0 + SAME) else last
         for i in range(size):
             channel = np.uint64(fill[i].channel)
-            k = filling[channel].unfrozen
-            if fill[i].key == least_share and k > 0 and filling[channel].residual / k == least_share:
-                left -= freeze(channel, last, shift, channels, filling, pool, nexts, hops, freezing)
+            if fill[i].key == least_share and level_of(channel, filling, loads) == least_share:
+                left -= freeze(channel, last, shift, channels, filling, loads, pool, nexts, hops, shares, freezing)
     for i in range(size >> ONE):
         sift(fill, (size >> ONE) - ONE - i, size)
     while left > ZERO:
         channel = np.uint64(fill[ZERO].channel)
-        k = filling[channel].unfrozen
-        share = filling[channel].residual / k
-        if k == 0:
+        share = level_of(channel, filling, loads)
+        if filling[channel].unfrozen == 0:
             size -= ONE
             fill[ZERO].key = fill[size].key
             fill[ZERO].channel = fill[size].channel
@@ -175,13 +203,13 @@ def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, pool, n
             fill[ZERO].key = share
         else:
             last = share if share > last * (1.0 + SAME) else last
-            left -= freeze(channel, last, shift, channels, filling, pool, nexts, hops, freezing)
+            left -= freeze(channel, last, shift, channels, filling, loads, pool, nexts, hops, shares, freezing)
             continue
         sift(fill, ZERO, size)
 
 
 @inlined
-def freeze(channel, level, shift, channels, filling, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
+def freeze(channel, level, shift, channels, filling, loads, pool, nexts, hops, shares, freezing):  # type: ignore[no-untyped-def]
     """Freeze the flows that are left on a channel, which is full at `level`; return how many these are."""
     channels[channel].level = level
     frozen = list_unfrozen(channel, shift, channels, pool, nexts, freezing)
@@ -192,8 +220,7 @@ def freeze(channel, level, shift, channels, filling, pool, nexts, hops, freezing
         other = hops[entry]
         while other != LAST:
             if other != channel:
-                filling[other].residual -= level
-                filling[other].unfrozen -= 1
+                take(entry, other, level, filling, loads, shares)
             entry += ONE
             other = hops[entry]
     filling[channel].unfrozen = 0

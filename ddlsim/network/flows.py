@@ -24,6 +24,7 @@ from ddlsim.network.state import (
     POOL_USED,
     SHAPED,
     SHARED,
+    SPLIT,
     THRESHOLD,
     TRANSPORTED,
     Net,
@@ -32,14 +33,26 @@ from ddlsim.network.sums import book_bytes, count, lost, two_sum
 
 
 @inlined
+def share_of(net: Net, h):  # type: ignore[no-untyped-def]
+    """Return the share of a message's bytes that takes ``hops[h]`` of its route."""
+    return net.shares[h] if net.counts[SPLIT] == 1 else 1.0
+
+
+@inlined
 def book_issue(net: Net, route, nbytes, n):  # type: ignore[no-untyped-def]
     """Count `n` messages of `nbytes` each that are issued on a route."""
     count(net, ISSUED, nbytes, n)
-    count(net, ISSUED_HOPS, nbytes, n * (net.routes[route].last - net.routes[route].first))
+    count(net, ISSUED_HOPS, nbytes, n * net.routes[route].n_hops)
     if net.counts[SHARED] == 1:
         high, low = two_sum(net.routed[route].issued, net.routed[route].issued_low, n * nbytes)
         net.routed[route].issued, net.routed[route].issued_low = high, low + lost(nbytes, n)
         net.routed[route].n_issued += n
+
+
+@inlined
+def link_bytes(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Return the bytes for whose time a message uses its links: more than its own where GPUs are slower than these."""
+    return net.slots[slot].nbytes * net.routes[net.slots[slot].route].handled
 
 
 @inlined
@@ -89,10 +102,10 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
     flow = net.counts[N_ACTIVE]
     entry = flow << net.counts[HOP_SHIFT]
     for h in range(net.routes[route].first, net.routes[route].last):
-        put_on(net, net.hops[h], entry)
+        put_on(net, net.hops[h], entry, share_of(net, h))
         entry += 1
     if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
-        put_on(net, net.ways[route].channel, entry)
+        put_on(net, net.ways[route].channel, entry, 1.0)
         entry += 1
     net.slots[slot].state = FLOWING
     net.flows[flow].slot = slot
@@ -106,14 +119,16 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def put_on(net: Net, channel, entry):  # type: ignore[no-untyped-def]
-    """Put a flow on a channel of its route; `entry` is its number and the channel's place on the route."""
+def put_on(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
+    """Put a share of a flow on a channel of its route; `entry` is its number and the channel's place on the route."""
     n = net.channels[channel].used
     if n == net.channels[channel].room:
         make_room(net, channel)
     net.pool[net.channels[channel].first + n] = entry
     net.flow_place[entry] = n
     net.flow_hops[entry] = channel
+    if net.counts[SPLIT] == 1:
+        net.flow_share[entry] = share
     net.channels[channel].used = n + 1
     if n == 0:
         net.channels[channel].since = net.reals[NOW]
@@ -182,7 +197,7 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
         n = unlist(net, channel, entry)
-        book_bytes(net, channel, nbytes, 1.0)
+        book_bytes(net, channel, nbytes * (net.flow_share[entry] if net.counts[SPLIT] == 1 else 1.0), 1.0)
         if n == 0:
             net.channels[channel].level = np.inf
             net.channels[channel].busy += now - net.channels[channel].since
@@ -224,6 +239,8 @@ def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
         place = net.flow_place[entry]
         net.flow_hops[to] = channel
         net.flow_place[to] = place
+        if net.counts[SPLIT] == 1:
+            net.flow_share[to] = net.flow_share[entry]
         net.pool[net.channels[channel].first + place] = to
         to += 1
         entry += 1

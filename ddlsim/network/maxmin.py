@@ -22,7 +22,7 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.filling import ONE, SAME, ZERO, collect_all, fill_few, fill_many, least, set_all_rates
-from ddlsim.network.flows import mark_dirty
+from ddlsim.network.flows import link_bytes, mark_dirty
 from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
     EPOCH,
@@ -39,6 +39,7 @@ from ddlsim.network.state import (
     ROUND_TRANSFER_MAX,
     ROUND_TRANSFER_MIN,
     SHAPED,
+    SPLIT,
     THRESHOLD,
     USUALLY_FOUND,
     Net,
@@ -65,16 +66,20 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
         at = net.fill[i].component
         i += 1
         residual = net.channels[at].capacity
+        load = 0.0
         first = net.channels[at].first
         used = net.channels[at].used
         unfrozen = used
         for p in range(first, first + used):
             flow = net.pool[p] >> shift
             rate = net.flow_rate[flow]
+            share = net.flow_share[net.pool[p]] if net.counts[SPLIT] == 1 else 1.0
             if rate < threshold:
-                residual -= rate
+                residual -= rate * share
                 unfrozen -= 1
-            elif net.flow_next[flow] >= 0.0:
+                continue
+            load += share
+            if net.flow_next[flow] >= 0.0:
                 net.flow_next[flow] = -1.0
                 net.scratch[found] = flow
                 found += 1
@@ -88,6 +93,8 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
                     entry += ONE
         net.filling[at].residual = residual
         net.filling[at].unfrozen = unfrozen
+        if net.counts[SPLIT] == 1:
+            net.loads[at] = load
         if not net.channels[at].level < threshold:
             net.channels[at].level = np.inf
     return n, found
@@ -100,7 +107,7 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
     old = net.flow_rate[flow]
     if old == np.inf:  # just added
         slot = net.flows[flow].slot
-        transfer = (net.slots[slot].nbytes if net.counts[SHAPED] == 0 else net.wire[slot]) / rate
+        transfer = (link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]) / rate
         end = now + transfer
         net.reals[ROUND_TRANSFER_MIN] = min(net.reals[ROUND_TRANSFER_MIN], transfer)
         net.reals[ROUND_TRANSFER_MAX] = max(net.reals[ROUND_TRANSFER_MAX], transfer)
@@ -131,11 +138,13 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
             channel = net.flow_hops[entry]
             k = net.channels[channel].used
             capacity = net.channels[channel].capacity
+            share = min(share, capacity / k)
+            if net.counts[SPLIT] == 1:
+                capacity /= net.flow_share[entry]
             alone = alone and k == 1
             if capacity < rate:
                 rate = capacity
                 tightest = channel
-            share = min(share, capacity / k)
             entry += 1
         if alone:
             for e in range(first, entry):
@@ -152,12 +161,14 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
 def fill_component(net: Net, n, n_flows):  # type: ignore[no-untyped-def]
     """Fill the `n` channels listed in ``fill[].component``, which `n_flows` flows are on."""
     shift = np.uint64(net.counts[HOP_SHIFT])
-    channels, filling, fill, keys, pool = net.channels, net.filling, net.fill, net.keys, net.pool
-    nexts, hops, freezing = net.flow_next, net.flow_hops, net.freezing
+    channels, filling, fill, loads, keys, pool = net.channels, net.filling, net.fill, net.loads, net.keys, net.pool
+    nexts, hops, shares, freezing = net.flow_next, net.flow_hops, net.flow_share, net.freezing
     few = FEW if n <= FEW else FIRST
-    n, left, last = fill_few(n, n_flows, few, shift, channels, filling, fill, keys, pool, nexts, hops, freezing)
+    n, left, last = fill_few(
+        n, n_flows, few, shift, channels, filling, fill, loads, keys, pool, nexts, hops, shares, freezing
+    )
     if left > ZERO:
-        fill_many(n, left, last, shift, channels, filling, fill, pool, nexts, hops, freezing)
+        fill_many(n, left, last, shift, channels, filling, fill, loads, pool, nexts, hops, shares, freezing)
 
 
 @inlined
@@ -167,17 +178,9 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
     n_active = net.counts[N_ACTIVE]
     n_old = n_active - net.counts[N_NEW]
     n, found = collect_all(
-        n_active,
-        threshold,
-        shift,
-        net.channels,
-        net.filling,
-        net.fill,
-        net.flow_rate,
-        net.flow_next,
-        net.flow_hops,
-        net.freezing,
-    )
+        n_active, threshold, shift, net.channels, net.filling, net.fill, net.loads, net.flow_rate, net.flow_next,
+        net.flow_hops, net.flow_share, net.pool, net.freezing,
+    )  # fmt: skip
     fill_component(net, n, found)
     rates, nexts, ends = net.flow_rate, net.flow_next, net.flow_end
     net.counts[RERATED] += set_all_rates(n_old, net.reals[NOW], rates, nexts, ends)

@@ -48,6 +48,7 @@ class Network:
     def _join(self, party: int) -> None:
         self.party = party
         self.engine.routes_of.append([])
+        self.engine.pairs_of.append([])
         self._n_sent = 0
         #: messages get every so manieth number; those between are for compiled callers
         self.stride = 1
@@ -159,6 +160,11 @@ class Network:
     def routes(self, src: Sequence[int], dst: Sequence[int]) -> Ints:
         """Return the numbers of the routes between nodes, for messages that others send."""
         return self.engine.pair_routes(list(src), list(dst), self.party)
+
+    @property
+    def pairs(self) -> Ints:
+        """The pairs of nodes between which this party has routes, each once, (n, 2)."""
+        return np.unique(np.concatenate([np.zeros((0, 2), dtype=np.int64), *self.engine.pairs_of[self.party]]), axis=0)
 
     def reserve(self, n: int) -> None:
         """Make room for `n` messages on their way at once, which others send."""

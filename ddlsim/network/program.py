@@ -35,6 +35,7 @@ class Program:
                        moves by stride (n_messages,) places with each repetition
     headers            bytes to be added to them; as long as `weights`
     latency            (n_messages,) s from issue until the bytes flow, nan where it is the route's; None: all routes'
+    handled            (n_messages,) see :class:`ddlsim.collectives.Round`, 1 where nothing is given
     sends_bound        messages that can be on their way at once
     """
 
@@ -55,6 +56,7 @@ class Program:
     weights: Floats
     headers: Floats
     latency: Floats | None
+    handled: Floats
     sends_bound: int
 
     @property
@@ -149,17 +151,22 @@ def write_messages(rows, step, route, weight, nodes, shape):  # type: ignore[no-
 
 
 @entry
-def write_routes(rows, hops, base, offsets, links, channel, latency):  # type: ignore[no-untyped-def]
-    """Fill ROUTE records and `hops`, which lie from `base` on, from a CSR of links; return the longest's hops."""
+def write_routes(rows, hops, base, offsets, links, share, channel, latency):  # type: ignore[no-untyped-def]
+    """Fill ROUTE records and `hops`, which lie from `base` on, from a CSR of links; return the longest's hops.
+
+    Equally short paths have equal latencies, so that the sum over their shares is that of each.
+    """
     longest = 0
     for i in range(rows.size):
-        total = 0.0
+        total = crossed = 0.0
         for h in range(offsets[i], offsets[i + 1]):
-            total += latency[links[h]]
+            total += share[h] * latency[links[h]]
+            crossed += share[h]
             hops[h] = channel[links[h]]
         rows[i].first = base + offsets[i]
         rows[i].last = base + offsets[i + 1]
         rows[i].latency = total
+        rows[i].n_hops = round(crossed)
         longest = max(longest, offsets[i + 1] - offsets[i])
     return longest
 
@@ -223,6 +230,7 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
         weights=weights,
         headers=headers,
         latency=_latency(rounds, order),
+        handled=schedule.handled * _joined_or_one([r.handled for r in rounds], n_in_round).take(order),
         sends_bound=int(threads[4].sum()),
     )
 
@@ -233,6 +241,11 @@ def _latency(rounds: list[Round], order: Ints) -> Floats | None:
         return None
     parts = [np.full(len(r.src), np.nan) if r.latency is None else r.latency for r in rounds]
     return np.concatenate(parts).take(order)
+
+
+def _joined_or_one(parts: list[Floats | None], sizes: Ints | list[int]) -> Floats:
+    """Return the parts one after the other, those that are None as ones."""
+    return np.concatenate([np.empty(0), *(np.ones(n) if p is None else p for p, n in zip(parts, sizes, strict=True))])
 
 
 def _joined(parts: list[Ints]) -> Ints:
@@ -248,7 +261,7 @@ def _weights(
         counts = _joined([r.count for r in rounds])
         shares: Floats = counts * np.float64(schedule.wire * schedule.copies / schedule.n_chunks)
         if any(r.wire is not None for r in rounds):
-            shares *= np.concatenate([np.ones(len(r.src)) if r.wire is None else r.wire for r in rounds])
+            shares *= _joined_or_one([r.wire for r in rounds], [len(r.src) for r in rounds])
         none = np.zeros(len(shares), dtype=np.int32)
         if (shares == shares[:1]).all() and not headed:  # one size for all, read again and again
             return shares[:1], np.zeros(len(shares[:1])), none, none

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.flows import book_issue, log_busy
+from ddlsim.network.flows import book_issue, link_bytes, log_busy, share_of
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
@@ -89,8 +89,8 @@ def end_of_plain_round(net: Net):  # type: ignore[no-untyped-def]
             if net.channels[channel].mark == epoch:
                 return np.inf
             net.channels[channel].mark = epoch
-            rate = min(rate, net.channels[channel].capacity)
-        time = net.slots[slot].nbytes / rate
+            rate = min(rate, net.channels[channel].capacity / share_of(net, h))
+        time = link_bytes(net, slot) / rate
         if i == head:
             transfer = time
         if time != transfer or time <= 0.0 or net.slots[slot].state == DELIVERING:
@@ -114,13 +114,13 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
         rate = np.inf
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            rate = min(rate, net.channels[channel].capacity)
-            book_bytes(net, channel, nbytes, 1.0)
+            rate = min(rate, net.channels[channel].capacity / share_of(net, h))
+            book_bytes(net, channel, nbytes * share_of(net, h), 1.0)
             net.channels[channel].busy += end - start
             if net.counts[LOG_ON] == 1:
                 alike = log_busy(net, channel, start, end, alike)
         if i == 0:
-            transfer = nbytes / rate
+            transfer = link_bytes(net, slot) / rate
             net.reals[ROUND_TRANSFER_MIN] = min(net.reals[ROUND_TRANSFER_MIN], transfer)
             net.reals[ROUND_TRANSFER_MAX] = max(net.reals[ROUND_TRANSFER_MAX], transfer)
     net.counts[FIFO_HEAD] += n
@@ -148,6 +148,7 @@ def replay(net: Net, until):  # type: ignore[no-untyped-def]
     first = net.fifo[head & mask].item
     nbytes = net.slots[first].nbytes
     latency = net.routes[net.slots[first].route].latency
+    handled = net.routes[net.slots[first].route].handled
     like = net.messages[net.slots[first].message]
     sending = net.nodes[like.source].send_overhead
     receiving = net.nodes[like.target].recv_overhead
@@ -164,7 +165,8 @@ def replay(net: Net, until):  # type: ignore[no-untyped-def]
         message = net.messages[net.slots[slot].message]
         if net.slots[slot].nbytes != nbytes or message.stride != 0 or net.slots[slot].state == DELIVERING:
             return
-        if net.routes[net.slots[slot].route].latency != latency:
+        route = net.routes[net.slots[slot].route]
+        if route.latency != latency or route.handled != handled:
             return
         if net.nodes[message.source].send_overhead != sending:
             return
@@ -239,7 +241,7 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
         count(net, DELIVERED, nbytes, done)
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            book_bytes(net, channel, nbytes, done)
+            book_bytes(net, channel, nbytes * share_of(net, h), done)
             if net.channels[channel].mark != epoch:  # once, however many flows cross it
                 net.channels[channel].mark = epoch
                 net.channels[channel].busy += done * transfer

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.flows import free_reverse, log_busy, mark_dirty, put_on, unlist
+from ddlsim.network.flows import free_reverse, log_busy, mark_dirty, put_on, share_of, unlist
 from ddlsim.network.shaping import wire_bytes
 from ddlsim.network.state import (
     CLEARED,
@@ -28,6 +28,7 @@ from ddlsim.network.state import (
     NOW,
     SHAPED,
     SHARED,
+    SPLIT,
     THRESHOLD,
     TRANSPORTED,
     WAITING,
@@ -51,6 +52,7 @@ def reroute(net: Net, epoch):  # type: ignore[no-untyped-def]
                 net.routed[route].passed = net.routed[route].issued
             net.routes[route].first = net.detours[i].first
             net.routes[route].last = net.detours[i].last
+            net.routes[route].n_hops = net.detours[i].n_hops
             net.routes[route].latency = net.detours[i].latency
     take_ahead(net, 1.0)
     count(net, ISSUED_HOPS, crossings_ahead(net) - ahead, 1.0)
@@ -67,10 +69,10 @@ def crossings_ahead(net: Net):  # type: ignore[no-untyped-def]
         state = net.slots[slot].state
         if state in (WAITING, FLOWING, CLEARED):
             route = net.slots[slot].route
-            total += net.slots[slot].nbytes * (net.routes[route].last - net.routes[route].first)
+            total += net.slots[slot].nbytes * net.routes[route].n_hops
     for flow in range(net.counts[N_ACTIVE]):
         route = net.slots[net.flows[flow].slot].route
-        total -= carried(net, flow) * (net.routes[route].last - net.routes[route].first)
+        total -= carried(net, flow) * net.routes[route].n_hops
     return total
 
 
@@ -91,7 +93,7 @@ def carried(net: Net, flow):  # type: ignore[no-untyped-def]
     """Return the bytes of a flow's message that have crossed its channels, as ``accounts`` counts them."""
     slot = net.flows[flow].slot
     nbytes = net.slots[slot].nbytes
-    wire = nbytes if net.counts[SHAPED] == 0 else wire_bytes(net, slot)
+    wire = (nbytes if net.counts[SHAPED] == 0 else wire_bytes(net, slot)) * net.routes[net.slots[slot].route].handled
     left = max(net.flow_end[flow] - net.reals[NOW], 0.0) * net.flow_rate[flow]
     return nbytes * min(max(1.0 - left / wire, 0.0), 1.0)
 
@@ -103,6 +105,8 @@ def is_on_its_route(net: Net, flow):  # type: ignore[no-untyped-def]
     entry = flow << net.counts[HOP_SHIFT]
     for h in range(net.routes[route].first, net.routes[route].last):
         if net.flow_hops[entry] != net.hops[h]:  # LAST is no channel
+            return False
+        if net.counts[SPLIT] == 1 and net.flow_share[entry] != net.shares[h]:
             return False
         entry += 1
     return net.flow_hops[entry] == LAST or net.flow_hops[entry] >= net.counts[N_LINKED]
@@ -121,19 +125,19 @@ def move(net: Net, flow):  # type: ignore[no-untyped-def]
     entry = first
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
-        leave(net, channel, entry, done)
+        leave(net, channel, entry, done * (net.flow_share[entry] if net.counts[SPLIT] == 1 else 1.0))
         if held > 0.0 and entry > first and channel < net.counts[N_LINKED]:
             left = net.buckets[channel].held - held
             net.buckets[channel].held = left if net.channels[channel].used > 0 else 0.0
         entry += 1
     entry = first
     for h in range(net.routes[route].first, net.routes[route].last):
-        enter(net, net.hops[h], entry, done)
+        enter(net, net.hops[h], entry, done, share_of(net, h))
         if held > 0.0 and entry > first:
             net.buckets[net.hops[h]].held += held
         entry += 1
     if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
-        enter(net, net.ways[route].channel, entry, done)
+        enter(net, net.ways[route].channel, entry, done, 1.0)
         entry += 1
     net.flow_hops[entry] = LAST
     net.reals[THRESHOLD] = 0.0  # it may have stood still, so nobody's rate is sure
@@ -157,8 +161,8 @@ def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def enter(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
-    """Put a flow on a channel, which will carry all but so many bytes of it."""
-    put_on(net, channel, entry)
-    net.channels[channel].nbytes -= nbytes
+def enter(net: Net, channel, entry, nbytes, share):  # type: ignore[no-untyped-def]
+    """Put a share of a flow on a channel, which will carry that share of all but so many bytes of it."""
+    put_on(net, channel, entry, share)
+    net.channels[channel].nbytes -= nbytes * share
     mark_dirty(net, channel)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import insert
-from ddlsim.network.flows import book_issue
+from ddlsim.network.flows import book_issue, link_bytes, share_of
 from ddlsim.network.replay import later, repeat_threads
 from ddlsim.network.state import (
     DELIVERED,
@@ -48,6 +48,7 @@ from ddlsim.network.state import (
     ROUND_TAIL,
     ROUND_THREADS,
     SHAPED,
+    SPLIT,
     STEPPED,
     STEPS_LEFT,
     TIMER_SEQUENCE,
@@ -146,7 +147,7 @@ def put_down(net: Net, at):  # type: ignore[no-untyped-def]
     for flow in range(net.counts[N_ACTIVE] - net.counts[ROUND_NEW], net.counts[N_ACTIVE]):
         if fits:
             slot = net.flows[flow].slot
-            nbytes = net.slots[slot].nbytes if net.counts[SHAPED] == 0 else net.wire[slot]
+            nbytes = link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]
             length = nbytes / net.flow_rate[flow]
             span = put_span(net, max(span, 0), at, length)
             fits = span >= 0 and net.flow_end[flow] == now + length and is_plain(net, flow)
@@ -229,6 +230,10 @@ def is_plain(net: Net, flow):  # type: ignore[no-untyped-def]
         entry += 1
         residual = net.channels[channel].capacity
         used = net.channels[channel].used
+        if net.counts[SPLIT] == 1:  # sums of shares depend on the order, unless it is alone
+            if used == 1 and residual / net.flow_share[entry - 1] == rate:
+                return True
+            continue
         if residual / used == rate:
             return True
         if used > MOST:
@@ -346,6 +351,6 @@ def book_message(net: Net, slot, done, passed):  # type: ignore[no-untyped-def]
     book_issue(net, route, nbytes, done)
     count(net, DELIVERED, nbytes, done)
     for h in range(net.routes[route].first, net.routes[route].last):
-        book_bytes(net, net.hops[h], nbytes, done)
+        book_bytes(net, net.hops[h], nbytes * share_of(net, h), done)
     if net.counts[TRANSPORTED] == 1 and net.ways[route].connection >= 0:
         net.connections[net.ways[route].connection].since += passed

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.flows import add_flow
+from ddlsim.network.flows import add_flow, share_of
 from ddlsim.network.state import NOW, Net
 from ddlsim.network.sums import book_bytes
 
@@ -26,14 +26,14 @@ def start_shaped(net: Net, slot):  # type: ignore[no-untyped-def]
     saved = min(saved_bytes(net, first, last), wire)
     if saved > 0.0:
         for h in range(first, last):
-            net.buckets[net.hops[h]].tokens -= saved
-            net.buckets[net.hops[h]].passed += saved
+            net.buckets[net.hops[h]].tokens -= saved * share_of(net, h)
+            net.buckets[net.hops[h]].passed += saved * share_of(net, h)
     if saved < wire:
-        net.wire[slot] = wire - saved
+        net.wire[slot] = (wire - saved) * net.routes[route].handled
         add_flow(net, slot)
         return True
     for h in range(first, last):
-        book_bytes(net, net.hops[h], net.slots[slot].nbytes, 1.0)
+        book_bytes(net, net.hops[h], net.slots[slot].nbytes * share_of(net, h), 1.0)
     return False
 
 
@@ -62,7 +62,7 @@ def saved_bytes(net: Net, first, last):  # type: ignore[no-untyped-def]
     for h in range(first, last):
         channel = net.hops[h]
         burst = net.buckets[channel].burst
-        free = net.buckets[channel].free
+        free = net.buckets[channel].free / share_of(net, h)
         if burst == 0.0:
             bare = min(bare, free)
             continue
@@ -70,8 +70,8 @@ def saved_bytes(net: Net, first, last):  # type: ignore[no-untyped-def]
         if net.channels[channel].used > 0:
             saved = 0.0
             continue
-        refilled = net.buckets[channel].tokens + (now - net.buckets[channel].since) * free
+        refilled = net.buckets[channel].tokens + (now - net.buckets[channel].since) * net.buckets[channel].free
         net.buckets[channel].tokens = min(refilled, burst)
         net.buckets[channel].since = now
-        saved = min(saved, net.buckets[channel].tokens)
+        saved = min(saved, net.buckets[channel].tokens / share_of(net, h))
     return saved if narrowest < bare else 0.0

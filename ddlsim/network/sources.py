@@ -35,11 +35,12 @@ class WithSources:
         self.reduce_time: Floats = np.concatenate([cluster.reduce_time, none])
         self.reverse_link: Ints = np.concatenate([cluster.reverse_link, np.full(n, -1)])
         self.is_switch_port: Bools = np.concatenate([cluster.is_switch_port, np.zeros(n, dtype=np.bool_)])
+        self.splits = cluster.splits
         self.details = None if cluster.details is None else _longer(cluster.details, n)
 
-    def routes(self, src: Ints, dst: Ints) -> Routes:
+    def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes:
         """Return the routes between nodes; those of sources begin with their links."""
-        return self.from_sources(src, self.cluster.routes(self.nodes(src), dst))
+        return self.from_sources(src, self.cluster.split_routes(self.nodes(src), dst, flows))
 
     def around(self, down: Iterable[int]) -> Around:
         """Return the routes while some links are down."""
@@ -52,15 +53,11 @@ class WithSources:
 
     def from_sources(self, src: Ints, routes: Routes) -> Routes:
         """Return routes of the cluster with the links of the sources among `src` before them."""
-        if not (src >= self.cluster.n_nodes).any():
-            return routes
-        own = [
-            np.concatenate([[self.cluster.n_links + node - self.cluster.n_nodes], routes[i]])
-            if node >= self.cluster.n_nodes else routes[i]
-            for i, node in enumerate(src.tolist())
-        ]  # fmt: skip
-        offsets = np.concatenate([[0], np.cumsum([len(links) for links in own])])
-        return Routes(offsets, np.concatenate(own).astype(np.int64))
+        sources = src >= self.cluster.n_nodes
+        at = routes.offsets[:-1][sources]
+        links = np.insert(routes.links, at, self.cluster.n_links + src[sources] - self.cluster.n_nodes)
+        offsets = routes.offsets + np.concatenate([[0], np.cumsum(sources)])
+        return Routes(offsets, links, np.insert(routes.share, at, 1.0), routes.flows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +69,7 @@ class _Around:
 
     def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes:
         nodes = self.whole.nodes(src)
-        plain = self.whole.cluster.routes(nodes, dst) if (nodes != src).any() else usual
+        plain = self.whole.cluster.split_routes(nodes, dst, usual.flows) if (nodes != src).any() else usual
         return self.whole.from_sources(src, self.detours.routes(nodes, dst, plain))
 
 

@@ -72,7 +72,8 @@ N_PAUSED = 45  # nodes that stand still
 PARTY = 46  # who lets time pass now, of those who share the network
 N_FOREIGN = 47  # completions of others than that one, which wait for them
 SHARED = 48  # 1: there are several of them, and what each has issued is counted
-N_COUNTS = 49
+SPLIT = 49  # 1: messages can take several links side by side, a share of their bytes each
+N_COUNTS = 50
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -146,14 +147,17 @@ WAY = record(
 #: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
-#: hops[first:last] are the channels of the route
-ROUTE = record(latency="f", first="n", last="n")
+#: hops[first:last] are the channels of the route, each message crosses `n_hops`, one after the other; handled: bytes
+#: for whose time a message uses them, per byte of it
+ROUTE = record(latency="f", handled="f", first="n", last="n", n_hops="n")
 #: of a route: bytes, as a compensated sum, and messages, issued so far; passed: bytes that have crossed the channels
 #: that it had before it was another one
 ROUTED = record(issued="f", issued_low="f", passed="f", n_issued="i")
 #: from the re-routing of number `epoch` on (0: none), a route is another one; then passed: bytes that have crossed the
 #: channels that it had until then, hops[was_first:was_last]
-DETOUR = record(latency="f", passed="f", route="n", first="n", last="n", was_first="n", was_last="n", epoch="n")
+DETOUR = record(
+    latency="f", passed="f", route="n", first="n", last="n", n_hops="n", was_first="n", was_last="n", epoch="n"
+)
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
 #: a single message
 SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n")
@@ -208,6 +212,7 @@ class Net(NamedTuple):
     buckets: Records  # BUCKET, one per channel; empty unless SHAPED
     filling: Records  # FILLING, one per channel
     fill: Records  # FILL, one per channel
+    loads: Floats  # (n_channels,) sum of the shares of flows that are not frozen; empty unless SPLIT
     keys: Floats  # shares of the channels to be filled
     dirty: Places  # channels whose load changed
     pool: Entries  # lists of (flow << HOP_SHIFT) + hop
@@ -217,6 +222,7 @@ class Net(NamedTuple):
     flow_next: Floats  # the rate that the filling gives it; negative: not yet. Else any number >= 0
     flow_end: Floats  # planned end
     flow_hops: Entries  # (n_slots << HOP_SHIFT,) channels, then LAST
+    flow_share: Floats  # as flow_hops: the share of its bytes that takes the channel; empty unless SPLIT
     flow_place: Entries  # (n_slots << HOP_SHIFT,) place in each channel's list
     wire: Floats  # (n_slots,) bytes that a message puts on the wire; empty unless SHAPED
     heap: Records  # TIMED, planned ends of flows
@@ -238,6 +244,7 @@ class Net(NamedTuple):
     held: Floats  # (n_slots,) its part of what BUCKET.held counts
     parked: Places  # as `counters`: 1 + slot of the message whose receiver is not there yet, 0: none
     hops: Entries
+    shares: Floats  # as `hops`: the share of a message's bytes; empty unless SPLIT
     programs: Records  # PROGRAM
     tables: Places
     steps: Records  # STEP

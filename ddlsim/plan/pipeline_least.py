@@ -93,8 +93,8 @@ class Travel:
 
 @functools.lru_cache(maxsize=4096)
 def _message(cluster: Cluster, source: int, target: int) -> float:
-    links = cluster.routes([source], [target])[0]
-    return float(_per_byte(cluster)[cluster.link_channel[links]].max(initial=0.0))
+    routes = cluster.split_routes(np.array([source]), np.array([target]))
+    return float((_per_byte(cluster)[cluster.link_channel[routes.links]] * routes.share).max(initial=0.0))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -112,26 +112,29 @@ def _collective(cluster: Cluster, kind: str, nodes: tuple[int, ...]) -> float:
         if not len(a):
             continue
         crossing = least_crossing(kind, place, np.zeros(n, dtype=np.bool_))
-        routes = cluster.routes(members[a], members[b])
-        channel = cluster.link_channel[routes.links]
-        way = np.repeat(np.arange(len(a)), np.diff(routes.offsets))
-        out, into = (_shared(cluster, place[each], way, channel) for each in (a, b))
+        routes = cluster.split_routes(members[a], members[b])
+        channel, way = cluster.link_channel[routes.links], routes.of
+        out, into = (_shared(cluster, place[each], way, channel, routes.share) for each in (a, b))
         rates = np.divide(1.0, into, out=np.full(len(into), np.inf), where=into > 0.0)
         together = crossing.together / float(rates.sum())
         slowest = max(slowest, float((crossing.out * out).max()), float((crossing.into * into).max()), together)
     return slowest
 
 
-def _shared(cluster: Cluster, place: Ints, way: Ints, channel: Ints) -> Floats:
+def _shared(cluster: Cluster, place: Ints, way: Ints, channel: Ints, share: Floats) -> Floats:
     """Return the s per byte of the narrowest channel that all ways of each place share, (n_places,).
 
     place    (n_ways,) of each way
-    channel  on the ways, of which each stands in `way`
+    channel  on the ways, of which each stands in `way`, and the `share` of a message's bytes that takes it
     """
-    pairs, count = np.unique(place[way] * cluster.n_channels + channel, return_counts=True)
-    pairs = pairs[count == np.bincount(place)[pairs // cluster.n_channels]]
+    pairs, which, count = np.unique(
+        place[way] * cluster.n_channels + channel, return_inverse=True, return_counts=True
+    )
+    least = np.ones(len(pairs))
+    np.minimum.at(least, which.reshape(-1), share)
+    least[count < np.bincount(place)[pairs // cluster.n_channels]] = 0.0  # not on all ways
     slowest = np.zeros(int(place.max()) + 1)
-    np.maximum.at(slowest, pairs // cluster.n_channels, _per_byte(cluster)[pairs % cluster.n_channels])
+    np.maximum.at(slowest, pairs // cluster.n_channels, least * _per_byte(cluster)[pairs % cluster.n_channels])
     return slowest
 
 

@@ -144,17 +144,18 @@ def _times(cluster: Cluster, source: Ints, target: Ints) -> Floats:
     source, target  where they are, (n_pairs, n_members)
     """
     n_pairs, n_members = source.shape
-    routes = cluster.routes(source.ravel(), target.ravel())
-    message = np.repeat(np.arange(n_pairs * n_members), np.diff(routes.offsets))
+    routes = cluster.split_routes(source.ravel(), target.ravel())
     n = cluster.n_channels
-    crossed = np.unique(message * n + cluster.link_channel[routes.links])  # each channel of a route once
-    message, channel = crossed // n, crossed % n
-    _, which, used = np.unique(message // n_members * n + channel, return_inverse=True, return_counts=True)
+    # each channel of a route once
+    crossed, at = np.unique(routes.of * n + cluster.link_channel[routes.links], return_index=True)
+    message, channel, share = crossed // n, crossed % n, routes.share[at]
+    _, which = np.unique(message // n_members * n + channel, return_inverse=True)
+    used = np.bincount(which, share)
     first = np.flatnonzero(message % n_members == 0)
     pair, capacity = message[first] // n_members, cluster.channel_capacity[channel[first]]
     slowest, alone = np.zeros(n_pairs), np.full(n_pairs, np.inf)
     np.maximum.at(slowest, pair, used[which[first]] / capacity)
-    np.minimum.at(alone, pair, capacity)
+    np.minimum.at(alone, pair, capacity / share[first])
     with np.errstate(invalid="ignore"):
         return np.where(slowest > 0.0, slowest * alone, 1.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -28,6 +29,10 @@ from ddlsim.workload.stage import shares_batch, stages_of
 
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
+
+#: of path_notes: pairs of nodes and links that are looked at; the least s of a link, as a share of the busiest one's;
+#: what another path may need of it
+MOST_PAIRS, MOST_LINKS, BUSY, LESS = 1024, 16, 0.1, 0.95
 
 
 def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
@@ -161,6 +166,37 @@ def stalled_notes(recorder: Recorder, seconds: float) -> list[str]:
     return [
         f"stalled: no update in the last {stalled:.4g} of {seconds:.4g} s; throughput and step time include that time"
     ]
+
+
+def link_notes(cluster: Cluster) -> list[str]:
+    """Return the notes of a cluster's file about links whose width is unknown, which the run's times rest on."""
+    return [note for note in cluster.notes if note.startswith("link_width of ")]
+
+
+def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[str]:
+    """Return a note if a link was busy while others on equally short paths carried nothing, and messages that are
+    divided among all of them need less of every link; `pairs` (n, 2) are the nodes that the run has routes between."""
+    pairs, seconds = pairs[:: len(pairs) // MOST_PAIRS + 1], channel_nbytes / cluster.channel_capacity
+    pairs = pairs[(pairs < cluster.n_nodes).all(axis=1)]
+    if cluster.routing == "spray" or not len(pairs):
+        return []
+    usual, spread = (each.split_routes(*pairs.T) for each in (cluster, dataclasses.replace(cluster, routing="spray")))
+    used, channel = cluster.link_channel[usual.links], cluster.link_channel[spread.links]
+    busy = np.unique(channel[spread.share < 1.0])
+    busy = busy[seconds[busy] > BUSY * seconds.max()]
+    for link in busy[np.argsort(-seconds[busy], kind="stable")][:MOST_LINKS].tolist():
+        crossing = np.isin(spread.of, usual.of[used == link])
+        paths = np.unique(channel[crossing & (spread.share < 1.0)])
+        idle = paths[channel_nbytes[paths] == 0.0]
+        load = np.bincount(channel[crossing], spread.share[crossing], cluster.n_channels) / cluster.channel_capacity
+        if len(idle) and load.max() < LESS * usual.share[used == link].sum() / cluster.channel_capacity[link]:
+            first = int(np.flatnonzero(cluster.link_channel == link)[0])
+            ends = " -> ".join(cluster.node_names[end[first]] for end in (cluster.link_src, cluster.link_dst))
+            return [
+                f"equal paths: messages over {ends} could take {len(paths)} links of equally short paths, of which "
+                f"{len(idle)} carried nothing; routing = 'spray' uses all of them"
+            ]
+    return []
 
 
 def uneven_notes(recorder: Recorder) -> list[str]:

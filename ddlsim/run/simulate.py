@@ -32,6 +32,8 @@ from ddlsim.run.notes import (
     idle_notes_of,
     late_notes,
     learning_notes,
+    link_notes,
+    path_notes,
     stalled_notes,
     superlinear_notes,
     uneven_notes,
@@ -306,6 +308,7 @@ class UnderWay:
             *prepared.notes,
             *window_notes(experiment),
             *life_notes(experiment, free=self.recorder.down is not None),
+            *link_notes(prepared.cluster),
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
@@ -315,6 +318,7 @@ class UnderWay:
             *learning_notes(experiment, self.reason, self.monitor),
             *handed_over_notes(setting, self.monitor),
             *idle_notes_of(experiment.strategy, prepared.cluster, prepared.nodes, traffic),
+            *path_notes(prepared.cluster, self.loop.network.pairs, traffic.nbytes),
         )
 
     def _lasts(self, seconds: float) -> float:

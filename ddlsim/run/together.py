@@ -276,6 +276,6 @@ def _node(cluster: Cluster, name: str, traffic: Background) -> int:
 
 
 def _widest(cluster: Cluster, source: int, target: int) -> float:
-    """Return the bytes/s of the narrowest link between two nodes."""
-    links = cluster.routes([source], [target]).links
-    return float(np.min(cluster.channel_capacity[cluster.link_channel[links]]))
+    """Return the bytes/s that the links between two nodes carry of one message."""
+    routes = cluster.split_routes(np.array([source]), np.array([target]))
+    return float(np.min(cluster.channel_capacity[cluster.link_channel[routes.links]] / routes.share))

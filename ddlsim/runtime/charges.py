@@ -6,10 +6,9 @@ A link cannot carry more than its capacity, so no shortcut may take less than th
 * those of the collective's own schedule (:func:`by_schedule`), which has one ring, say, and so one network card of
   each machine in use;
 * those of a library that spreads its rings or trees over all links, as NCCL's channels do (:func:`spread`). Inside a
-  machine whose GPUs are joined directly, the rings are found as NCCL finds them, by search: the widest first, as long
-  as links are left. Elsewhere there is one order, that of the locality. Each ring is cut at each of its GPUs in turn,
-  so that all of them, and the cards nearest to them, carry the same between machines: of m GPUs each sends 1/m to the
-  GPU at its own place in the next machine.
+  machine, the rings are those of NCCL's search (:mod:`ddlsim.cluster.rings`). Each ring is cut at each of its GPUs in
+  turn, so that all of them, and the cards nearest to them, carry the same between machines: of m GPUs each sends 1/m to
+  the GPU at its own place in the next machine.
 
 With V bytes over every hop of a ring (2 (n-1)/n of the buffer for an all-reduce), a hop inside a machine of m among
 several carries V (m-1)/m of its ring's share, and a machine sends V to the next one. NCCL's trees are a chain through
@@ -26,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.rings import channels
 from ddlsim.collectives import Schedule
 from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.collectives.trees import double_tree
@@ -33,9 +33,6 @@ from ddlsim.network import Network
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-#: machines with more GPUs joined directly than this are not searched for rings
-SEARCHED = 16
 
 
 @dataclass(frozen=True)
@@ -75,9 +72,8 @@ class Load:
         source, target, nbytes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         pairs, which = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
         messages = pairs[0], pairs[1], np.bincount(which.reshape(-1), nbytes).astype(np.float64)
-        routes = cluster.routes(source, target)
-        n_hops = np.diff(routes.offsets)
-        of = np.repeat(np.arange(len(source)), n_hops)
+        routes = cluster.split_routes(source, target)
+        of = routes.of
         wire = nbytes.copy()
         details = cluster.details
         if details is not None:
@@ -87,10 +83,11 @@ class Load:
             np.minimum.at(payload, of[framed], details.frame_payload[routes.links[framed]])
             wire += nbytes * header / payload
         channel = cluster.link_channel[routes.links]
-        carried = np.bincount(channel, nbytes[of], cluster.n_channels).astype(np.float64)
+        carried = np.bincount(channel, nbytes[of] * routes.share, cluster.n_channels).astype(np.float64)
         if not len(channel):
             return Charge(carried, float(nbytes.sum()), 0.0, 0, messages)
-        seconds = np.bincount(channel, wire[of], cluster.n_channels) / Network(cluster).accounts().capacity
+        crossing = np.bincount(channel, wire[of] * routes.share, cluster.n_channels)
+        seconds = crossing / Network(cluster).accounts().capacity
         return Charge(carried, float(nbytes.sum()), float(seconds.max()), int(seconds.argmax()), messages)
 
 
@@ -119,11 +116,12 @@ def spread(load: Load, nodes: Sequence[int], nbytes: float, algorithm: str, kind
         if m == 1:
             continue
         share = (m - 1) / m if tree or len(machines) > 1 else 1.0
-        for cycle, weight in _rings(cluster, members):
-            following = np.roll(cycle, -1)
-            load.add(cycle, following, hop * weight * share)
+        rings = channels(cluster, tuple(members.tolist())).rings
+        for ring in rings:
+            here, following = members[ring], members[np.roll(ring, -1)]
+            load.add(here, following, hop * share / len(rings))
             if tree:
-                load.add(following, cycle, hop * weight * share)
+                load.add(following, here, hop * share / len(rings))
     if len(machines) == 1:
         return
     if tree:
@@ -143,51 +141,3 @@ def _between(load: Load, source: Ints, target: Ints, nbytes: float) -> None:
     middle = (cuts[1:] + cuts[:-1]) / 2.0
     at = [a[(middle * len(a)).astype(np.int64)] for a in (source, target)]
     load.add(at[0], at[1], nbytes * np.diff(cuts))
-
-
-def _rings(cluster: Cluster, members: Ints) -> list[tuple[Ints, float]]:
-    """Return rings through the `members` of a machine and the share of each, which add up to 1."""
-    m = len(members)
-    free = np.zeros((m, m))
-    place = {node: i for i, node in enumerate(members.tolist())}
-    inside = np.flatnonzero(np.isin(cluster.link_src, members) & np.isin(cluster.link_dst, members))
-    for link in inside.tolist():
-        pair = place[int(cluster.link_src[link])], place[int(cluster.link_dst[link])]
-        free[pair] += cluster.channel_capacity[cluster.link_channel[link]]
-    found: list[tuple[Ints, float]] = []
-    while 2 <= m <= SEARCHED and (ring := _widest_ring(free)) is not None:
-        following = np.roll(ring, -1)
-        width = float(free[ring, following].min())
-        free[ring, following] -= width
-        found.append((members[ring], width))
-    total = sum(width for _, width in found)
-    return [(ring, width / total) for ring, width in found] or [(members, 1.0)]
-
-
-def _widest_ring(free: Floats) -> Ints | None:
-    """Return the order of a ring whose narrowest hop is as wide as possible, or None if there is no ring."""
-    widths = np.unique(free[free > 1e-9 * free.max(initial=0.0)])
-    for width in widths[::-1].tolist():
-        ring = _ring([np.flatnonzero(row >= width * (1.0 - 1e-9)).tolist() for row in free])
-        if ring is not None:
-            return ring
-    return None
-
-
-def _ring(following: list[list[int]]) -> Ints | None:
-    """Return a ring from 0 through all places, each followed by one of its `following` ones, by depth-first search."""
-    n = len(following)
-    path, ahead = [0], [iter(following[0])]
-    for _ in range(100_000):  # enough for machines as they are built; a search without end would not be
-        if len(path) == n and 0 in following[path[-1]]:
-            return np.array(path)
-        step = next((place for place in ahead[-1] if place not in path), None) if len(path) < n else None
-        if step is not None:
-            path.append(step)
-            ahead.append(iter(following[step]))
-            continue
-        path.pop()
-        ahead.pop()
-        if not path:
-            return None
-    return None

@@ -75,7 +75,7 @@ class Device:
     ``power_w`` is what it draws while it computes (the datasheet's limit), ``idle_power_w`` what it draws while it
     waits, ``price`` what it costs to use, in USD/s; None: not known. ``launch_time`` is what
     each of several kernels takes at least, one after the other, in s. ``kernels`` is what is known of the layers of
-    transformers; None: nothing, they take the roofline's time.
+    transformers; None: nothing, they take the roofline's time. `pcie_generation` is that of its bus.
     """
 
     name: str
@@ -92,6 +92,7 @@ class Device:
     price: NotNegative | None = None
     launch_time: NotNegative = 0.0
     kernels: Kernels | None = None
+    pcie_generation: Count | None = None
 
 
 class _KernelsTable(TypedDict):
@@ -119,6 +120,7 @@ class _DeviceTable(TypedDict):
     idle_power: NotRequired[str]
     price: NotRequired[str]
     launch_time: NotRequired[str]
+    pcie_generation: NotRequired[int]
     sources: list[str]
 
 
@@ -183,6 +185,7 @@ def _device(name: str, table: _DeviceTable, curves: tuple[Curve, ...], kernels: 
         price=parse(table["price"], "price") if "price" in table else None,
         launch_time=parse(table["launch_time"], "time") if "launch_time" in table else 0.0,
         kernels=kernels,
+        pcie_generation=table.get("pcie_generation"),
     )
 
 

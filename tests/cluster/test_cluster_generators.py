@@ -23,6 +23,7 @@ from ddlsim.cluster import (
     torus,
     two_racks,
 )
+from ddlsim.cluster.nodes import size_of
 from ddlsim.errors import ConfigError
 
 RATE = {"bandwidth": 1e9, "latency": 1e-6}
@@ -264,7 +265,6 @@ def test_overheads_reach_the_arrays():
             lambda: star(2, host=MultiGpu(n_gpus=4, inside="hybrid_cube_mesh", nvlink_bandwidth=1.0), **RATE),
             ["n_gpus = 4", "8"],
         ),
-        (lambda: star(2, host=MultiGpu(n_gpus=4, n_nics=3), **RATE), ["n_nics = 3", "n_pcie_switches = 1"]),
         (lambda: star(2, host=MultiGpu(n_gpus=4, nvlink_bandwidth=1.0), **RATE), ["no effect", "pcie_tree"]),
     ],
 )
@@ -341,3 +341,14 @@ def test_the_sizes_that_are_checked_are_those_of_the_graph(make, host, monkeypat
     monkeypatch.setattr("ddlsim.cluster.parts.check_size", lambda nodes, links, where: checked.append((nodes, links)))
     graph = make(host=host, **RATE)
     assert checked == [(graph.number_of_nodes(), graph.number_of_edges())]
+
+
+@pytest.mark.parametrize(("n_nics", "n_switches", "on_each"), [
+    (2, 1, [2]), (4, 4, [1, 1, 1, 1]), (8, 4, [2, 2, 2, 2]), (5, 4, [2, 1, 1, 1]), (2, 4, [1, 0, 1, 0]),
+    (32, 8, [4] * 8),
+])  # fmt: skip
+def test_any_number_of_interfaces_is_spread_over_the_pcie_switches(n_nics, n_switches, on_each):
+    host = MultiGpu(n_gpus=8, n_pcie_switches=n_switches, n_nics=n_nics)
+    graph = star(2, bandwidth="25 GB/s", latency="1 us", host=host)
+    assert [graph.number_of_edges(f"h1.pcie{i}", "switch") for i in range(n_switches)] == on_each
+    assert graph.number_of_edges() == size_of(host)[1] * 2 + 2 * 2 * n_nics

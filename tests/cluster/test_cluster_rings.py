@@ -88,7 +88,7 @@ def machines(draw):
     n_switches = draw(st.integers(1, n_gpus))
     host = MultiGpu(
         n_gpus=n_gpus, inside=inside, device="v100", n_pcie_switches=n_switches,
-        n_nics=draw(st.sampled_from([1, n_switches])),
+        n_nics=draw(st.sampled_from([1, n_switches, 2 * n_switches, n_switches + 1])),
         nvlink_bandwidth=None if inside == "pcie_tree" else draw(st.sampled_from(["25 GB/s", "300 GB/s"])),
     )  # fmt: skip
     fabric = draw(st.sampled_from([star, leaf_spine]))
@@ -107,7 +107,8 @@ def _rate(cluster, nodes, orders):
     """Return the bytes/s that rings carry together if each carries as much as the fullest link lets it."""
     at, uses = np.array(nodes), np.zeros(cluster.n_channels)
     for order in orders:
-        np.add.at(uses, cluster.link_channel[cluster.routes(at[order], at[np.roll(order, -1)]).links], 1.0)
+        routes = cluster.split_routes(at[order], at[np.roll(order, -1)])
+        np.add.at(uses, cluster.link_channel[routes.links], routes.share)
     used = uses > 0.0
     return len(orders) * np.min(cluster.channel_capacity[used] / uses[used], initial=np.inf)
 

@@ -1,4 +1,4 @@
-"""Routes against networkx: contiguous, shortest, of least latency; policies spread or avoid contention."""
+"""Routes against a search in Python: contiguous and shortest; policies spread or avoid contention."""
 
 import itertools
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ddlsim
 from ddlsim.cluster import Cluster, MultiGpu, dragonfly, fat_tree, hypercube, leaf_spine, racks, star, torus
 from ddlsim.errors import ConfigError
 
@@ -19,38 +20,63 @@ def _all_pairs(nodes):
     return nodes[src], nodes[dst]
 
 
-def _check_against_networkx(cluster, nodes):
-    """Every route is contiguous, as short as networkx's, and of the least latency among those."""
-    src, dst = _all_pairs(np.asarray(nodes))
-    routes = cluster.routes(src, dst)
-    graph = nx.DiGraph()
-    graph.add_nodes_from(range(cluster.n_nodes))
-    for link in range(cluster.n_links):
-        u, v = int(cluster.link_src[link]), int(cluster.link_dst[link])
-        # one hop outweighs all latencies, so Dijkstra minimises hops first
-        cost = 1.0 + float(cluster.link_latency[link])
-        if not graph.has_edge(u, v) or graph[u][v]["cost"] > cost:
-            graph.add_edge(u, v, cost=cost)
-    best = dict(nx.all_pairs_dijkstra_path_length(graph, weight="cost"))
-    for i, (s, d) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
-        links = routes[i]
-        assert cluster.link_src[links[0]] == s
-        assert cluster.link_dst[links[-1]] == d
-        assert (cluster.link_dst[links[:-1]] == cluster.link_src[links[1:]]).all()
-        assert len(links) == nx.shortest_path_length(graph, s, d)
-        assert len(links) + cluster.link_latency[links].sum() == pytest.approx(best[s][d], rel=1e-12)
+def _costs(cluster):
+    """Return per link (1 if an endpoint follows, s per byte, s); the only links of an endpoint do not matter."""
+    per_byte = 1.0 / cluster.channel_capacity[cluster.link_channel]
+    degree = np.bincount(cluster.link_src, minlength=cluster.n_nodes)
+    single = degree == 1
+    only = single[cluster.link_src] != single[cluster.link_dst]
+    forwards = cluster.is_endpoint[cluster.link_dst] & ~single[cluster.link_dst]
+    return forwards.astype(int), np.where(only, 0.0, per_byte), np.where(only, 0.0, cluster.link_latency)
+
+
+def _best_paths(cluster, target):
+    """Return per node (hops, forwarding endpoints, s per byte of the narrowest link, latency, s per byte of all) of the
+    shortest path to `target`; nodes choose among their neighbours' own shortest paths."""
+    forwards, per_byte, latency = _costs(cluster)
+    ends = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
+    hops = dict(nx.single_target_shortest_path_length(nx.DiGraph(ends), target))
+    best = {target: (0, 0, 0.0, 0.0, 0.0)}
+    for node in sorted(hops, key=hops.__getitem__):
+        for link, (source, after) in enumerate(ends):
+            if source == node and hops.get(after) == hops[node] - 1:
+                rest = best[after]
+                path = (
+                    rest[0] + 1, rest[1] + int(forwards[link]), max(rest[2], per_byte[link]),
+                    round(rest[3] + latency[link], 15), rest[4] + per_byte[link],
+                )  # fmt: skip
+                best[node] = min(best.get(node, (np.inf,)), path)
+    return best
+
+
+def _check_shortest(cluster, nodes):
+    """Every route is contiguous and as short as the shortest: hops, endpoints, bandwidth and latency, in this order."""
+    forwards, per_byte, latency = _costs(cluster)
+    for target in np.asarray(nodes).tolist():
+        sources = np.setdiff1d(nodes, [target])
+        routes = cluster.routes(sources, np.full(len(sources), target))
+        best = _best_paths(cluster, target)
+        for i, source in enumerate(sources.tolist()):
+            links = routes[i]
+            assert cluster.link_src[links[0]] == source
+            assert cluster.link_dst[links[-1]] == target
+            assert (cluster.link_dst[links[:-1]] == cluster.link_src[links[1:]]).all()
+            each = per_byte[links]
+            found = len(links), forwards[links].sum(), each.max(), latency[links].sum(), each.sum()
+            assert found == pytest.approx(best[source], rel=1e-9)
 
 
 @st.composite
 def connected_graphs(draw):
-    """Random connected multigraphs with latencies of 0..4 units and parallel links."""
+    """Random connected multigraphs of hosts and switches, latencies of 0..4 units, rates of 1..3, parallel links."""
     n = draw(st.integers(2, 9))
     tree = [(draw(st.integers(0, i - 1)), i) for i in range(1, n)]
     pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda p: p[0] != p[1])
     graph = nx.MultiGraph()
-    graph.add_nodes_from(range(n), kind="host")
+    for node in range(n):
+        graph.add_node(node, kind="host" if node == 0 else draw(st.sampled_from(["host", "switch"])))
     for u, v in tree + draw(st.lists(pair, max_size=12)):
-        graph.add_edge(u, v, bandwidth=1.0, latency=draw(st.integers(0, 4)) * 1e-4)
+        graph.add_edge(u, v, bandwidth=float(draw(st.integers(1, 3))), latency=draw(st.integers(0, 4)) * 1e-4)
     return graph
 
 
@@ -59,7 +85,7 @@ def connected_graphs(draw):
 def test_random_graphs(graph, policy):
     graph.graph["routing"] = policy
     cluster = Cluster.from_graph(graph)
-    _check_against_networkx(cluster, range(cluster.n_nodes))
+    _check_shortest(cluster, range(cluster.n_nodes))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +118,7 @@ def test_random_graphs(graph, policy):
 )
 def test_generated_networks(graph):
     cluster = Cluster.from_graph(graph)
-    _check_against_networkx(cluster, np.flatnonzero(cluster.is_endpoint))
+    _check_shortest(cluster, np.flatnonzero(cluster.is_endpoint))
 
 
 def test_a_route_to_itself_is_empty():
@@ -107,6 +133,55 @@ def test_ties_go_to_the_lowest_link():
         graph.add_edge("a", "b", bandwidth=1.0)
     cluster = Cluster.from_graph(graph)
     assert cluster.routes([0], [1]).links.tolist() == [0]
+
+
+@pytest.mark.parametrize("rates", [(1e9, 10e9), (10e9, 1e9)])
+@pytest.mark.parametrize("nic", [1e9, 20e9])
+@pytest.mark.parametrize("n_nics", [1, 2])
+@pytest.mark.parametrize("routing", ["shortest", "ecmp", "d-mod-k"])
+def test_the_wider_of_two_parallel_links_carries_everything(rates, nic, n_nics, routing):
+    """Whichever is drawn first, and however narrow the ports of the machines are."""
+    graph = nx.MultiDiGraph(routing=routing)
+    graph.add_nodes_from(("left", "right"), kind="switch")
+    for rate in rates:
+        graph.add_edge("left", "right", bandwidth=rate)
+        graph.add_edge("right", "left", bandwidth=rate)
+    for host, switch in (("a", "left"), ("b", "left"), ("c", "right"), ("d", "right")):
+        graph.add_node(host, kind="host")
+        for _ in range(n_nics):
+            graph.add_edge(host, switch, bandwidth=nic)
+            graph.add_edge(switch, host, bandwidth=nic)
+    cluster = Cluster.from_graph(graph)
+    links = cluster.routes(cluster.workers[:2], cluster.workers[2:]).links
+    assert cluster.link_bandwidth[links].reshape(2, 3)[:, 1].tolist() == [10e9, 10e9]
+
+
+def test_gpus_talk_over_the_nvswitch_not_over_pcie():
+    """Both are two hops, and PCIe has less latency: 2 (n - 1)/n of 1 GB take 0.125 s there."""
+    host = MultiGpu(4, "nvswitch", nvlink_bandwidth="300 GB/s", pcie_latency="0.5 us")
+    graph = star(1, bandwidth="10 GB/s", latency="1 us", host=host)
+    assert ddlsim.collective_time(graph, "ring", "1 GB") == pytest.approx(0.005, rel=0.01)
+
+
+def test_endpoints_forward_only_where_switches_do_not():
+    """A wide way through another machine's GPU is none for what arrives at its network card."""
+    graph = nx.Graph()
+    for name in ("a", "b", "c"):
+        graph.add_node(name, kind="gpu")
+    graph.add_node("switch", kind="switch")
+    for u, v, rate in (("a", "b", 100.0), ("b", "c", 100.0), ("a", "switch", 1.0), ("switch", "c", 1.0)):
+        graph.add_edge(u, v, bandwidth=rate)
+    cluster = Cluster.from_graph(graph)
+    assert cluster.link_bandwidth[cluster.routes([0], [2]).links].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("fixed", [{"routes": [["a", "b"]]}, {"routing": "dimension-order", "grid": [2]}])
+def test_fixed_and_dimension_order_routes_take_the_widest_of_parallel_links(fixed):
+    graph = nx.MultiDiGraph(**fixed)
+    for rate in (1.0, 3.0, 3.0, 2.0):
+        graph.add_edge("a", "b", bandwidth=rate)
+        graph.add_edge("b", "a", bandwidth=rate)
+    assert Cluster.from_graph(graph).routes([0], [1]).links.tolist() == [1]
 
 
 def test_routes_do_not_depend_on_the_order_of_questions():

@@ -4,13 +4,17 @@ import math
 
 import networkx as nx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ddlsim import AllReduce, simulate
+from ddlsim import AllReduce, Measured, simulate
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.generators import star
 from ddlsim.cluster.nodes import MultiGpu
+from ddlsim.collectives import build
 from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.errors import ConfigError
+from ddlsim.network import schedule_time
 
 
 def test_a_ring_by_simple_on_one_node():
@@ -77,6 +81,52 @@ def test_a_ring_has_no_more_than_the_connections_of_the_transport():
 def test_where_there_are_nvlinks_pcie_does_not_count():
     """Each GPU of a DGX-1 has six NVLinks of 25 GB/s, of which NCCL counts 20, and PCIe beside them."""
     assert bus_bandwidth(load_cluster("dgx1-v100"), 8) == (120e9, "nvlink")
+
+
+@pytest.mark.parametrize(("gpus", "busbw"), [
+    ((0, 1), 20.0), ((0, 3), 40.0), ((0, 1, 2), 40.0), ((0, 1, 2, 3), 79.9), ((0, 1, 4, 5), 40.0),
+    (tuple(range(8)), 119.6),
+])  # fmt: skip
+def test_nvlinks_to_gpus_that_do_not_take_part_do_not_count(gpus, busbw):
+    """GB/s of 1 GiB among GPUs of a DGX-1, of whose six NVLinks each (20 GB/s count) NCCL trims those to others.
+
+    GPUs 0, 1, 4 and 5 form a ring with one NVLink at its narrowest, in both directions, whatever else joins them.
+    """
+    cluster = load_cluster("dgx1-v100")
+    nodes = tuple(cluster.workers[list(gpus)].tolist())
+    factor = 2 * (len(gpus) - 1) / len(gpus) * 2**30
+    assert factor / nccl_time(cluster, "1 GiB", nodes=nodes).seconds * 1e-9 == pytest.approx(busbw, abs=0.1)
+    schedule = build("nccl", len(gpus), 2.0**30, where=(cluster, nodes))
+    assert factor / schedule_time(cluster, schedule, nodes, 2.0**30) * 1e-9 == pytest.approx(busbw, rel=0.005)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sets(st.integers(0, 7), min_size=2), st.sampled_from(["hybrid_cube_mesh", "nvlink_mesh", "nvswitch"]))
+def test_the_estimate_of_some_gpus_of_a_machine_is_that_of_their_schedule(gpus, inside):
+    machine = MultiGpu(8, inside, nvlink_bandwidth="25 GB/s", device="v100", n_pcie_switches=4)
+    cluster = load_cluster(star(1, bandwidth="10 GB/s", latency="1 us", host=machine))
+    nodes = tuple(cluster.workers[sorted(gpus)].tolist())
+    schedule = build("nccl", len(nodes), 2.0**30, where=(cluster, nodes))
+    expected = nccl_time(cluster, 2.0**30, nodes=nodes).seconds
+    assert schedule_time(cluster, schedule, nodes, 2.0**30) == pytest.approx(expected, rel=0.05)
+
+
+def test_machines_of_which_two_gpus_take_part_have_the_nvlinks_between_these():
+    """Two GPUs in each of two DGX-1, with four interfaces of 12.5 GB/s: one NVLink of 20 and one interface."""
+    cluster = load_cluster(star(2, bandwidth="100 GB/s", latency="1 us", host=MultiGpu(
+        8, "hybrid_cube_mesh", nvlink_bandwidth="25 GB/s", device="v100", n_pcie_switches=4, n_nics=4)))  # fmt: skip
+    nodes = tuple(cluster.workers[[0, 1, 8, 9]].tolist())
+    assert bus_bandwidth(cluster, 4, nodes) == (20e9, "nvlink")
+
+
+def test_a_run_by_nccls_estimate_uses_the_nvlinks_of_its_workers():
+    """Two GPUs of a DGX-1: 553 MB over the one NVLink between them, of which NCCL makes use of 20 GB/s."""
+    runs = [
+        simulate("dgx1-v100", "vgg16", AllReduce("nccl", "none", cost=cost), 1, 2, compute=Measured("1 us", 1), steps=3)
+        for cost in ("nccl", "simulated")
+    ]
+    assert runs[0].step_time == pytest.approx(runs[1].step_time, rel=0.01)
+    assert runs[0].workloads[0].gradient_nbytes / runs[0].step_time * 1e-9 == pytest.approx(20.0, rel=0.01)
 
 
 @pytest.mark.parametrize(("n", "measured"), [(4, 363.3), (5, 414.2), (6, 435.6), (7, 460.0), (8, 473.1)])

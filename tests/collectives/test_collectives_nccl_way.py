@@ -66,7 +66,9 @@ def test_a_ring_inside_a_machine_is_its_closed_form(nbytes, protocol, wire, star
     wire *= 0.915 / 0.8  # of what the links carry NCCL makes use of 80 % of the nominal bandwidth
     assert seconds(cluster, 8, nbytes) == pytest.approx(start + 14 * (hop + wire * nbytes / 8 / rate), rel=1e-9)
     schedule = build("nccl", 8, nbytes, where=(cluster, at))
-    assert schedule.bytes_sent(nbytes) == pytest.approx(np.full(8, wire * 14 / 8 * nbytes))
+    assert schedule.bytes_handled(nbytes) == pytest.approx(np.full(8, wire * 14 / 8 * nbytes))
+    sent = {"LL": 2.0, "LL128": 128 / 120, "Simple": 1.0}[protocol]  # flags are sent, what the ceilings take is not
+    assert schedule.bytes_sent(nbytes) == pytest.approx(np.full(8, sent * 14 / 8 * nbytes))
 
 
 @pytest.mark.parametrize("ms", [0.1, 1.0, 5.0])
@@ -97,7 +99,8 @@ def test_in_switches_that_add_up_links_carry_the_buffer_and_a_part(n):
     assert choose(cluster, at, 1e9, "all_reduce")[:2] == ("nvls", "Simple")
     schedule = build("nccl", n, 1e9, where=(cluster, at))
     check(schedule)
-    assert schedule.bytes_sent(1e9) == pytest.approx(np.full(n, 1e9 * (1 + 1 / n) / 0.85))
+    assert schedule.bytes_sent(1e9) == pytest.approx(np.full(n, 1e9 * (1 + 1 / n)))
+    assert schedule.bytes_handled(1e9) == pytest.approx(np.full(n, 1e9 * (1 + 1 / n) / 0.85))
     assert seconds(cluster, n, 1e9) == pytest.approx(25e-6 + 1e9 * (1 + 1 / n) / (0.85 * 0.81 * 450e9), rel=1e-9)
 
 
@@ -123,7 +126,7 @@ def test_switches_that_add_up_carry_each_part_once(algorithm, first, inside, bet
     carried = {True: 0.0, False: 0.0}
     (lane,) = schedule.lanes
     for r in lane:
-        size = schedule.message_bytes(nbytes, r) * r.repeat
+        size = schedule.message_bytes(nbytes, r) * schedule.handled * r.handled * r.repeat
         for here in carried:
             carried[here] += size[(r.src == 3) & ((r.dst < 8) == here)].sum()
     links = 0.81 * 25 / 20.6  # what NCCL makes use of, of what the links carry
@@ -131,6 +134,26 @@ def test_switches_that_add_up_carry_each_part_once(algorithm, first, inside, bet
     assert carried[False] / nbytes == pytest.approx(between, rel=1e-3)
     slow = max(carried[True] / (0.81 * 450e9), carried[False] / 48.5e9)
     assert seconds(cluster, 16, nbytes, algorithm=name) == pytest.approx(first + slow, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "protocol", "sent"), [
+    ("tree", "Simple", 1.0), ("tree", "LL", 2.0), ("tree", "LL128", 128 / 120), ("ring", "LL", 2.0),
+    ("ring", "Simple", 1.0),
+])  # fmt: skip
+def test_bytes_that_are_never_sent_are_not_counted(name, protocol, sent):
+    """32 A100: 2 (n-1)/n S on average, LL sends twice as many; trees are slower than the links, by 1.36 for Simple."""
+    cluster, at = placed("dgx-a100-pod", 32)
+    algorithm = f"nccl({name}, {protocol})"
+    schedule = build(algorithm, 32, 1e8, where=(cluster, at))
+    wanted = sent * 2 * 31 / 32 * 1e8
+    assert schedule.bytes_sent(1e8).mean() == pytest.approx(wanted, rel=1e-9)
+    assert schedule.bytes_handled(1e8).mean() >= wanted * (1.0 - 1e-9)
+    if (name, protocol) == ("tree", "Simple"):
+        assert schedule.bytes_handled(1e8).mean() == pytest.approx(8 * 24.25 / (8 * 17.8) * wanted, rel=1e-9)
+        assert "slower than the links, as if these were 2.554 to 2.725" in str(schedule)
+    strategy = ddlsim.AllReduce(algorithm, "none")
+    result = ddlsim.simulate(cluster, "resnet18", strategy, 32, 32, steps=2, warmup=0)
+    assert result.nbytes_sent == pytest.approx(2 * 32 * sent * 2 * 31 / 32 * result.workloads[0].gradient_nbytes)
 
 
 @settings(max_examples=15, deadline=None)
@@ -155,7 +178,8 @@ def test_every_algorithm_can_be_forced_and_is_correct(algorithm, name, n_machine
 def test_a_protocol_can_be_forced():
     cluster, at = placed("dgx-a100-pod", 8)
     schedule = build("nccl(tree, LL)", 8, 1e9, where=(cluster, at))
-    assert schedule.wire == pytest.approx(240 / 87.7 * 0.915 / 0.8)
+    assert schedule.wire == 2.0
+    assert schedule.wire * schedule.handled == pytest.approx(240 / 87.7 * 0.915 / 0.8)
     with pytest.raises(ddlsim.ConfigError, match=r"unknown algorithm of NCCL 'rings'.*did you mean 'ring'"):
         build("nccl(rings)", 8, 1e9, where=(cluster, at))
 

@@ -1,7 +1,10 @@
 """NCCL's topology file: bandwidths as NCCL counts them, bridges, NVSwitch, NICs, several machines; what is refused."""
 
+import warnings
+
 import pytest
 
+import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.imports.nccl_topology import read_nccl_topology
 
@@ -82,6 +85,69 @@ def test_copies_are_joined_at_the_speed_of_their_nics(tmp_path):
     assert made.n_links == 3 * 14 + 2 * 6
     there = made.routes([made.node("node0.gpu0")], [made.node("node2.gpu1")])[0]
     assert made.link_latency[there].sum() == pytest.approx(2 * (1e-6 + 1e-6 + 5e-6))
+
+
+CPU = """  <cpu host_hash="0x1" numaid="{i}" affinity="ff" arch="x86_64" vendor="AuthenticAMD" familyid="25">
+    <pci busid="0000:{i}1:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">
+      <gpu dev="{i}" sm="80" rank="{i}" gdr="1"/>
+    </pci>
+    <nic>
+{nets}
+    </nic>
+  </cpu>
+"""
+NET = '<net name="{name}" dev="0" speed="{speed}" port="{port}" guid="{guid}" maxconn="65536" gdr="0"/>'
+
+
+def with_nets(n_cpus, *nets):
+    listed = "\n".join(NET.format(**{"speed": 10000, "port": 0, "guid": "0x0", **net}) for net in nets)
+    return "<system version='1'>\n" + "".join(CPU.format(i=i, nets=listed) for i in range(n_cpus)) + "</system>\n"
+
+
+@pytest.mark.parametrize("n_cpus", [1, 2, 4, 8])
+def test_an_interface_listed_under_every_cpu_is_one(tmp_path, n_cpus):
+    """100 MB over 10 Gbit/s take 80 ms, wherever eth0 is listed."""
+    made = read(tmp_path, with_nets(n_cpus, {"name": "eth0"}), n_hosts=2)
+    assert sum(kind == "nic" for kind in made.link_kind) == 2 * 2
+    for algorithm in ("default", "ring", "nccl"):
+        seconds = ddlsim.collective_time(made, algorithm, "100 MB")
+        assert 0.08 <= seconds <= 0.17  # of several ranks a machine up to 2 (n-1)/n of the buffer pass it
+
+
+@pytest.mark.parametrize(("nets", "n_ports"), [
+    (({"name": "mlx5_0", "guid": "0xa"}, {"name": "mlx5_1", "guid": "0xb"}), 2),
+    (({"name": "mlx5_0", "guid": "0xa", "port": 1}, {"name": "mlx5_0", "guid": "0xa", "port": 2}), 2),  # one card
+    (({"name": "eth0", "guid": "0xa"}, {"name": "eth0", "guid": "0xb"}), 2),
+    (({"name": "eth0", "guid": "0xa"}, {"name": "eth0", "guid": "0xa"}), 1),
+])  # fmt: skip
+def test_ports_that_differ_stay_several(tmp_path, nets, n_ports):
+    made = read(tmp_path, with_nets(2, *nets), n_hosts=2)
+    assert sum(kind == "nic" for kind in made.link_kind) == 2 * 2 * n_ports
+
+
+def test_virtual_interfaces_are_named_and_left_out(tmp_path):
+    names = ("veth268d912", "br-3c276cd5dbc3", "docker0", "cali1a2b", "tunl0", "flannel.1", "lo")
+    virtual = ({"name": name, "guid": f"0x1{i}"} for i, name in enumerate(names))
+    text = with_nets(2, {"name": "bond0", "guid": "0x9"}, *virtual)
+    with pytest.warns(UserWarning, match="left out virtual interfaces: " + ", ".join(names)) as caught:
+        made = read(tmp_path, text, n_hosts=2)
+    assert len(caught) == 1
+    assert [name for name in made.node_names if "nic" in name] == ["node0.nic-bond0", "node1.nic-bond0"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kept = read(tmp_path, text, n_hosts=2, virtual_nics=True)
+    assert sum(kind == "nic" for kind in kept.link_kind) == 2 * 2 * (1 + len(names))
+
+
+def test_a_run_over_links_of_unknown_width_says_so(tmp_path):
+    """255 lanes are what NCCL counts where the kernel does not know the width: 255 x 120 / 80 = 382.5 GB/s."""
+    text = SMALL.replace('link_width="16">\n          <gpu', 'link_width="255">\n          <gpu')
+    made = read(tmp_path, text, n_hosts=2)
+    note = "link_width of 0000:47:00.0 is 255, which means unknown: counted as 255 lanes, 382.5 GB/s, as NCCL does"
+    assert note in made.notes
+    result = ddlsim.simulate(made, "lenet5", batch_size=32, workers=4, compute=ddlsim.Measured("1 ms", 32), steps=2)
+    assert note in result.notes
+    assert not any("255" in note for note in read(tmp_path).notes)
 
 
 def test_all_nvswitches_are_one(tmp_path):

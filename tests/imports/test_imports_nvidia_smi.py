@@ -108,6 +108,21 @@ def test_copies_are_joined_by_their_nics(tmp_path):
         read(tmp_path, PCIE, n_hosts=2, nic_bandwidth="100 Gbit/s")
 
 
+@pytest.mark.parametrize(
+    ("device", "rate"), [(None, 12.0), ("v100", 12.0), ("a100-40g", 25.0), ("a100-80g", 25.0), ("h100", 50.0)]
+)
+def test_the_pcie_generation_follows_the_device(tmp_path, device, rate):
+    """A NIC of 200 Gbit/s is not halved by the PCIe of an A100; what is given counts."""
+    made = read(tmp_path, PCIE, device=device)
+    assert {value for pair, value in links(made).items() if value[0] == "pcie"} == {("pcie", rate)}
+    assert ("PCIe: 12 GB/s" in " ".join(made.notes)) == (device is None)
+    assert links(read(tmp_path, PCIE, device=device, pcie_bandwidth="6 GB/s"))["cpu1", "gpu3"] == ("pcie", 6.0)
+    pod = read(tmp_path, DGX1, nvlink_bandwidth="25 GB/s", n_hosts=2, nic_bandwidth="200 Gbit/s", device=device)
+    pair = [pod.node("node0.gpu0"), pod.node("node1.gpu0")]
+    route = pod.routes(pair[:1], pair[1:]).links
+    assert pod.link_bandwidth[route].min() == min(rate, 25.0) * 1e9
+
+
 def test_soc_is_the_old_name_of_sys(tmp_path):
     assert links(read(tmp_path, PCIE.replace("SYS", "SOC"))) == links(read(tmp_path, PCIE))
 

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ddlsim.cluster import LinkDetails, Routes
+from ddlsim.network.state import SPLIT
 
 
 @dataclass
 class Paths:
     """A fabric of nothing but explicit routes: flow i goes from node 2 i to node 2 i + 1 over ``paths[i]``.
 
-    Every link is a channel of its own unless `link_channel` says otherwise (`capacity` is per channel).
+    Every link is a channel of its own unless `link_channel` says otherwise (`capacity` is per channel). With `shares`,
+    as `paths`, only that share of a flow's bytes crosses the link.
     """
 
     capacity: list[float]
@@ -22,6 +24,7 @@ class Paths:
     details: LinkDetails | None = None
     reverse_link: np.ndarray | None = None
     link_latency: np.ndarray = field(init=False)
+    shares: list[list[float]] | None = None
 
     def __post_init__(self):
         n_nodes = 2 * len(self.paths)
@@ -33,28 +36,40 @@ class Paths:
         self.recv_overhead = np.full(n_nodes, self.overhead)
         self.reduce_time = np.zeros(n_nodes)
 
-    def routes(self, src, dst):
+    @property
+    def splits(self):
+        return self.shares is not None
+
+    def split_routes(self, src, dst, flows):
         assert (np.asarray(dst) == np.asarray(src) + 1).all()
         paths = [self.paths[s // 2] for s in src.tolist()]
         offsets = np.concatenate([[0], np.cumsum([len(p) for p in paths])]).astype(np.int64)
-        return Routes(offsets, np.array([link for p in paths for link in p], dtype=np.int64))
+        links = np.array([link for p in paths for link in p], dtype=np.int64)
+        if self.shares is None:
+            return Routes(offsets, links)
+        return Routes(offsets, links, np.array([share for s in src.tolist() for share in self.shares[s // 2]]))
 
     def delay(self, flow):
-        return float(sum(self.link_latency[link] for link in self.paths[flow]))
+        return float(sum(self.link_latency[link] * share for link, share in self.crossings(flow)))
+
+    def crossings(self, flow):
+        """The links of a flow, with its share on each."""
+        path = self.paths[flow]
+        return list(zip(path, [1.0] * len(path) if self.shares is None else self.shares[flow], strict=True))
 
 
-def fair_rates(capacity, hops):
-    """Max-min fair rates by progressive filling; `hops` lists the channels of each flow."""
+def fair_rates(capacity, hops, shares=None):
+    """Max-min fair rates by progressive filling; `hops` lists the channels of each flow, `shares` its share on each."""
     rates = np.zeros(len(hops))
     crosses = np.zeros((len(capacity), len(hops)))
     for flow, channels in enumerate(hops):
-        for channel in channels:
-            crosses[channel, flow] += 1
+        for i, channel in enumerate(channels):
+            crosses[channel, flow] += 1 if shares is None else shares[flow][i]
     left = np.array(capacity, dtype=float)
     free = np.array([len(h) > 0 for h in hops], dtype=bool)
     rates[~free] = np.inf
     while free.any():
-        load = crosses[:, free].sum(axis=1)
+        load = np.where((crosses[:, free] > 0).any(axis=1), crosses[:, free].sum(axis=1), 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(load > 0, left / load, np.inf)
         tightest = int(share.argmin())
@@ -78,7 +93,8 @@ def finish_times(fabric, starts, nbytes):
     now = begin.min()
     while np.isinf(end).any():
         active = np.flatnonzero(np.isinf(end) & (begin <= now))
-        rates = fair_rates(fabric.channel_capacity, [hops[i] for i in active])
+        shares = None if fabric.shares is None else [fabric.shares[i] for i in active]
+        rates = fair_rates(fabric.channel_capacity, [hops[i] for i in active], shares)
         waiting = begin[np.isinf(end) & (begin > now)]
         ends = now + left[active] / rates
         then = min([*waiting, *ends])
@@ -91,11 +107,17 @@ def finish_times(fabric, starts, nbytes):
 def assert_max_min(network, capacity):
     """No channel is over capacity, and every flow crosses a full channel on which none is faster."""
     hops, rates = network.rates()
+    net = network.engine.net
+    every = len(net.flow_hops) // max(len(net.slots), 1)
+    shares = [
+        net.flow_share[i * every : i * every + len(channels)] if net.counts[SPLIT] else np.ones(len(channels))
+        for i, channels in enumerate(hops)
+    ]
     load = np.zeros(len(capacity))
     fastest = np.zeros(len(capacity))
-    for channels, rate in zip(hops, rates, strict=True):
-        for channel in channels:
-            load[channel] += rate
+    for channels, rate, share in zip(hops, rates, shares, strict=True):
+        for channel, part in zip(channels, share, strict=True):
+            load[channel] += rate * part
             fastest[channel] = max(fastest[channel], rate)
     assert (load <= capacity * (1 + 1e-11)).all(), "a channel carries more than its capacity"
     full = load >= capacity * (1 - 1e-11)

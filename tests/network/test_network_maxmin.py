@@ -67,8 +67,33 @@ def test_random_flows_are_fair_at_every_event_and_end_on_time(case):
     np.testing.assert_allclose(end, finish_times(fabric, starts, nbytes), rtol=1e-10)
 
 
+@given(networks(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_flows_that_are_split_are_fair_and_end_on_time(case, data):
+    """A flow at rate r puts its share of r on each channel; all flows are raised together."""
+    fabric, starts, nbytes = case
+    share = st.sampled_from([1.0, 0.5, 1 / 3, 0.25, 1 / 7])
+    fabric.shares = [[data.draw(share) for _ in path] for path in fabric.paths]
+    end, _ = run_flows(Network(fabric), fabric, starts, nbytes)
+    np.testing.assert_allclose(end, finish_times(fabric, starts, nbytes), rtol=1e-9)
+
+
+def test_a_split_flow_by_hand():
+    """A takes half of its bytes over each of two links of 4 bytes/s, B all of its over the first: 4 = A / 2 + B with
+    A = B = 8 / 3, as the second link has room for A at 8.
+    """
+    fabric = Paths([4.0, 4.0], [0.0, 0.0], [[0, 1], [0]], shares=[[0.5, 0.5], [1.0]])
+    network = Network(fabric)
+    network.send([0, 2], [1, 3], np.array([8.0, 8.0]), 0.0)
+    assert network.advance(0.0) is None
+    assert network.rates()[1].tolist() == pytest.approx([8 / 3, 8 / 3], rel=1e-15)
+    assert network.advance().time == pytest.approx(3.0, rel=1e-15)
+    assert network.channel_nbytes.tolist() == [12.0, 4.0]
+
+
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_crowded_networks_are_fair_at_every_event(seed):
+def test_crowded_networks_are_fair_at_every_event(seed, split):
     """Enough flows and channels to use the scan for ends, the filling heap and the truncated solve."""
     rng = np.random.default_rng(seed)
     n_channels, n_flows = 40, 220
@@ -77,6 +102,8 @@ def test_crowded_networks_are_fair_at_every_event(seed):
     fabric = Paths(capacity.tolist(), [0.01] * n_channels, paths)
     starts = rng.choice([0.0, 1.0, 2.5], n_flows).tolist()
     nbytes = rng.choice([1.0, 2.0], n_flows) if seed == 3 else rng.exponential(3.0, n_flows)
+    if split:
+        fabric.shares = [(1.0 / rng.integers(1, 9, len(path))).tolist() for path in paths]
     end, n_checked = run_flows(Network(fabric), fabric, starts, nbytes.tolist())
     assert n_checked > 10 * n_flows
     np.testing.assert_allclose(end, finish_times(fabric, starts, nbytes), rtol=1e-10)

@@ -121,7 +121,8 @@ def tracked() -> set[str]:
 
 
 def test_the_wheel_has_the_package_with_models_and_topologies_and_nothing_else(built):
-    data = {f"ddlsim/data_files/{name}" for name in tracked() if name.startswith(("models/", "topologies/", "deviations/"))}
+    folders = ("models/", "topologies/", "deviations/")
+    data = {f"ddlsim/data_files/{name}" for name in tracked() if name.startswith(folders)}
     package = {name for name in tracked() if name.startswith("ddlsim/")}
     notes = {"METADATA", "WHEEL", "entry_points.txt", "RECORD", "licenses/LICENSE"}
     assert in_wheel(built) == package | data | {f"ddlsim-{ddlsim.__version__}.dist-info/{name}" for name in notes}

@@ -2,6 +2,7 @@
 
 import itertools
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -59,6 +60,20 @@ def test_no_simulation_beats_its_bound(bandwidth):
     if bandwidth is None:  # and it is no empty one
         assert np.mean(ratios) > 0.8
         assert max(ratios) > 0.95
+
+
+@pytest.mark.parametrize("routing", ["shortest", "spray"])
+@pytest.mark.parametrize("strategy", [Parallel(pipeline=2, micro_batch=2), FSDP(micro_batch=2)], ids=["PP", "FSDP"])
+def test_nor_where_messages_take_several_paths(strategy, routing):
+    """Four machines with a port in each of four planes: sprayed, a message is four times as fast as a port."""
+    graph = nx.Graph(routing=routing)
+    for plane, host in itertools.product(range(4), range(4)):
+        graph.add_node(f"plane{plane}", kind="switch")
+        graph.add_edge(f"h{host}", f"plane{plane}", bandwidth="0.2 Gbit/s", latency=0.0)
+    found, _ = options([strategy], workers=4, batch=16, model="bert-base", device="v100", cluster=graph)
+    bound, result = Bounds().of(found[0]), ddlsim.simulate(found[0].experiment)
+    assert result.throughput <= bound.figures.throughput
+    assert result.throughput > 0.5 * bound.figures.throughput or routing == "shortest"  # counts all ports of a machine
 
 
 @given(st.data())

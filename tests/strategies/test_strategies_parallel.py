@@ -189,7 +189,7 @@ def test_sums_of_known_cost(order, sharded):
     for cost in ("simulated", "nccl"):
         strategy = Parallel(pipeline=2, order=order, sharded=sharded, cost=cost, overlap="none")
         times[cost] = simulate("dgx1-v100", "vgg16", strategy, batch_size=32, steps=3).step_time
-    assert times["nccl"] < times["simulated"]  # NCCL has several rings on NVLink
+    assert times["nccl"] == pytest.approx(times["simulated"], rel=0.1)  # both have the NVLinks inside each group alone
     one = {}
     for strategy in (Parallel(micro_batch=4, cost="nccl", overlap="none"), AllReduce("ring", "none", cost="nccl")):
         batch_size = 32 if isinstance(strategy, Parallel) else 4

@@ -77,7 +77,7 @@ def interior(draw: Draw) -> Host | MultiGpu:
     switches = draw.choice((1, n_gpus))
     return MultiGpu(
         n_gpus, inside, nvlink_bandwidth=None if inside == "pcie_tree" else "25 GB/s",
-        n_pcie_switches=switches, n_nics=draw.choice((1, switches)),
+        n_pcie_switches=switches, n_nics=draw.choice((1, switches, 2 * switches)),
     )  # fmt: skip
 
 
@@ -121,6 +121,8 @@ def cluster(draw: Draw) -> Cluster:
             chosen |= {key: TCP[key] for key in ("frame_header", "frame_payload")}
         found = with_detail(found, **chosen, kinds=[draw.choice(sorted(set(found.link_kind)))])
     found = with_transport(Draw(str(draw.getstate()[1][:3])), found)  # other draws stay what they were
+    if Draw(str(draw.getstate()[1][3:6])).random() < 0.2:
+        found = dataclasses.replace(found, routing="spray")
     return dataclasses.replace(found, calibration=CalibrationTable(curves=[curve(draw, inside) for inside in (0, 1)]))
 
 
