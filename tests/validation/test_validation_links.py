@@ -21,6 +21,7 @@ from ddlsim.cluster.extrapolation import (
     beyond,
     deviation,
     learned,
+    operation_kind,
     unmeasured,
 )
 from ddlsim.collectives import build
@@ -127,7 +128,8 @@ def test_collectives_that_were_not_fitted_lie_in_their_intervals(calibration):
     assert statistics.median(errors) < 0.01
     assert statistics.mean(errors) < 0.025
     assert sum(measured in interval for interval, measured in intervals) >= 0.9 * len(intervals)
-    assert statistics.median((i.high - i.low) / 2 / i.value for i, _ in intervals) < 0.075
+    # links without a transport: rings under whatever control of congestion was measured
+    assert statistics.median((i.high - i.low) / 2 / i.value for i, _ in intervals) < 0.1
 
 
 def test_intervals_are_as_wide_as_unseen_sizes_need(calibration):
@@ -181,10 +183,12 @@ def test_an_operation_that_was_not_measured_deviates():
     """As far as rings were measured to; short messages, which are all latency, by the latency of each besides."""
     known = unmeasured("", "collective/ring")
     assert (known.faster, known.slower) == learned()["collective/ring"]
+    assert operation_kind("all_reduce", "ring(2)", "", 2**16) == "collective/ring"
+    assert operation_kind("one_way", "", "tcp-reno", 2**16 - 1) == "short message/one_way/tcp-reno"
     cluster = star(4, bandwidth="1 Gbit/s", latency="35 us")
     found = calibrate([row(s, 80e-6 + s / 1.2e8) for s in np.geomspace(8, 1e7, 12)], cluster)
-    for nbytes, least, most in ((8, 0.9 * PER_MESSAGE, 1.1 * PER_MESSAGE), (10**8, 0.0, 0.02)):
-        short = found.time("all_reduce", nbytes, 2)
+    for nbytes, least, most in ((8, 0.9 * PER_MESSAGE, 1.1 * PER_MESSAGE), (10**8, 0.0, 0.03)):
+        short, known = found.time("all_reduce", nbytes, 2), deviation(operation_kind("", "ring", "", nbytes))
         for half, side in ((math.log(short.value / short.low), known.faster), (math.log(short.high / short.value),
                                                                                known.slower)):  # fmt: skip
             assert math.hypot(1.96 * least, side) < half < math.hypot(1.96 * most, side)
