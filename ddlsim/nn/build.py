@@ -151,7 +151,7 @@ class Builder:
         if isinstance(spec, specs.Activation):
             in_place = spec.type == "relu" and bool(built.layers) and isinstance(built.layers[-1], _FRESH)
             return [Elementwise(spec.type, in_place, buffers)]
-        if isinstance(spec, specs.Dropout):
+        if isinstance(spec, specs.Dropout) and not spec.whole_channels:
             return [Dropout(spec.rate, buffers)]
         if isinstance(spec, specs.Flatten):
             return []

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ddlsim.errors import ConfigError
+from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.plan import Floats, Part, Plan
 from ddlsim.plan.repeated import each_rank, parts_of
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
+from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.table_placement import INDEX_NBYTES, TableWork
 
 
@@ -136,8 +137,7 @@ class _Steps:
     def _pass(self, step: int, kind: str, rank: int, layers: tuple[int, int], batch: int, needs: Sequence[int]) -> int:
         first, end = layers
         workload, times = self.each[batch], self.forward if kind == "forward" else self.backward
-        element = ELEMENT_NBYTES[workload.precision] / FP32_NBYTES
-        kept = element * workload.batch_size * sum(layer.stored_nbytes for layer in workload.model.layers[first:end])
+        kept = float(stored_nbytes(workload)[first:end].sum())
         return self.draft.work(
             rank, float(times[rank][first:end].sum()), kind=kind, batch=batch, layers=layers, step=step, needs=needs,
             holds=kept if kind == "forward" else -kept,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ddlsim.errors import ConfigError
+from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.plan import Plan
 from ddlsim.plan.repeated import each_rank, parts_of
@@ -16,7 +17,7 @@ from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.expert_layers import MixtureOfExperts
 from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
-from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
+from ddlsim.workload.precision import ELEMENT_NBYTES
 
 
 def experts(
@@ -151,8 +152,7 @@ class _Steps:
         rows = []
         for r, workload in enumerate(self.each):
             times = workload.forward if kind == "forward" else workload.backward
-            element = ELEMENT_NBYTES[workload.precision] / FP32_NBYTES
-            kept = element * workload.batch_size * sum(x.stored_nbytes for x in workload.model.layers[first:end])
+            kept = float(stored_nbytes(workload)[first:end].sum())
             rows.append(
                 self.draft.work(
                     r, float(times[first:end].sum()), kind=kind, batch=r, layers=(first, end), step=step,

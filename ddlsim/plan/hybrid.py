@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.layouts import Layout
 from ddlsim.plan.norms import Together, with_partial_norms
@@ -74,12 +75,12 @@ def _split_tensors(workload: Workload, layout: Layout) -> list[list[Together]]:
 def kept_nbytes(workload: Workload, layout: Layout) -> Floats:
     """Return the bytes that a rank keeps of each layer for the backward pass: with what it got from others of the
     inputs of split layers, (n_layers,)."""
-    element = ELEMENT_NBYTES[workload.precision]
-    kept = [
-        layer.stored_nbytes / FP32_NBYTES + (np.prod(layer.in_shape) * (layout.ways(i) - 1) if layout.gathers(i) else 0)
+    gathered = [
+        np.prod(layer.in_shape) * (layout.ways(i) - 1) if layout.gathers(i) else 0
         for i, layer in enumerate(workload.model.layers)
     ]
-    return element * workload.batch_size * np.array(kept, dtype=np.float64)
+    element = ELEMENT_NBYTES[workload.precision]
+    return stored_nbytes(workload) + element * workload.batch_size * np.array(gathered, dtype=np.float64)
 
 
 def split_factors(workload: Workload, layout: Layout) -> Floats:

@@ -12,6 +12,7 @@ import numpy as np
 from ddlsim.arguments import Count, by, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
+from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.hybrid import hybrid, kept_nbytes, replicated
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
@@ -139,8 +140,7 @@ class Hybrid(DealtOut, WithFabric):
             layers[i] = dataclasses.replace(layers[i], n_params=n_params, tensors=(("own", n_params),))
         own = dataclasses.replace(model, layers=tuple(layers), structure=(), trainable=False)
         memory = memory_of(own, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
-        whole = ELEMENT_NBYTES[workload.precision] / 4.0 * sum(layer.stored_nbytes for layer in layers)
-        gathered = float(kept_nbytes(workload, layout).sum()) - workload.batch_size * whole
+        gathered = float(kept_nbytes(workload, layout).sum() - stored_nbytes(workload).sum())
         return Stage(workload, memory=dataclasses.replace(memory, activations=memory.activations + gathered))
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:

@@ -1,47 +1,57 @@
-"""Which activations of a text model stay until the backward pass, byte by byte.
+"""Which activations stay until the backward pass, byte by byte.
 
-A layer of images or vectors that does not work in place keeps its output. Of text models it is known better what is
-kept (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1): an output stays if the backward pass of a layer that
-takes it reads it, as those of matrix products, normalisations and non-linearities do, and of sums and dropout do not.
-Dropout keeps a mask of a byte an element; attention its queries, keys, values, mixed values and softmax outputs and, in
-models with dropout, the mask and what it leaves of the softmax outputs; a loss over tokens the fp32 logits.
+The output of a layer stays if a backward pass reads it: of the layer itself, as with ReLU, tanh and sigmoid, or of a
+layer that takes it, as with convolutions, matrix products, normalisations and pooling. The backward passes of sums,
+concatenations, dropout and upsampling read neither. Source: the formulas of PyTorch (tools/autograd/derivatives.yaml);
+where ReLU works in place they read the same. For text models they agree with Korthikanti et al. 2022
+(arXiv:2205.05198, section 4.1).
+
+Besides, dropout keeps a mask of a byte an element, max pooling the places of its maxima, 8 bytes each (torch.int64),
+attention its queries, keys, values, mixed values and softmax outputs and, in models with dropout, the mask and what it
+leaves of the softmax outputs, and a loss over tokens the fp32 logits. Custom layers keep what their ``cost`` declares.
 """
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddlsim.workload.layers import LayerSpec
-from ddlsim.workload.model import Layer, Leaf, Node, Residual, Side
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.workload.layers import LAYER_TYPES, LayerSpec, Slice
+from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
 #: layers whose backward pass does not need what went in
 _BLIND = (
-    "add", "concat", "dropout", "embedding", "embedding_bag", "flatten", "slice", "take", "tied_embedding",
+    "add", "concat", "dropout", "embedding", "embedding_bag", "relu", "sigmoid", "take", "tanh", "tied_embedding",
+    "upsample",
 )  # fmt: skip
-_READ, _UNREAD, _LOSS = "read", "unread", "loss"
+#: those whose backward pass needs what came out, and those that make no tensor of their own
+_RESULT, _VIEWS = ("relu", "sigmoid", "tanh"), ("flatten", "slice")
+_UNREAD, _READ, _LOSS = 0, 1, 2
+#: what becomes of a tensor, or of each of its channels where that differs
+_Use = int | npt.NDArray[np.int8]
+#: bytes of the place of a maximum
+INDEX_NBYTES = 8.0
 
 
 def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer, ...]:
-    """Return the layers of a model with the unit that each belongs to and, in text models, with what they keep."""
+    """Return layers, whose ``stored_nbytes`` are as declared, with the unit that each belongs to and what they keep."""
     uses = _Uses(layers)
     uses.sequence(structure, _LOSS)
     dropout = any(layer.type == "dropout" and _rate(uses.specs, i) > 0.0 for i, layer in enumerate(layers))
     text = any(layer.type == "embedding" for layer in layers)
-    kept = list(layers)
-    first = unit = 0
-    for node in structure:
-        end = _end(node)
-        if isinstance(node, Side):  # what it hangs on lives on, so it belongs to the next
-            continue
-        for i in range(first, end):
-            kept[i] = replace(layers[i], unit=unit)
-            if text and len(layers[i].out_shape) == 2:
-                kept[i] = _kept(kept[i], uses.by[i], uses.specs.get(i), dropout)
-        first, unit = end, unit + 1
-    return tuple(kept[:first]) + tuple(replace(layer, unit=unit) for layer in layers[first:])
+    ends = [_end(node) for node in structure if not isinstance(node, Side)]  # a side belongs to what follows
+    return tuple(
+        replace(_kept(layer, uses.by[i], uses.specs.get(i), text and len(layer.out_shape) == 2, dropout),
+                unit=bisect.bisect_right(ends, i))
+        for i, layer in enumerate(layers)
+    )  # fmt: skip
 
 
 @dataclass
@@ -49,24 +59,48 @@ class _Uses:
     """What becomes of each leaf's output, and how each leaf is described."""
 
     layers: Sequence[Layer]
-    by: dict[int, str] = field(default_factory=dict)
+    by: dict[int, int] = field(default_factory=dict)
     specs: dict[int, LayerSpec] = field(default_factory=dict)
 
-    def sequence(self, nodes: Sequence[Node], after: str) -> str:
+    def sequence(self, nodes: Sequence[Node], after: _Use) -> _Use:
         """Return what the nodes do with their input, when what follows them does `after` with their output."""
         for node in reversed(nodes):
             after = self._node(node, after)
         return after
 
-    def _node(self, node: Node, after: str) -> str:
-        if isinstance(node, Leaf):
-            self.by[node.index], self.specs[node.index] = after, node.spec
-            return _UNREAD if self.layers[node.index].type in _BLIND else _READ
+    def _node(self, node: Node, after: _Use) -> _Use:
         if isinstance(node, Side):
-            return _READ if self.sequence(node.body, _LOSS) == _READ else after
-        self.by[node.index] = after
+            return np.maximum(after, np.equal(self.sequence(node.body, _LOSS), _READ))
+        layer = self.layers[node.index]
+        self.by[node.index] = int(np.max(after))
+        if isinstance(node, Leaf):
+            self.specs[node.index] = node.spec
+            return _input_use(layer, node.spec, after)
         branches = (node.body, node.shortcut) if isinstance(node, Residual) else node.branches
-        return _READ if _READ in [self.sequence(branch, _UNREAD) for branch in branches] else _UNREAD
+        uses: Sequence[_Use] = [_UNREAD] * len(branches)
+        if isinstance(node, Concat) and layer.moved_nbytes == 0.0:  # no tensor of its own, so each part has its own use
+            uses = self._parts(branches, np.broadcast_to(np.asarray(after, np.int8), layer.out_shape[:1]))
+        found = (self.sequence(branch, use) for branch, use in zip(branches, uses, strict=True))
+        return functools.reduce(np.maximum, found)
+
+    def _parts(self, branches: Sequence[Sequence[Node]], after: npt.NDArray[np.int8]) -> list[npt.NDArray[np.int8]]:
+        """Return what becomes of each branch's output when they are joined without a copy."""
+        last = [next((node for node in reversed(branch) if not isinstance(node, Side)), None) for branch in branches]
+        widths = [0 if node is None else self.layers[node.index].out_shape[0] for node in last]
+        identity = (len(after) - sum(widths)) // max(widths.count(0), 1)
+        return np.split(after, np.cumsum([width or identity for width in widths])[:-1])
+
+
+def _input_use(layer: Layer, spec: LayerSpec, after: _Use) -> _Use:
+    """Return what a layer does with its input."""
+    if isinstance(spec, Slice):
+        use = np.zeros(layer.in_shape[0], np.int8)
+        use[spec.first : spec.first + layer.out_shape[0]] = after
+        return use
+    if layer.type == "flatten":
+        return int(np.max(after))
+    is_mean = layer.type == "adaptive_avg_pool" and math.prod(layer.out_shape[1:]) == 1  # computed by mean()
+    return _UNREAD if layer.type in _BLIND or is_mean else _READ
 
 
 def _end(node: Node) -> int:
@@ -80,17 +114,26 @@ def _rate(specs: Mapping[int, LayerSpec], index: int) -> float:
     return float(getattr(specs.get(index), "rate", 0.0))
 
 
-def _kept(layer: Layer, use: str, spec: LayerSpec | None, dropout: bool) -> Layer:
-    """Return a layer of tokens with what it keeps."""
+def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout: bool) -> Layer:
+    """Return a layer with what it keeps.
+
+    tokens   whether it is a layer of tokens of a text model
+    dropout  whether the model has dropout
+    """
+    if spec is not None and type(spec) not in LAYER_TYPES.values():
+        return layer
     n_out = float(math.prod(layer.out_shape))
     inner = max(0.0, layer.stored_nbytes / FP32_NBYTES - n_out)  # beside its output
-    in_place = layer.stored_nbytes == 0.0 and layer.type != "add"
-    stored, fixed = (0.0 if in_place or use == _UNREAD else n_out), 0.0
-    if use == _LOSS and layer.type in ("dense", "tied_dense"):
+    is_view = layer.type in _VIEWS or (layer.type == "concat" and layer.moved_nbytes == 0.0)
+    is_read = use != _UNREAD or (layer.type in _RESULT and layer.input_grad)
+    stored, fixed = (n_out if is_read and not is_view else 0.0), 0.0
+    if tokens and use == _LOSS and layer.type in ("dense", "tied_dense"):
         stored, fixed = 0.0, FP32_NBYTES * n_out
-    if layer.type == "dropout" and getattr(spec, "rate", 0.0) > 0.0:
-        fixed = n_out
-    heads = int(getattr(spec, "heads", 0))
+    if layer.type == "dropout" and layer.input_grad and getattr(spec, "rate", 0.0) > 0.0:
+        inner, fixed = (layer.out_shape[0], 0.0) if getattr(spec, "whole_channels", False) else (inner, n_out)
+    if layer.type == "max_pool" and layer.input_grad:
+        fixed = INDEX_NBYTES * n_out
+    heads = int(getattr(spec, "heads", 0)) if tokens else 0
     scores = heads * layer.out_shape[0] * int(getattr(spec, "context", layer.in_shape[0]))
     if heads and dropout:
         inner, fixed = inner + scores, float(scores)

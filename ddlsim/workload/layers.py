@@ -160,7 +160,7 @@ class LayerNorm(Spec):
 
 @dataclass(frozen=True)
 class Activation(Spec):
-    """Element-wise non-linearity. ReLU works in place: it stores nothing beside its input's memory."""
+    """Element-wise non-linearity. ReLU works in place."""
 
     type: Literal["relu", "gelu", "tanh", "sigmoid"]
 
@@ -171,9 +171,10 @@ class Activation(Spec):
 
 @dataclass(frozen=True)
 class Dropout(Spec):
-    """Sets each element to zero with probability ``rate`` while training."""
+    """Sets each element to zero with probability ``rate`` while training, or ``whole_channels`` (timing only)."""
 
     rate: float = 0.5
+    whole_channels: bool = False  # torch.nn.Dropout2d
     type: Literal["dropout"] = "dropout"
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class InstanceNorm(Spec):
 
 @dataclass(frozen=True)
 class LeakyReLU(Spec):
-    """x, and ``slope`` x where that is negative (Maas, Hannun and Ng 2013); keeps its output."""
+    """x, and ``slope`` x where that is negative (Maas, Hannun and Ng 2013), not in place."""
 
     slope: float = 0.01
     type: Literal["leaky_relu"] = "leaky_relu"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddlsim.errors import ConfigError
+from ddlsim.workload.kept import with_kept
 from ddlsim.workload.layer_rules import Cost, Shape
 from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
@@ -28,7 +29,7 @@ def resized(model: Model, size: int) -> Model:
         return model
     layers = list(model.layers)
     _sequence(model, layers, model.structure, shape)
-    return replace(model, input_shape=shape, layers=tuple(layers))
+    return replace(model, input_shape=shape, layers=with_kept(layers, model.structure))
 
 
 def _sequence(model: Model, layers: list[Layer], nodes: Sequence[Node], shape: Shape) -> Shape:
@@ -64,9 +65,7 @@ def _node(model: Model, layers: list[Layer], node: Node, shape: Shape) -> Shape:
         if len({out[1:] for out in outs}) > 1:
             raise ConfigError(f"{_owner(model, shape)}: {layer.name}: its branches differ; use another input_size")
         joined = (sum(out[0] for out in outs), *outs[0][1:])
-        n, before = math.prod(joined), layer.activation_nbytes
-        moved, stored = n * (layer.moved_nbytes / before), n * (layer.stored_nbytes / before)
-        shape, cost = joined, Cost(joined, moved=moved, stored=stored)
+        shape, cost = joined, Cost(joined, moved=math.prod(joined) * (layer.moved_nbytes / layer.activation_nbytes))
     layers[node.index] = replace(
         layer, in_shape=shape, out_shape=cost.out_shape, macs=cost.macs, flops=2.0 * cost.macs,
         activation_nbytes=FP32_NBYTES * math.prod(cost.out_shape), moved_nbytes=FP32_NBYTES * cost.moved,
