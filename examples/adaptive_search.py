@@ -13,7 +13,7 @@ from ddlsim import LocalSGD, Study, Training
 from ddlsim.study import Range, Search
 
 BASE = ddlsim.Experiment(
-    "three-regions-wan", "digits-cnn", LocalSGD(8), batch_size=16, workers=6,
+    "three-regions-wan", "digits-cnn", LocalSGD(8, algorithm="ring"), batch_size=16, workers=6,
     training=Training("digits", rate=0.1, epochs=20, target_accuracy=0.95, evaluate_every=8),
 )  # fmt: skip
 SPACE = {

@@ -111,7 +111,8 @@ class Cluster:
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     routing: str = "shortest"
-    #: sizes of the torus whose nodes these are, in row-major order; for routing "dimension-order"
+    #: sizes of the dimensions in which the machines are numbered, in row-major order; those of a torus for routing
+    #: "dimension-order"
     grid: tuple[int, ...] = ()
     #: (source node, destination node) -> links, instead of what the routing policy would say
     fixed_routes: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)

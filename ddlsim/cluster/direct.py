@@ -22,8 +22,8 @@ def _direct(
     """Return machines joined without switches; machines with several NICs use them in turn."""
     n_hosts = math.prod(sizes)
     graph, hosts = start(kind, "shortest", n_hosts, host, n_links=2 * n_pairs)
-    if grid and isinstance(host, Host):  # one node per place: routes follow by formula
-        graph.graph.update(routing="dimension-order", grid=list(sizes))
+    if grid:  # with one node per place routes follow by formula
+        graph.graph |= {"grid": list(sizes)} | ({"routing": "dimension-order"} if isinstance(host, Host) else {})
     used = [0] * n_hosts
     for a, b in pairs:
         ends = [hosts[i][used[i] % len(hosts[i])] for i in (a, b)]

@@ -2,8 +2,9 @@
 
 Attributes that are read (others are refused, so that a misspelt one does not pass in silence):
 
-graph   name, title, sources, notes; routing (see `routing.POLICIES`); grid: sizes of a torus whose nodes are
-        numbered in row-major order; routes: lists of node names, the paths to take from the first to the last
+graph   name, title, sources, notes; routing (see `routing.POLICIES`); grid: sizes of the dimensions in which the
+        machines are numbered in row-major order, levels of hierarchical collectives (nodes of a torus, with routing
+        "dimension-order"); routes: lists of node names, the paths to take from the first to the last
 node    kind "gpu", "host" (also when missing), "storage" or "switch"; host: the machine it sits in (an endpoint's own
         name when missing; a switch without it belongs to the fabric); device; speed; send_overhead,
         recv_overhead (s per message), reduce_time (s per reduced byte); price of its machine (on one of its
@@ -116,6 +117,10 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
         )
     nodes = _node_columns(graph, where)
     links = _link_columns(graph, index, where)
+    n_machines = len({host for host, kind in zip(nodes["host_of"].tolist(), nodes["node_kind"], strict=True)
+                      if host >= 0 and kind != "storage"})
+    if grid and routing != "dimension-order" and math.prod(grid) != n_machines:
+        raise ConfigError(f"{where}: grid = {list(grid)} does not number its {n_machines} machines; correct it")
     cluster = Cluster(
         name=name,
         title=_text(graph.graph, "title", "", where) or "",

@@ -112,10 +112,14 @@ def rails(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...] | None:
 def members(cluster: Cluster, at: Ints) -> list[Ints]:
     """Return the places in ``at`` of the nodes of each machine, machines in the order of their first."""
     host = cluster.host_of[at]
-    labels = np.where(host >= 0, host, len(cluster.host_names) + np.arange(len(at)))
+    return list(groups_of(np.where(host >= 0, host, len(cluster.host_names) + np.arange(len(at)))))
+
+
+def groups_of(labels: Ints) -> tuple[Ints, ...]:
+    """Return the places that have each label, in the order of their first places."""
     _, first, which = np.unique(labels, return_index=True, return_inverse=True)
     parts = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
-    return [parts[i] for i in np.argsort(first).tolist()]
+    return tuple(parts[i] for i in np.argsort(first).tolist())
 
 
 class _Machine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Hashable, Sequence
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from ddlsim.arguments import Index, NotNegative, checked
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.rings import rails, rings
+from ddlsim.cluster.levels import Levels, levels
+from ddlsim.cluster.rings import groups_of, members, rails, rings
 from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS
@@ -22,15 +24,31 @@ CHECK_LIMIT = 4_000_000
 FEW_RANKS = 64
 
 
-def groups_of(hosts: Sequence[int]) -> tuple[Ints, ...]:
-    """Return the ranks on each host, hosts in the order of their first rank."""
-    _, first, which = np.unique(np.asarray(hosts), return_index=True, return_inverse=True)
-    return tuple(np.flatnonzero(which == i) for i in np.argsort(first))
+def default_algorithm(cluster: Cluster, nodes: Sequence[int], kind: str = "all_reduce") -> str:
+    """Return the name of the algorithm that runs where none is set: "hierarchical" for all-reduces where machines hold
+    one worker each and links are faster by levels, "nccl" where GPUs have several ways to each other, else "ring"."""
+    return _default_algorithm(cluster, tuple(map(int, nodes)), kind)
 
 
-def default_algorithm(cluster: Cluster, nodes: Sequence[int]) -> str:
-    """Return the name of the algorithm that runs where none is said."""
-    return "nccl" if several_ways(cluster, tuple(map(int, nodes))) else "ring"
+@functools.lru_cache(maxsize=1024)
+def _default_algorithm(cluster: Cluster, nodes: tuple[int, ...], kind: str) -> str:
+    at = np.array(nodes)
+    if kind == "all_reduce" and levels(cluster, nodes).are_several and len(members(cluster, at)) == len(at):
+        ring, by_levels = (build(name, len(at), where=(cluster, nodes)) for name in ("ring", "hierarchical"))
+        if _link_seconds(cluster, at, by_levels) < _link_seconds(cluster, at, ring) * (1.0 - 1e-9):
+            return "hierarchical"
+    return "nccl" if several_ways(cluster, nodes) else "ring"
+
+
+def _link_seconds(cluster: Cluster, at: Ints, schedule: Schedule) -> float:
+    """Return the s per byte of the buffer that links need for the rounds of a schedule, one after the other."""
+    seconds = 0.0
+    for r in (r for lane in schedule.lanes for r in lane):
+        routes = cluster.routes(at[r.src], at[r.dst])
+        nbytes = np.repeat(schedule.message_bytes(1.0, r), np.diff(routes.offsets))
+        load = np.bincount(cluster.link_channel[routes.links], nbytes, cluster.n_channels)
+        seconds += r.repeat * float((load / cluster.channel_capacity).max())
+    return seconds
 
 
 def size_class(
@@ -40,7 +58,7 @@ def size_class(
     if where is None or len(where[1]) == 1:
         return n_segments_for(nbytes)
     if algorithm == "default":
-        algorithm = default_algorithm(*where)
+        algorithm = default_algorithm(*where, kind)
     if not isinstance(algorithm, str) or algorithm.partition("(")[0].strip() != "nccl" or kind not in LAPS:
         return n_segments_for(nbytes)
     return choose(where[0], tuple(where[1]), nbytes, kind, *forced(find(algorithm, kind)))
@@ -72,12 +90,13 @@ def build(
                ``"package.module:function"``, or a function
     nbytes     bytes per rank; a function with a parameter `n_segments` gets one segment per 512 KiB
     hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
-    where      the cluster, and the node that each rank is at; one with a parameter `rings` gets the orders in which
-               rings use all ways between them (:func:`ddlsim.cluster.rings.rings`), one with a parameter `way` what
-               NCCL's tuner chooses (:func:`ddlsim.collectives.nccl_way.way`), one with a parameter `rails` the ranks
-               at the interfaces of each machine (:func:`ddlsim.cluster.rings.rails`)
+    where      the cluster, and the node that each rank is at; one with a parameter `levels` gets the groups of ranks
+               at every level of the network (:mod:`ddlsim.cluster.levels`), one with a parameter `rings` the orders in
+               which rings use all ways between them (:func:`ddlsim.cluster.rings.rings`), one with a parameter `way`
+               what NCCL's tuner chooses (:func:`ddlsim.collectives.nccl_way.way`), one with a parameter `rails` the
+               ranks at the interfaces of each machine (:func:`ddlsim.cluster.rings.rails`)
 
-    "default" is "nccl" where GPUs have several ways to each other, and "ring" elsewhere (:func:`default_algorithm`).
+    "default" is what :func:`default_algorithm` returns: "nccl", "hierarchical" or "ring".
 
     A user's function is proved by :func:`ddlsim.collectives.check.check` before it is trusted (on 64 ranks,
     if the whole schedule moves more than 4 million chunks). Raises ConfigError, naming the algorithm and
@@ -86,7 +105,7 @@ def build(
     if hosts is not None and len(hosts) != n_ranks:
         raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; give one per rank")
     if algorithm == "default":
-        algorithm = "ring" if where is None else default_algorithm(where[0], where[1])
+        algorithm = "ring" if where is None else default_algorithm(*where, kind)
     function = find(algorithm, kind)
     name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", repr(function))
     schedule = _call(function, name, n_ranks, nbytes, hosts, where, kind)
@@ -102,10 +121,10 @@ def _call(
     function: Collective, name: str, n_ranks: int, nbytes: float, hosts: Sequence[int] | None,
     where: tuple[Cluster, Sequence[int]] | None = None, kind: str = "all_reduce",
 ) -> Schedule:  # fmt: skip
-    """Call a collective with those of `n_segments`, `groups`, `rings`, `rails` and `way` that it takes."""
+    """Call a collective with those of `n_segments`, `groups`, `levels`, `rings`, `rails` and `way` that it takes."""
     parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))
-    more: dict[str, int | tuple[Ints, ...] | Way | None] = {}
+    more: dict[str, int | tuple[Ints, ...] | Way | Levels | None] = {}
     if "rings" in wanted and where is not None:
         more["rings"] = rings(where[0], tuple(map(int, where[1])))
     if "rails" in wanted and where is not None:
@@ -114,8 +133,10 @@ def _call(
         more["way"] = way(where[0], tuple(map(int, where[1])), nbytes, kind, *forced(function))
     if "n_segments" in wanted:
         more["n_segments"] = n_segments_for(nbytes)
-    if "groups" in wanted and hosts is not None:
-        more["groups"] = groups_of(hosts)
+    if "levels" in wanted and where is not None:
+        more["levels"] = levels(where[0], tuple(map(int, where[1])))
+    if "groups" in wanted and (hosts is not None or where is not None):
+        more["groups"] = groups_of(np.array(hosts)) if where is None else tuple(members(where[0], np.array(where[1])))
     elif "groups" in wanted and parameters["groups"].default is inspect.Parameter.empty:
         raise ConfigError(f"collective {name!r} must know which ranks share a machine; give hosts")
     try:

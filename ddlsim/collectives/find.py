@@ -101,11 +101,15 @@ def _imported(name: str) -> Collective:
 
 
 def _with_arguments(function: Collective, text: str, arguments: list[int | str]) -> Collective:
-    """Bind arguments in the order of the parameters, those by keyword after the others; "groups" are never written."""
-    names = [name for name in list(parameters_of(function))[1:] if name != "groups"]
-    if len(arguments) > len(names):
+    """Bind arguments in the order of the parameters, those by keyword after the others; "groups" and "levels" are never
+    written. A parameter "further" takes all names that are left."""
+    names = [name for name in list(parameters_of(function))[1:] if name not in ("groups", "levels")]
+    at = names.index("further") if "further" in names else len(arguments)
+    words, numbers = ([word for word in arguments[at:] if isinstance(word, kind)] for kind in (str, int))
+    values = [*arguments[:at], tuple(words), *numbers] if words or numbers else arguments
+    if len(values) > len(names):
         raise ConfigError(
             f"collective {text!r}: {function.__name__} takes {len(names)} arguments at most; it is "
             f"{function.__name__}{inspect.signature(function)}"
         )
-    return functools.partial(function, **dict(zip(names, arguments, strict=False)))
+    return functools.partial(function, **dict(zip(names, values, strict=False)))

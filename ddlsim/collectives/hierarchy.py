@@ -1,4 +1,4 @@
-"""All-reduce in two levels: inside the groups (machines) and between them."""
+"""All-reduce level by level: inside machines, say, between the machines of a rack, and between racks."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from ddlsim.arguments import Count, checked
+from ddlsim.cluster.levels import Levels
 from ddlsim.collectives.combine import on_ranks, parallel, sequence, strided, uniform
 from ddlsim.collectives.find import called, find, given, parameters_of
 from ddlsim.collectives.schedule import Collective, Ints, Ranks, Round, Schedule, Segments
 from ddlsim.errors import ConfigError, unknown_name
 
+#: a reduce-scatter and an all-gather
+Pair: TypeAlias = tuple[Collective, Collective]
 #: what runs inside a group before and after the exchange between groups: reduce-scatter and all-gather ...
 _SHARED = {
     "ring": ("ring", "ring"),
@@ -27,68 +31,94 @@ _LEADER = {"binomial_tree": ("binomial", "binomial"), "chain": ("chain", "chain"
 
 @checked
 def hierarchical(
-    n_ranks: Ranks,
-    inside: str | tuple[Collective, Collective] | None = None,
-    between: str | Collective = "ring",
-    *,
-    groups: Sequence[Ints],
+    n_ranks: Ranks, inside: str | Pair | None = None, between: str | Collective | None = None,
+    further: Sequence[str | Collective] = (), *, groups: Sequence[Ints], levels: Levels | None = None,
     n_segments: Segments = 1,
-) -> Schedule:
-    """Reduce inside each group, all-reduce between the groups, spread inside (Cho et al. 2017; BlueConnect).
+) -> Schedule:  # fmt: skip
+    """On every level reduce inside groups, all-reduce between them, spread inside (Cho et al. 2017; BlueConnect).
 
     inside      "ring", "halving_doubling", "direct", or a (reduce-scatter, all-gather) pair of functions: the
                 members of a group share the work, and n all-reduces run between the groups in parallel.
                 "binomial_tree", "chain": only the first member of a group talks to other groups.
-                None: "ring", or "binomial_tree" if the groups are of unequal size
-    between     any all-reduce of one lane
-    groups      the ranks of each group (machine), together all ranks
+                None: what suits the links, or "binomial_tree" if the groups are of unequal size
+    between     any all-reduce of one lane, among all groups: two levels. None: what suits each level's links
+    further     algorithms of more levels: all but the outermost as `inside`
+    groups      the ranks of each group (machine), together all ranks, where no `levels` are given
+    levels      of a cluster (:mod:`ddlsim.cluster.levels`)
     n_segments  for inner algorithms that are pipelined
 
     With rings, groups of n, m groups: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2. Raises
-    ConfigError for groups that do not fit, or unknown names.
+    ConfigError for groups that do not fit, unknown names, and more names than levels.
     """
-    groups = _checked_groups(groups, n_ranks)
+    levels = levels or Levels((_checked_groups(groups, n_ranks),), ("ring", "ring"))
+    n_levels = len(levels.groups) + 1
+    names = [inside, *[None] * (n_levels - 1)] if between is None else [inside, between, *further]
+    if len(names) > n_levels:
+        raise ConfigError(f"hierarchical: {len(names)} algorithms for {n_levels} levels; name {n_levels} at most")
+    return _level_by_level(levels.groups[: len(names) - 1], n_ranks, names, levels.algorithms, n_segments)
+
+
+def _level_by_level(
+    levels: Sequence[Sequence[Ints]], n_ranks: int, names: Sequence[str | Collective | Pair | None],
+    usual: Sequence[str], n_segments: int,
+) -> Schedule:  # fmt: skip
+    """Return the all-reduce of ranks in groups at several levels, at the innermost by ``names[0]``; `usual` are the
+    algorithms where that is None."""
+    name = names[0]
+    if not levels:
+        name = name or usual[0]
+        if name == "direct":
+            name = find(name, "reduce_scatter"), find(name, "all_gather")
+        if isinstance(name, tuple):
+            return sequence(*(part(n_ranks) for part in name), kind="all_reduce")
+        return _bound(find(name), n_segments)(n_ranks)
+    groups = levels[0]
+    exchange = _level_by_level(levels[1:], len(groups), names[1:], usual[1:], n_segments)
     equal = len({len(g) for g in groups}) == 1
-    if inside is None:
-        inside = "ring" if equal else "binomial_tree"
-    exchange = _bound(find(between), n_segments)(len(groups))
-    if isinstance(inside, str) and inside in _LEADER:
-        return _through_leaders(groups, n_ranks, inside, exchange, n_segments)
+    name = name or (usual[0] if equal else "binomial_tree")
+    if isinstance(name, str) and name in _LEADER:
+        return _through_leaders(groups, n_ranks, name, exchange, n_segments)
     if not equal:
         sizes = sorted({len(g) for g in groups})
         raise ConfigError(
-            f"hierarchical: inside={inside!r} needs groups of equal size, not of {sizes}; "
+            f"hierarchical: inside={name!r} needs groups of equal size, not of {sizes}; "
             f"use inside='binomial_tree' or place equally many ranks on each machine"
         )
-    if isinstance(inside, str):
-        if inside not in _SHARED:
-            raise unknown_name("algorithm inside groups", inside, [*_SHARED, *_LEADER])
-        names = _SHARED[inside]
-        inside = find(names[0], "reduce_scatter"), find(names[1], "all_gather")
-    down, up = (_bound(part, n_segments)(len(groups[0])) for part in inside)
+    if not isinstance(name, tuple):
+        if name not in _SHARED:
+            raise unknown_name("algorithm inside groups", str(name), [*_SHARED, *_LEADER])
+        name = find(_SHARED[name][0], "reduce_scatter"), find(_SHARED[name][1], "all_gather")
+    down, up = (_bound(part, n_segments)(len(groups[0])) for part in name)
     return _shared_work(np.stack(groups), down, exchange, up)
 
 
 @checked
 def torus_2d(
-    n_ranks: Ranks, rows: Count | None = None, columns: Count | None = None, *, groups: Sequence[Ints] | None = None
-) -> Schedule:
+    n_ranks: Ranks, rows: Count | None = None, columns: Count | None = None, *,
+    groups: Sequence[Ints] | None = None, levels: Levels | None = None,
+) -> Schedule:  # fmt: skip
     """Rings along the rows, then along the columns, then along the rows (Mikami et al. 2018).
 
-    With X columns, Y rows: 2(X-1) a1 + 2 (X-1)/X S b1 + 2(Y-1) a2 + 2 (Y-1)/Y S/X b2. The shape is the one
-    given (consecutive ranks form a row); else a row is a machine (`groups`), if machines hold several ranks;
-    else the most nearly square one. Raises ConfigError for a shape that does not hold n_ranks.
+    With X columns, Y rows: 2(X-1) a1 + 2 (X-1)/X S b1 + 2(Y-1) a2 + 2 (Y-1)/Y S/X b2. The shape is the one given
+    (consecutive ranks form a row, where the network does not have this shape); else that of the network's `levels`, in
+    all dimensions; else a row is a machine (`groups`), if machines hold several ranks; else the most nearly square one.
+    Raises ConfigError for a shape that does not hold n_ranks.
     """
-    if groups is None or rows is not None or max((np.size(g) for g in groups), default=1) == 1:
-        if rows is None:
-            rows = next(y for y in range(math.isqrt(n_ranks), 0, -1) if n_ranks % y == 0)
+    singles = np.arange(n_ranks)[:, None]
+    groups = _checked_groups(groups or tuple(singles), n_ranks)
+    levels = levels or Levels((groups,))
+    if rows is None and max(map(len, groups if levels.places is None else levels.groups[0])) == 1:
+        rows = next(y for y in range(math.isqrt(n_ranks), 0, -1) if n_ranks % y == 0)
+    if rows is not None:
         columns = n_ranks // max(rows, 1) if columns is None else columns
         if rows < 1 or rows * columns != n_ranks:
             raise ConfigError(
                 f"torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks; change the shape"
             )
-        groups = list(np.arange(n_ranks).reshape(rows, columns))
-    return hierarchical(n_ranks, "ring", "ring", groups=groups)
+        if levels.places is None or levels.places.shape != (rows, columns):
+            levels = Levels((tuple(singles.reshape(rows, columns)),))
+    inner = levels.groups[: 1 if levels.places is None else levels.places.ndim - 1]
+    return _level_by_level(inner, n_ranks, ["ring"] * (len(inner) + 1), (), 1)
 
 
 def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:

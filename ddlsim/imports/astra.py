@@ -52,7 +52,9 @@ def read_astra(path: str | Path) -> Cluster:
         check_size(n_npus + n_switches, n_links, f"npus_count gives {shown(n_npus)} NPUs")
     except ConfigError as error:
         raise source.error(_line(source, "npus_count"), str(error)) from None
-    graph: Graph = Graph(name=source.path.stem, title=f"ASTRA-sim: {' x '.join(blocks)}", sources=[source.path.name])
+    graph: Graph = Graph(
+        name=source.path.stem, title=f"ASTRA-sim: {' x '.join(blocks)}", sources=[source.path.name], grid=counts[::-1]
+    )
     npus = [add_host(graph, f"npu{i}", Host())[0] for i in range(n_npus)]
     stride = 1
     for dim, (block, count) in enumerate(zip(blocks, counts, strict=True)):

@@ -15,7 +15,7 @@ from ddlsim.collectives import Collective
 from ddlsim.network import Network
 from ddlsim.plan.bounds import nodes_of
 from ddlsim.plan.exchanges import check_exchanges
-from ddlsim.plan.plan import ALL_GATHER, BROADCAST, UPDATE, Floats, Plan
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BROADCAST, UPDATE, Floats, Plan
 from ddlsim.plan.runner import Run
 from ddlsim.plan.schedules import Schedules
 
@@ -45,10 +45,14 @@ class Execution:
 
     @cached_property
     def step_ends(self) -> Floats:
-        """When each rank has all updated weights of each step, (n_ranks, n_steps); NaN where it gets none."""
+        """When each rank has all updated weights of each step, averaged where the step averages models, (n_ranks,
+        n_steps); NaN where it gets none."""
         plan = self.plan
         gathers = np.isin(plan.kind, (ALL_GATHER, BROADCAST)) & (plan.part >= 0)
-        rows = np.flatnonzero((plan.kind == UPDATE) | gathers)
+        updates = np.zeros((plan.n_ranks, plan.n_steps), dtype=bool)
+        updates[plan.rank[plan.kind == UPDATE], plan.step[plan.kind == UPDATE]] = True
+        averages = (plan.kind == ALL_REDUCE) & updates[plan.rank, plan.step]  # those of gradients end before the update
+        rows = np.flatnonzero((plan.kind == UPDATE) | gathers | averages)
         ends = np.full((plan.n_ranks, plan.n_steps), -np.inf)
         np.maximum.at(ends, (plan.rank[rows], plan.step[rows]), self.end[rows])
         return np.where(np.isfinite(ends), ends, np.nan)
@@ -56,7 +60,7 @@ class Execution:
     @property
     def step_times(self) -> Floats:
         """Seconds between the ends of successive steps on their last ranks, (n_steps,)."""
-        return np.diff(self.step_ends.max(axis=0), prepend=0.0)
+        return np.diff(np.fmax.reduce(self.step_ends, axis=0), prepend=0.0)
 
     @property
     def idle_shares(self) -> Floats:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.levels import innermost
 from ddlsim.collectives import Collective, Schedule, build, reorder
 from ddlsim.collectives.build import default_algorithm, size_class
 from ddlsim.collectives.push_pull import push_pull
@@ -41,8 +42,11 @@ def _resolved(
     if cluster is None or nodes is None or "default" not in algorithms.values():
         return algorithms
     workers = np.delete(nodes, plan.servers)
-    usual = default_algorithm(cluster, workers[cluster.locality_order(workers)].tolist())
-    return {kind: usual if algorithm == "default" else algorithm for kind, algorithm in algorithms.items()}
+    at = workers[cluster.locality_order(workers)].tolist()
+    return {
+        kind: default_algorithm(cluster, at, kind) if algorithm == "default" else algorithm
+        for kind, algorithm in algorithms.items()
+    }
 
 
 class Schedules:
@@ -58,10 +62,6 @@ class Schedules:
         self.plan, self.cluster, self.nodes = plan, cluster, nodes
         self.algorithms = _resolved(_algorithms(algorithm), plan, cluster, nodes)
         self.orders = [_wanted(rank_order, plan, group) for group in plan.groups]
-        self.machines: Ints | None = None
-        if cluster is not None and nodes is not None:
-            outside = len(cluster.host_names) + nodes
-            self.machines = np.where(cluster.host_of[nodes] >= 0, cluster.host_of[nodes], outside)
         self.cache: dict[tuple[int, int, Hashable], Schedule] = {}
         self.places: dict[int, Ints] = {}
         self.at: dict[int, tuple[int, ...]] = {}
@@ -74,19 +74,19 @@ class Schedules:
 
     def _new(self, kind: int, group: int, nbytes: float) -> Schedule:
         members, algorithm = np.array(self.plan.groups[group]), self.algorithms[KINDS[kind]]
-        hosts = None if self.machines is None else self.machines[members]
         if kind == PUSH_PULL:
             n_servers = int(np.isin(members, self.plan.servers).sum())
-            inside = None if algorithm == "direct" or hosts is None else hosts[: len(hosts) - n_servers].tolist()
-            return push_pull(len(members) - n_servers, n_servers, inside, star=algorithm == "star")
+            n, inside = len(members) - n_servers, None
+            if algorithm != "direct" and self.cluster is not None and self.nodes is not None:
+                inside = innermost(self.cluster, self.nodes[members[:n]].tolist())
+            return push_pull(n, n_servers, inside, star=algorithm == "star")
         places = self._places(group)
         if kind in ROOTED:  # from or to the first member, whatever the order
             places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
-        near = None if hosts is None else hosts[places].tolist()
         where = None
         if self.cluster is not None and self.nodes is not None:
             where = self.cluster, self.nodes[members[places]].tolist()
-        return reorder(build(algorithm, len(places), nbytes, near, KINDS[kind], where), places)
+        return reorder(build(algorithm, len(places), nbytes, None, KINDS[kind], where), places)
 
     def _where(self, group: int) -> tuple[Cluster, tuple[int, ...]] | None:
         """Return the cluster and the nodes of a group's members, in their order."""

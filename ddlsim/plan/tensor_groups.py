@@ -203,19 +203,17 @@ def _group_seconds(
     cluster: Cluster, nodes: tuple[int, ...], hosts: tuple[int, ...], algorithm: str | Collective
 ) -> Seconds:
     """Return what collectives among some nodes, on these machines, take on an idle cluster."""
-    order = cluster.locality_order(np.array(nodes))
-    places, near = np.array(nodes)[order].tolist(), np.array(hosts)[order].tolist()
-
+    places = np.array(nodes)[cluster.locality_order(np.array(nodes))].tolist()
     usual = default_algorithm(cluster, places) if algorithm == "default" else algorithm
 
     @functools.cache
     def seconds(kind: str, nbytes: float) -> float:
         if len(places) == 1:
             return 0.0
-        name = usual if usual == "ring" or kind == "all_reduce" else "nccl"
+        name = algorithm if algorithm in ("ring", "default") or kind == "all_reduce" else "nccl"
         schedules = [build(name, len(places), nbytes, None, kind, (cluster, places))]
         if usual == "ring" and len(set(hosts)) > 1 and kind == "all_reduce":
-            schedules.append(build("hierarchical", len(places), nbytes, near))
+            schedules.append(build("hierarchical", len(places), nbytes, where=(cluster, places)))
         return min(schedule_time(cluster, each, places, nbytes) for each in schedules)
 
     return seconds

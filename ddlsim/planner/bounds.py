@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.levels import innermost
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.plan.interfaces import Interfaces, interfaces
@@ -185,7 +186,7 @@ class Bounds:
         carriers = None
         if experiment.compression is None and simulated and len(nodes) == plan.n_ranks:
             carriers = Carriers(self._interfaces(cluster), nodes)
-        encoding = encode_seconds(plan, experiment, prepared.workloads, cluster.host_of[prepared.nodes])
+        encoding = encode_seconds(plan, experiment, prepared.workloads, innermost(cluster, prepared.nodes))
         seconds = least_seconds(plan, experiment, encoding, candidate.workers)
         begin, end = experiment.window[0], sum(experiment.window)
         content = hashlib.blake2b(shared.content + seconds.tobytes(), digest_size=16)

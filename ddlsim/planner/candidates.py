@@ -131,7 +131,8 @@ def _usual_strategies(cluster: Cluster, n_workers: int) -> list[tuple[Strategy, 
         return [(AllReduce("ring"), False)]
     nodes = cluster.workers[:n_workers]
     at = nodes[cluster.locality_order(nodes)].tolist()
-    found: list[tuple[Strategy, bool]] = [(AllReduce(algorithm_for(name, cluster, at)), False) for name in ALGORITHMS]
+    algorithms = dict.fromkeys(algorithm_for(name, cluster, at) for name in ALGORITHMS)
+    found: list[tuple[Strategy, bool]] = [(AllReduce(algorithm), False) for algorithm in algorithms]
     local = LocalSGD(LOCAL_STEPS, algorithm="hierarchical")
     return [*found, (_server_on_each(cluster, n_workers), True), (local, False)]
 

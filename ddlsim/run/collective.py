@@ -53,8 +53,7 @@ def collective_time(
         if schedule.n_ranks != len(nodes):
             raise ConfigError(f"the schedule is for {schedule.n_ranks} ranks, not for {len(nodes)}; set ranks")
     else:
-        hosts = loaded.host_of[nodes][order].tolist()
-        schedule = build(algorithm, len(nodes), size, hosts, kind, (loaded, nodes[order].tolist()))
+        schedule = build(algorithm, len(nodes), size, None, kind, (loaded, nodes[order].tolist()))
     if len(nodes) > 1:
         loaded.check_connected(nodes)
     return schedule_time(loaded, reorder(schedule, order), nodes.tolist(), size, entry_times)

@@ -11,12 +11,14 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats, Ints
+from ddlsim.cluster.levels import levels
 from ddlsim.collectives.nccl_way import several_ways
 from ddlsim.learning.monitor import Monitor
 from ddlsim.learning.training import Training
 from ddlsim.readable import percent, seconds
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
+from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
@@ -197,6 +199,17 @@ def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[st
                 f"{len(idle)} carried nothing; routing = 'spray' uses all of them"
             ]
     return []
+
+
+def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> tuple[str, ...]:
+    """Return a note if the strategy's all-reduce is hierarchical and the network has no levels among its workers."""
+    names = [getattr(strategy, field, None) for field in ("algorithm", "all_reduce")]
+    if len(nodes) == 1 or not any(map(hierarchical, names)) or levels(cluster, tuple(nodes)).are_several:
+        return ()
+    return (
+        f"hierarchical: the {len(nodes)} workers are at one level of the network: in one machine, or at equal links of "
+        "one switch, ring or mesh; the all-reduce runs among all of them at once",
+    )
 
 
 def uneven_notes(recorder: Recorder) -> list[str]:

@@ -46,8 +46,8 @@ def encode_seconds(
     """Return the s of encoding that each task takes besides in a run that compresses, at least, (n,): a part that is
     summed is encoded with the last task that its sum needs of the device.
 
-    hosts  (n_workers,) the machine of each worker: where one is on its way to be compressed between machines only,
-           every worker of a machine encodes its share
+    hosts  (n_workers,) the machine of each worker, or its innermost group in the network: where gradients are
+           compressed between machines only, every worker of a machine encodes its share
     """
     seconds = np.zeros(len(plan))
     choice = compression_of(experiment.compression)

@@ -20,6 +20,7 @@ from ddlsim.run.faults import check_faults
 from ddlsim.run.feeding import check_source, with_copies
 from ddlsim.run.lighter import what_fits
 from ddlsim.run.living import check_life, check_replicas, has_life
+from ddlsim.run.notes import level_notes
 from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
@@ -91,6 +92,7 @@ def place(experiment: Experiment) -> Placed:
     if n_workers > 1:
         cluster.check_connected(nodes)
     experiment = _with_algorithms(experiment, cluster, nodes)
+    notes += level_notes(experiment.strategy, cluster, nodes)
     for slow in experiment.slow_downs:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")

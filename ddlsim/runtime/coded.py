@@ -1,7 +1,8 @@
 """How compressed vectors travel between workers: each compressor by the collective that it needs.
 
 ``all_reduce``     the fabric's own algorithm, over the payload; once per round of the compressor
-``all_gather``     a ring all-gather of everybody's payload; with "hierarchical", only between the machines
+``all_gather``     a ring all-gather of everybody's payload; with "hierarchical", only between the machines, or other
+                   innermost groups of the network
 ``majority_vote``  every worker counts the votes of an N-th of the signs, then a ring all-gather of the majority
 ``gtopk_tree``     a binomial tree, up to rank 0 of the order and down again
 """
@@ -94,8 +95,8 @@ class Coded:
                 f"{self.communicator.owner}: algorithm = {algorithm!r} with {title(compressor)}: the size of what it "
                 "sends depends on values; use 'ring', or a compressor of known size such as TopK"
             )
-        assert self.communicator.n_local  # says if machines have unequally many
-        return [places.tolist() for places in self.communicator.machines]
+        assert self.communicator.nested.size  # says if groups have unequally many
+        return [places.tolist() for places in self.communicator.groups]
 
     def _prepare(self, compressor: AnyCompressor) -> None:
         """Say before the run if payloads travel by collectives whose time is wanted and not known."""
@@ -143,7 +144,7 @@ class Coded:
             "gtopk_tree": "a binomial tree that merges on the way",
         }[traits.collective]
         if self.machines:
-            text = f"dense inside machines, by {way} between them (HiTopKComm)"
+            text = f"dense inside the innermost groups (machines), by {way} between them (HiTopKComm)"
         else:
             name = name_of(self.algorithm or self.communicator.fabric.algorithm)
             text = f"by {way} instead of the {self.kind.replace('_', '-')} {name!r}: {traits.not_summable}"
@@ -200,7 +201,8 @@ class Coded:
         """Return what the one collective of a part consists of, where its time is known."""
         if self.machines:
             dense, (size,) = FP32_NBYTES * self.codec.pieces[index].n, self._nbytes(step, index, 0)
-            return self.communicator.by_machine(dense, Phase("all_gather", (), len(self.machines) * size))
+            between = Phase("all_gather", (), len(self.machines) * size)
+            return self.communicator.by_level(dense, np.array(self.machines), between)
         if self.collective == "all_reduce":
             return self.communicator.phases(self._kind, self._nbytes(step, index, 0)[0])
         known = self._known(index)  # otherwise the sum of all sizes, which are known when the last one enters
@@ -276,7 +278,8 @@ class Coded:
 
     @functools.cache  # noqa: B019
     def _ring(self, n: int, kind: str) -> Schedule:
-        schedule = build("ring", len(self.machines[0]), kind=kind)
+        direct = self.communicator.levels.algorithms[0] == "direct"
+        schedule = build("direct" if direct else "ring", len(self.machines[0]), kind=kind)
         sizes = self._shards(n)
         return schedule if sizes[0] == sizes[-1] else dataclasses.replace(schedule, chunk_weight=np.array(sizes, float))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,9 +13,10 @@ import numpy.typing as npt
 import simpy
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.levels import Levels, levels
 from ddlsim.cluster.rings import rings
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
-from ddlsim.collectives.build import groups_of, size_class
+from ddlsim.collectives.build import size_class
 from ddlsim.collectives.nccl_way import Choice
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
@@ -89,25 +92,25 @@ class Communicator:
     # ------------------------------------------------------------ who is where
 
     @functools.cached_property
-    def machines(self) -> list[Ints]:
-        """Return the places of the members on each machine, in their order."""
-        return [self.order[members] for members in groups_of(self.hosts)]
+    def levels(self) -> Levels:
+        """Return the levels of the network among the members, in their order."""
+        return levels(self.setting.cluster, self.at)
+
+    @functools.cached_property
+    def groups(self) -> list[Ints]:
+        """Return the places of the members in each group of the innermost level: on each machine, say."""
+        return [self.order[members] for members in self.levels.groups[0]]
 
     @functools.cached_property
     def at(self) -> tuple[int, ...]:
         """Return the node of each member, in their order."""
         return tuple(int(self.nodes[place]) for place in self.order.tolist())
 
-    @functools.cached_property
-    def hosts(self) -> list[int]:
-        """Return the machine of each member, in their order."""
-        hosts: list[int] = self.setting.hosts(self.nodes)[self.order].tolist()
-        return hosts
-
     def blocks(self, size: int | str) -> list[list[int]]:
-        """Return the places of the members in blocks: of a "machine" each, or of so many that follow each other."""
+        """Return the places of the members in blocks: of a "machine" (a group of the innermost level of the network)
+        each, or of so many that follow each other."""
         if isinstance(size, str):
-            return [places.tolist() for places in self.machines]
+            return [places.tolist() for places in self.groups]
         return [list(range(self.n_ranks))[first : first + size] for first in range(0, self.n_ranks, size)]
 
     def part(self, places: Sequence[int]) -> Communicator:
@@ -132,7 +135,7 @@ class Communicator:
                 self._note(key[-1], nbytes)
             if automatic:
                 cluster, notes = self.setting.cluster, self.setting.notes
-                chosen = fastest(cluster, self.nodes, self.order, self.hosts, nbytes, notes)
+                chosen = fastest(cluster, self.nodes, self.order, nbytes, notes)
             self._schedules[key] = self._built(chosen, nbytes, kind)
         return self._schedules[key]
 
@@ -144,7 +147,7 @@ class Communicator:
 
     def _built(self, algorithm: str | Collective, nbytes: float, kind: str) -> Schedule:
         where = self.setting.cluster, self.at
-        return reorder(build(algorithm, self.n_ranks, nbytes, self.hosts, kind, where), self.order)
+        return reorder(build(algorithm, self.n_ranks, nbytes, None, kind, where), self.order)
 
     # ------------------------------------------------------------ collectives
 
@@ -155,7 +158,7 @@ class Communicator:
             return
         for phase in self.phases(kind, 1.0):
             if phase.kind not in self._costs:
-                inside = self._by_machine or (phase.kind != "all_reduce" and algorithm is None)
+                inside = self._by_level or (phase.kind != "all_reduce" and algorithm is None)
                 chosen = self.fabric.algorithm if algorithm is None else algorithm
                 chosen = "auto" if inside and phase.kind == "all_reduce" else "ring" if inside else chosen
                 setting, cost = self.setting, self.fabric.cost
@@ -251,36 +254,42 @@ class Communicator:
 
     def phases(self, kind: str, nbytes: float) -> tuple[Phase, ...]:
         """Return what a collective of known time consists of."""
-        if kind == "all_reduce" and self._by_machine:
-            return self.by_machine(nbytes, Phase("all_reduce", (), nbytes / self.n_local))
+        if kind == "all_reduce" and self._by_level:
+            n_named = str(self.fabric.algorithm).count(",") + 1  # levels beyond those named are one
+            inner = self.nested.shape[1:] if n_named == 1 else self.nested.shape[1:][1 - n_named :]
+            return self.by_level(nbytes, self.nested.reshape(-1, *inner))
         return (Phase(kind, (tuple(self.nodes[place] for place in self.order.tolist()),), nbytes),)
 
-    def by_machine(self, nbytes: float, between: Phase) -> tuple[Phase, ...]:
-        """Return the phases of an exchange that sums up inside machines, each member a part of the `nbytes`, goes on
-        `between` those that have the same part, and ends inside the machines."""
-        machines = [tuple(self.nodes[place] for place in members.tolist()) for members in self.machines]
-        across = Phase(between.kind, tuple(zip(*machines, strict=True)), between.nbytes)
-        if len(machines[0]) == 1:
-            return (across,)
-        inside = tuple(machines)
-        phases = Phase("reduce_scatter", inside, nbytes), across, Phase("all_gather", inside, nbytes)
-        return phases if len(machines) > 1 else (phases[0], phases[2])
+    def by_level(self, nbytes: float, nested: Ints, between: Phase | None = None) -> tuple[Phase, ...]:
+        """Return the phases of an exchange over `nbytes` among ``nested`` places: at every level from the innermost
+        outwards each member sums up a part, and between the outermost groups those with the same part all-reduce it, or
+        exchange it as `between` has it."""
+        nodes, phases = np.array(self.nodes)[nested], []
+        for axis in range(nested.ndim - 1, -1, -1):
+            groups = tuple(map(tuple, np.moveaxis(nodes, axis, -1).reshape(-1, nested.shape[axis]).tolist()))
+            phases.append(Phase("reduce_scatter", groups, nbytes))
+            nbytes /= nested.shape[axis]
+        *inner, across = phases
+        across = across._replace(kind="all_reduce") if between is None else between._replace(groups=across.groups)
+        outwards = [phase._replace(kind="all_gather") for phase in reversed(inner)]
+        return tuple(phase for phase in (*inner, across, *outwards) if len(phase.groups[0]) > 1)
 
     @functools.cached_property
-    def _by_machine(self) -> bool:
-        """Whether all-reduces of known time go machine by machine."""
-        return self.fabric.cost == "nccl" and hierarchical(self.fabric.algorithm) and self.n_local > 0
+    def _by_level(self) -> bool:
+        """Whether all-reduces of known time go level by level."""
+        return self.fabric.cost == "nccl" and hierarchical(self.fabric.algorithm) and self.nested.size > 0
 
     @functools.cached_property
-    def n_local(self) -> int:
-        """How many members every machine has. Raises ConfigError if not all have as many."""
-        sizes = sorted({len(members) for members in self.machines})
-        if len(sizes) > 1:
+    def nested(self) -> Ints:
+        """Return the places of the members by levels. Raises ConfigError if innermost groups are not equally large."""
+        if self.levels.places is None:
+            on_machines = len(self.groups) == len(set(self.setting.hosts(self.nodes).tolist()))
             raise ConfigError(
-                f"{self.owner}: algorithm = {self.fabric.algorithm!r} needs equally many workers on every "
-                f"machine, not {sizes}; use another number of workers, or 'ring'"
+                f"{self.owner}: algorithm = {self.fabric.algorithm!r} needs equally many workers "
+                f"{'on every machine' if on_machines else 'in every innermost group of the network'}, not "
+                f"{sorted(set(map(len, self.groups)))}; use another number of workers, or 'ring'"
             )
-        return sizes[0]
+        return self.order[self.levels.places]
 
 
 def communicator(setting: Setting, strategy: HasFabric) -> Communicator:
@@ -288,29 +297,39 @@ def communicator(setting: Setting, strategy: HasFabric) -> Communicator:
     return Communicator(setting, fabric_of(strategy), owner=type(strategy).__name__)
 
 
-def hierarchical(algorithm: str | Collective) -> bool:
-    """Return whether an algorithm goes machine by machine."""
+def hierarchical(algorithm: object) -> bool:
+    """Return whether an algorithm goes level by level."""
     return isinstance(algorithm, str) and algorithm.split("(")[0].strip() == "hierarchical"
 
 
-def fastest(
-    cluster: Cluster, nodes: Sequence[int], order: Ints, hosts: Sequence[int], nbytes: float, notes: list[str]
-) -> str:
+def fastest(cluster: Cluster, nodes: Sequence[int], order: Ints, nbytes: float, notes: list[str]) -> str:
     """Return the name of the all-reduce that is fastest for `nbytes` on the idle cluster, and note it.
 
-    ``order`` and ``hosts`` are the ranks and their machines as they follow each other. Of those that tie with the
-    fastest (:mod:`ddlsim.ties`), that whose name comes first.
+    ``order`` are the ranks as they follow each other. Hierarchical all-reduces are tried with other algorithms at one
+    level after the other, and with fewer levels. Of those that tie with the fastest (:mod:`ddlsim.ties`), that whose
+    name comes first.
     """
     times: dict[str, float] = {}
     at = tuple(nodes[place] for place in order.tolist())
+
+    def time(name: str) -> float:
+        with contextlib.suppress(ConfigError):  # not for this number or placement of ranks
+            schedule = reorder(build(name, len(order), nbytes, where=(cluster, at)), order)
+            times[name] = schedule_time(cluster, schedule, nodes, nbytes)
+        return times.get(name, math.inf)
+
     for name in algorithm_names():
-        if name in NOT_TRIED or (name == "nccl_ring" and len(rings(cluster, at)) == 1):  # a ring like any other
-            continue
-        try:
-            schedule = reorder(build(name, len(order), nbytes, hosts, where=(cluster, at)), order)
-        except ConfigError:  # not for this number or placement of ranks
-            continue
-        times[name] = schedule_time(cluster, schedule, nodes, nbytes)
+        if name not in NOT_TRIED and (name != "nccl_ring" or len(rings(cluster, at)) > 1):  # else a ring like any other
+            time(name)
+    chosen = list(levels(cluster, at).algorithms) if levels(cluster, at).are_several else []
+    least = times.get("hierarchical", math.inf)
+    for level, usual in enumerate(chosen):
+        for other in (name for name in ("halving_doubling", "ring") if name != usual):
+            variant = [*chosen[:level], other, *chosen[level + 1 :]]
+            if (seconds := time(f"hierarchical({', '.join(variant)})")) < least:
+                chosen, least = variant, seconds
+    for n_levels in range(2, len(chosen)):
+        time(f"hierarchical({', '.join(chosen[:n_levels])})")
     least = min(times.values())
     best = min(name for name, seconds in times.items() if tie(seconds, least))
     notes.append(f"auto: {best} for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")

@@ -90,8 +90,7 @@ def _schedule(
     setting: Setting, algorithm: str | Collective, group: Sequence[int], nbytes: float, kind: str
 ) -> Schedule:
     """Return the schedule of a collective among a group, rank r being at ``group[r]``."""
-    hosts, where = setting.hosts(list(group)).tolist(), (setting.cluster, group)
-    return build(algorithm, len(group), nbytes, hosts, kind, where)
+    return build(algorithm, len(group), nbytes, None, kind, (setting.cluster, group))
 
 
 # ---------------------------------------------------------------- by a measured curve

@@ -48,13 +48,14 @@ class Fabric:
     algorithm   name of an all-reduce ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function
                 ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest by simulation,
                 for each size. "default": "nccl" where the workers' machines have several GPUs and several ways
-                between them (NVLinks, network interfaces, switches that add up), which NCCL uses, "ring" elsewhere
+                between them (NVLinks, network interfaces, switches that add up), which NCCL uses; "hierarchical" where
+                machines have one worker each and the network has levels on which it is faster; "ring" elsewhere
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them),
                 "given" (the cluster's order, as MPI ranks), or the ranks in the order wanted
     cost        what a collective costs: "simulated" message by message; "calibrated": by the curve that was
                 measured on this cluster (see docs/calibration.md); "nccl": what NCCL's tuner expects of `algorithm`,
-                "ring" or "double_binary_tree" ("auto", "nccl": of the faster one), or of its three calls for
-                "hierarchical"
+                "ring" or "double_binary_tree" ("auto", "nccl": of the faster one), or of its calls on every level
+                for "hierarchical"
     """
 
     algorithm: AllReduceAlgorithm = "default"
@@ -133,7 +134,7 @@ def algorithm_for(
         return algorithm
     curves = () if cluster.calibration is None or cost != "calibrated" else cluster.calibration.curves
     measured = {curve.algorithm for curve in curves if curve.operation == kind}
-    return measured.pop() if len(measured) == 1 else default_algorithm(cluster, nodes)
+    return measured.pop() if len(measured) == 1 else default_algorithm(cluster, nodes, kind)
 
 
 def name_of(algorithm: str | Collective) -> str:

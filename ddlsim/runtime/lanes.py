@@ -200,14 +200,11 @@ class Lanes:
             )
         return DeadlockError(f"deadlock at {now:.6g} s: nothing is left to happen, but the run goes on")
 
-    # ------------------------------------------------------------ batches of samples, which processes bring
+    # ------------------------------------------------------------ processes, such as those that bring samples
 
     def _next(self) -> float:
-        """Return when processes do something next that bring batches, s: no worker goes beyond."""
-        loop = self.setting.loop
-        if self.setting.workers[0].feed is None:
-            return np.inf
-        return loop.now if loop.asks else float(loop.env.peek())
+        """Return when processes (of samples, or of a user) do something next, s: no worker goes beyond."""
+        return self.setting.loop.next()
 
     def _turn(self, now: float) -> bool:
         """Let processes do all that comes at an instant; return whether there was anything."""

@@ -133,8 +133,8 @@ class HierarchicalLocalSGD(WithFabric):
 
     Blocks average in the place of all, over the links inside them. H^b = 1 is :class:`~ddlsim.LocalSGD`.
 
-    block  "machine": the workers of a machine; or how many workers that follow each other make a block, such as those
-           of a rack
+    block  "machine": the workers of a machine, or where machines hold one worker each, of an innermost group of the
+           network, such as a rack; or the number of workers with neighbouring ranks in a block
     """
 
     period: Count = 2

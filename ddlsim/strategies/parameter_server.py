@@ -8,6 +8,7 @@ from typing import Annotated
 
 from ddlsim.arguments import Count, checked, one_of
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.levels import innermost
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, through_servers
@@ -32,8 +33,9 @@ class ParameterServer:
     servers          number of shards, each on a server of its own (Li et al. 2014, OSDI)
     placement        "own" machines, or "colocated" with the workers
     overlap          as for :class:`~ddlsim.AllReduce`
-    local_reduction  add up inside each machine first, one push per machine: True or "tree" (a binomial tree), or
-                     "star" (all copy to one device, as in MXNet's dist_device_sync)
+    local_reduction  add up inside each machine first (in the innermost groups of a network whose machines hold one
+                     worker each, such as racks), one push per machine: True or "tree" (a binomial tree), or "star"
+                     (all copy to one device, as in MXNet's dist_device_sync)
     work             what a server's thread does with what arrives; None: adding up takes the ``reduce_time`` of
                      its host, and everything else no time
     """
@@ -60,7 +62,7 @@ class ParameterServer:
     def start(self, setting: Setting) -> None:
         """Start all workers; the servers only react."""
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
-        hosts = setting.hosts(setting.nodes).tolist() if self.local_reduction else None
+        hosts = innermost(setting.cluster, setting.nodes) if self.local_reduction else None
         star, overlap = self.local_reduction == "star", as_compressed(overlap_named(self.overlap), setting)
         members = Communicator(setting, Fabric(rank_order="given"), bystanders=nodes, owner="ParameterServer")
         if setting.compression is not None:

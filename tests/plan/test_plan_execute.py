@@ -14,9 +14,10 @@ from ddlsim.collectives import build
 from ddlsim.network import schedule_time
 from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, sharded, through_servers
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
+from ddlsim.run.plans import plan_of_run
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
-from ddlsim.strategies.plans import plan_of
+from ddlsim.strategies.plans import nodes_of_plan, plan_of
 from ddlsim.workload.buckets import one_bucket, per_layer
 
 CASES = [
@@ -361,3 +362,16 @@ def test_local_steps_take_as_long_as_simulated(accumulation):
     run = plan_of(strategy, result.workloads, 5, accumulation).execute(result.cluster)
     assert run.step_ends.max(axis=0)[4] == pytest.approx(result.recorder.updates[4][0], rel=1e-12)
     assert run.seconds == pytest.approx(result.end_time, rel=1e-12)
+
+
+@pytest.mark.parametrize("strategy", [
+    ddlsim.LocalSGD(1, algorithm="ring"), ddlsim.LocalSGD(3, algorithm="ring"), ddlsim.ParameterServer(2, "colocated"),
+    ddlsim.ShardedUpdate(), ddlsim.FSDP(stage=2),
+])  # fmt: skip
+def test_step_times_of_an_execution_are_those_of_the_run(strategy):
+    """Steps of local SGD end with their averages; that servers have no weights to wait for is no matter."""
+    batch = 64 if isinstance(strategy, ddlsim.FSDP) else 16
+    result = ddlsim.simulate("minicluster", "alexnet", strategy, batch, workers=4, steps=6, warmup=0)
+    nodes = nodes_of_plan(strategy, result.cluster, result.nodes.tolist())
+    run = plan_of_run(result.experiment, result.workloads, 7).execute("minicluster", "ring", nodes=nodes)
+    assert run.step_times[:6] == pytest.approx(result.step_times, rel=1e-9)

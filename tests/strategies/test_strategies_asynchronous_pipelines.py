@@ -12,6 +12,7 @@ from ddlsim.plan.asynchronous_pipeline import stage_delays
 from ddlsim.plan.plan import UPDATE
 from ddlsim.run import run
 from ddlsim.run.notes import delay_warnings
+from ddlsim.run.plans import plan_of_run
 from ddlsim.run.prepare import prepare
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
@@ -226,3 +227,18 @@ def test_who_diverges_by_the_delay_hears_of_it():
     result = simulate("office-1gbe", "digits-cnn", Parallel(pipeline=4, order="pipedream"), 16, 4,
                       training=Training("digits", rate=1e12, updates=12, evaluate_every=12))  # fmt: skip
     assert any("gradients were up to 3 updates old" in each and "\n" not in each for each in result.warnings)
+
+
+@pytest.mark.parametrize(("strategy", "workers", "batch_size"), [
+    (Parallel(pipeline=4, order="pipedream"), 4, 32), (Parallel(pipeline=3, order="pipedream"), 6, 36),
+    (Parallel(pipeline=2, order="2bw", micro_batch=4), 4, 64),
+])  # fmt: skip
+def test_a_plan_with_a_step_more_for_each_stage_ends_as_the_run(strategy, workers, batch_size):
+    """Its k-th step ends at the same instant to the last bit; with one step more that of PipeDream ends too early."""
+    result = simulate("office-1gbe", "vgg16", strategy, batch_size=batch_size, workers=workers, steps=3, warmup=0)
+    ends = [
+        float(plan_of_run(result.experiment, result.workloads, 3 + more).execute("office-1gbe", "ring")
+              .step_ends[:, 2].max()) for more in (1, strategy.pipeline, strategy.pipeline + 3)
+    ]  # fmt: skip
+    assert ends[1] == ends[2] == result.end_time
+    assert (ends[0] < result.end_time) == (strategy.order == "pipedream")

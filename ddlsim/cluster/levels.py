@@ -1,0 +1,132 @@
+"""The levels of a network: groups of workers near each other, groups of these groups, and so on outwards.
+
+A topology declares levels by its `grid`, whose dimensions they are, the fastest one innermost. Otherwise they are read
+from the links, machines first: every group joins those to which its fastest links lead (of equal ones those with the
+least latency), directly or through switches, until all are one. So machines form racks, and racks pods.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.cluster.cluster import Cluster, Ints
+from ddlsim.cluster.rings import groups_of, members
+
+
+class Levels(NamedTuple):
+    """Groups at every level but the outermost, whose only group is all.
+
+    groups      from the innermost level outwards, the members of every group: of the first level places, of each
+                further one the numbers of groups of the level before
+    algorithms  that suit the links of every level, the outermost included
+    """
+
+    groups: tuple[tuple[Ints, ...], ...]
+    algorithms: tuple[str, ...] = ()
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is a level besides that of all."""
+        return len(self.groups) > 1 or 1 < len(self.groups[0]) < sum(map(len, self.groups[0]))
+
+    @property
+    def places(self) -> Ints | None:
+        """The places, (outermost groups, ..., members of the innermost), by the levels before the first one with groups
+        of unequal sizes; None where this is the innermost."""
+        places = None
+        for level in self.groups:
+            if len(set(map(len, level))) > 1:
+                break
+            places = np.stack(level) if places is None else places[np.stack(level)]
+        return places
+
+
+@functools.lru_cache(maxsize=1024)
+def levels(cluster: Cluster, nodes: tuple[int, ...]) -> Levels:
+    """Return the levels among workers at ``nodes``, which follow each other well as they are.
+
+    Without any level the groups are machines, or all workers where they are in one dimension of a grid.
+    """
+    at = np.array(nodes, dtype=np.int64)
+    machines = tuple(members(cluster, at))
+    labels, n_groups = [], len(at)
+    for label in (partition[at] for partition in _partitions(cluster)):
+        if 1 < (n := len(np.unique(label))) < n_groups:
+            labels.append(label)
+            n_groups = n
+    if not labels:
+        return Levels(((np.arange(len(at)),) if cluster.grid else machines,), ("ring", "ring"))
+    of_machines = n_groups == len(machines)  # otherwise those at the same place of neighbouring groups must be near
+    first = np.arange(len(at)) if of_machines else np.argsort(_partitions(cluster)[0][at], kind="stable")
+    groups: list[tuple[Ints, ...]] = []
+    algorithms: list[str] = []
+    for label in labels:
+        parts = groups_of(label[first])
+        groups.append(parts if groups else tuple(first[part] for part in parts))
+        algorithms.append(_algorithm(cluster, at[first[parts[0]]]))
+        first = first[[part[0] for part in parts]]
+    algorithms.append(_algorithm(cluster, at[first]))
+    return Levels(tuple(groups), tuple(algorithms if len(machines) == len(at) else ["ring"] * len(algorithms)))
+
+
+def innermost(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
+    """Return the first node of the innermost group that each of the workers at ``nodes`` is in: of its machine, say."""
+    first = np.array(nodes, dtype=np.int64)
+    for group in levels(cluster, tuple(first.tolist())).groups[0]:
+        first[group] = first[group].min()
+    return list(map(int, first))
+
+
+def _algorithm(cluster: Cluster, nodes: Ints) -> str:
+    """Return what suits links between nodes: to each other, those of one switch, or others."""
+    n_hops = set(np.diff(cluster.routes(np.full(len(nodes) - 1, nodes[0]), nodes[1:]).offsets).tolist())
+    if n_hops == {1} and len(nodes) > 2:
+        return "direct"
+    return "halving_doubling" if n_hops == {2} and len(nodes).bit_count() == 1 else "ring"
+
+
+@functools.lru_cache(maxsize=64)
+def _partitions(cluster: Cluster) -> list[Ints]:
+    """Return the label of the group of every node, (n_nodes,), from machines outwards."""
+    machine = np.where(cluster.host_of >= 0, cluster.host_of, len(cluster.host_names) + np.arange(cluster.n_nodes))
+    homes, first = np.unique(machine[cluster.workers], return_index=True)
+    if cluster.grid and math.prod(cluster.grid) == len(homes):
+        return [machine, *_dimensions(cluster, machine, homes, cluster.workers[first])]
+    partitions = [machine]
+    speed = np.stack([-cluster.channel_capacity[cluster.link_channel], cluster.link_latency])
+    rank = np.unique(speed, axis=1, return_inverse=True)[1].ravel()
+    while True:
+        group = partitions[-1]
+        a, b = group[cluster.link_src], group[cluster.link_dst]
+        leaving = (a != b) & np.isin(a, group[cluster.workers])
+        if not leaving.any():
+            return partitions
+        best = np.full(int(group.max()) + 1, len(rank))
+        np.minimum.at(best, a[leaving], rank[leaving])
+        leaving &= rank == best[a]
+        a, b, label = a[leaving], b[leaving], np.arange(len(best))
+        while (label[a] != label[b]).any():
+            least = np.minimum(label[a], label[b])
+            np.minimum.at(label, label[a], least)
+            np.minimum.at(label, label[b], least)
+            label = label[label]
+        partitions.append(label[group])
+
+
+def _dimensions(cluster: Cluster, machine: Ints, homes: Ints, at: Ints) -> list[Ints]:
+    """Return the groups of machines, which have workers at nodes ``at``, that differ in the fastest dimensions only."""
+    place = np.arange(len(at)).reshape(cluster.grid)
+    dims = [dim for dim in reversed(range(place.ndim)) if place.shape[dim] > 1]
+    routes = cluster.routes(np.full(len(dims), at[0]), at[[place.strides[dim] // place.itemsize for dim in dims]])
+    speed = [cluster.channel_capacity[cluster.link_channel[routes[i]]].min() for i in range(len(dims))]
+    label, partitions = np.full(int(machine.max()) + 1, -1), []
+    for i in np.argsort(-np.array(speed), kind="stable").tolist():
+        place = np.broadcast_to(place.min(axis=dims[i], keepdims=True), place.shape)
+        label[homes] = place.ravel()
+        partitions.append(label[machine])
+    return partitions
