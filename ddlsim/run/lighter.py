@@ -11,6 +11,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.strategies import Strategy
 from ddlsim.strategies.lighter import said, state_of
+from ddlsim.strategies.split_rules import MESH
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import Device
 from ddlsim.workload.memory import held_nbytes
@@ -44,7 +45,7 @@ def what_fits(
         left -= 1
         if len(fit) == N_NAMED or left < 0:
             break
-        if any(fewer.items() <= changes.items() for fewer, _ in fit):
+        if any(fewer.items() <= changes.items() or _mesh(fewer) == _mesh(changes) != {} for fewer, _ in fit):
             continue
         try:
             whole = [workload for workload, _ in workloads_of(other)]
@@ -61,6 +62,11 @@ def what_fits(
         state_text = f"weights, gradients and optimizer alone are {state / 1e9:.1f} GB"
         return f"; {state_text}: use {math.ceil(state / room)} workers or more"
     return "" if next(tries, None) else f"; no other micro-batch, recomputation or stage fits {n_workers} workers"
+
+
+def _mesh(changes: Mapping[str, object]) -> dict[str, object]:
+    """Return the sizes of the mesh among changes."""
+    return {name: changes[name] for name in MESH if name in changes}
 
 
 def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -> str:
