@@ -197,8 +197,7 @@ def test_splits_name_the_cluster_and_the_batch_where_there_are_several():
     splits = Splits(tensor=(1,), pipeline=(1, 2), micro_batch=(2,), recompute=("none",))
 
     def head(clusters, batches):
-        kept = dict(strategies=[splits], workers=[8], batch_sizes=batches, jobs=1)
-        plan = recommend(clusters, "bert-base", **kept)
+        plan = recommend(clusters, "bert-base", strategies=[splits], workers=[8], batch_sizes=batches, jobs=1)
         lines = str(plan).splitlines()
         first = next(i for i, line in enumerate(lines) if line.startswith("splits"))
         return lines[first].split()[1:], lines[first + 1].split()
