@@ -373,8 +373,9 @@ FAMILIES = (
     ),
     Family(
         "das", "Hybrids of data and model parallelism on Xeons", 0.10, "hybrids",
-        "None on these rows: nodes by the roofline, slower with fewer than 16 samples as another Xeon is. The speech "
-        "network does not count: its batch is not stated, and decides.",
+        "None on these rows: nodes by the roofline, slower with fewer than 16 samples as another Xeon is. Speed-ups "
+        "are over one node with the whole batch (`result.whole_batch_speedup`; `result.speedup` is over one with the "
+        "batch of a replica). The speech network does not count: its batch is not stated, and decides.",
         hybrids.rows, hybrids.counts,
         (("", "128 nodes", "all nodes compute alike here; with 128 the slowest one of each step counts (not tested)"),
          ("", "speech", "no batch from 256 to 2,048 gives less than 9.7: the nodes seem to lose time that is neither "
