@@ -11,6 +11,7 @@ from accuracy import (
     coverage,
     hybrids,
     megatron,
+    memory,
     minicluster,
     minicluster_failures,
     minicluster_jobs,
@@ -258,6 +259,16 @@ FAMILIES = (
                  "these rows"),),
         remark=torchgpipe.remark,
         left_out=torchgpipe.left_out,
+    ),
+    Family(
+        "memory", "Memory of a GPU: torchgpipe on P40, and Megatron-LM as its paper computes it", 0.10, "memory",
+        "Nothing. The rows of Megatron-LM are the paper's own formulas and do not count.",
+        memory.rows, lambda row: not row.case.startswith("megatron"),
+        causes=(
+            ("", "micro-batches", "with micro-batches of one sample what is there for a moment weighs more: the second "
+             "gradient of a weight before it is added to the first, temporary tensors of the optimizer, workspaces of "
+             "convolutions and the allocator's blocks are not modelled (their shares are not tested)"),
+        ),
     ),
     Family(
         "pipelines", "Mini-cluster of network namespaces: pipelines", 0.02, "minicluster_splits",
