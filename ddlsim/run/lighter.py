@@ -45,7 +45,8 @@ def what_fits(
         left -= 1
         if len(fit) == N_NAMED or left < 0:
             break
-        if any(fewer.items() <= changes.items() or _mesh(fewer) == _mesh(changes) != {} for fewer, _ in fit):
+        mesh = {name: changes[name] for name in MESH if name in changes}
+        if any(fewer.items() <= changes.items() or (mesh and mesh.items() <= fewer.items()) for fewer, _ in fit):
             continue
         try:
             whole = [workload for workload, _ in workloads_of(other)]
@@ -62,11 +63,6 @@ def what_fits(
         state_text = f"weights, gradients and optimizer alone are {state / 1e9:.1f} GB"
         return f"; {state_text}: use {math.ceil(state / room)} workers or more"
     return "" if next(tries, None) else f"; no other micro-batch, recomputation or stage fits {n_workers} workers"
-
-
-def _mesh(changes: Mapping[str, object]) -> dict[str, object]:
-    """Return the sizes of the mesh among changes."""
-    return {name: changes[name] for name in MESH if name in changes}
 
 
 def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -> str:

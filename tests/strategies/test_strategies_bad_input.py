@@ -196,6 +196,15 @@ def test_what_does_not_fit_says_what_would(strategy, model: str, batch_size: int
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_what_would_fit_names_each_split_once(micro_batch: int) -> None:
+    strategy = Parallel(pipeline=2, micro_batch=micro_batch)
+    run = simulate("dgx1-v100", "llama-7b", strategy, 64, precision="fp16", optimizer="adam", steps=1, warmup=0)
+    (said,) = run.warnings
+    meshes = re.findall(r"tensor=\d+, pipeline=\d+, data=\d+", said)
+    assert len(meshes) == len(set(meshes)) == 2
+
+
 BAD = [
     None, True, -1, 0, 10**9, 10**30, 0.5, float("nan"), float("inf"), "", "x", "ring\n", b"x", (), [], {}, [0],
     [-1], [[]], ["a"], {"a": 1}, {1: "a"}, object(), int, lambda: 0, [("F", 0, 0)], [[("F", 0, 0)]], [[("F", 0)]],
