@@ -11,6 +11,7 @@ from accuracy import (
     coverage,
     hybrids,
     megatron,
+    memory,
     minicluster,
     minicluster_failures,
     minicluster_jobs,
@@ -260,6 +261,16 @@ FAMILIES = (
         left_out=torchgpipe.left_out,
     ),
     Family(
+        "memory", "Memory of a GPU: torchgpipe on P40, and Megatron-LM as its paper computes it", 0.10, "memory",
+        "Nothing. The rows of Megatron-LM are the paper's own formulas and do not count.",
+        memory.rows, lambda row: not row.case.startswith("megatron"),
+        causes=(
+            ("", "micro-batches", "with micro-batches of one sample what is there for a moment weighs more: the second "
+             "gradient of a weight before it is added to the first, temporary tensors of the optimizer, workspaces of "
+             "convolutions and the allocator's blocks are not modelled (their shares are not tested)"),
+        ),
+    ),
+    Family(
         "pipelines", "Mini-cluster of network namespaces: pipelines", 0.02, "minicluster_splits",
         "`calibration.csv` (messages between two idle hosts, the calls that hand over and fetch them, a sleep).",
         minicluster_splits.pipeline_rows, left_out=lambda: minicluster_splits.table("pipeline").omitted,
@@ -373,8 +384,9 @@ FAMILIES = (
     ),
     Family(
         "das", "Hybrids of data and model parallelism on Xeons", 0.10, "hybrids",
-        "None on these rows: nodes by the roofline, slower with fewer than 16 samples as another Xeon is. The speech "
-        "network does not count: its batch is not stated, and decides.",
+        "None on these rows: nodes by the roofline, slower with fewer than 16 samples as another Xeon is. Speed-ups "
+        "are over one node with the whole batch (`result.whole_batch_speedup`; `result.speedup` is over one with the "
+        "batch of a replica). The speech network does not count: its batch is not stated, and decides.",
         hybrids.rows, hybrids.counts,
         (("", "128 nodes", "all nodes compute alike here; with 128 the slowest one of each step counts (not tested)"),
          ("", "speech", "no batch from 256 to 2,048 gives less than 9.7: the nodes seem to lose time that is neither "

@@ -86,7 +86,7 @@ def rate(model: str, batch: int) -> float:
 
 
 def predict(point: Point, *, small: bool = True) -> float:
-    """Return the speed-up over one node, with the loss of small batches or without."""
+    """Return the speed-up over one node with the whole batch, with the loss of small batches or without."""
     speed = rate(point.model, point.batch // point.nodes) if small else 1.0
     one = simulate(point.cluster, point.model, AllReduce(), batch_size=point.batch, workers=1, steps=3)
     many = simulate(

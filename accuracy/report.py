@@ -83,7 +83,8 @@ Each has a physical or documented reason, but somebody had seen the rows that it
   one after the other, as spread they were 28 % too fast. Which windows count in an incast was seen in other pushes
   between namespaces (`incast.csv`).
 - DLRM: all wait for the GPU with the bottom MLP, and products are made in waves. torchgpipe: when activations are
-  computed again. Das: small batches lose speed, and two batches that are not stated.
+  computed again. Memory: which activations stay was read in PyTorch's formulas because the row of U-Net (6, 72) did not
+  fit. Das: small batches lose speed, and two batches that are not stated.
 - DeepSpeed: gradients are summed after all passes and stages wait while tensors travel (its code says so).
 """
 TAIL = """

@@ -61,6 +61,8 @@ class _Short(reprlib.Repr):
         return f"an array of shape {x.shape}, {x.dtype}" if x.ndim else repr(x.item())
 
 
+#: names that a message lists
+MOST_LISTED = 10
 _SHORT = _Short()
 _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong, _SHORT.maxlevel = 60, 80, 40, 3
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 6
@@ -70,6 +72,13 @@ def shown(value: object) -> str:
     """Return a value for an error message: as Python writes it, on one line, shortened, nothing unprintable."""
     text = " ".join(_SHORT.repr(value).split())
     return "".join(c if c.isprintable() else "?" for c in text[:200])
+
+
+def listed(names: Iterable[object]) -> str:
+    """Return names for an error message: at most ten, and how many more there are."""
+    every = list(map(str, names))
+    more = len(every) - MOST_LISTED
+    return ", ".join(every) if more <= 0 else f"{', '.join(every[:MOST_LISTED])} and {more} more"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -92,6 +101,6 @@ def unknown_name(what: str, name: str, known: Iterable[str], where: str = "") ->
     """Return the error for a `name` that is not among the `known` ones, with the nearest as a hint."""
     known = sorted(known)
     near = nearest(name, known)
-    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+    hint = f"did you mean {near!r}?" if near else f"known: {listed(known)}"
     prefix = f"{where}: " if where else ""
     return ConfigError(f"{prefix}unknown {what} {shown(name)}; {hint}")

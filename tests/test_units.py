@@ -81,11 +81,13 @@ def test_the_field_comes_first_where_it_is_named():
         parse("48", "time", "Target: deadline")
 
 
-def test_unknown_name_hints_at_the_nearest_or_lists_all():
+def test_unknown_name_hints_at_the_nearest_or_lists_ten():
     near = unknown_name("model", "resnet5O", ["resnet50", "vgg16"], "x.toml")
     assert str(near) == "x.toml: unknown model 'resnet5O'; did you mean 'resnet50'?"
     far = unknown_name("model", "zzz", ["vgg16", "resnet50"])
     assert str(far) == "unknown model 'zzz'; known: resnet50, vgg16"
+    many = unknown_name("model", "zzz", [f"m{i:02}" for i in range(83)])
+    assert str(many).endswith("known: m00, m01, m02, m03, m04, m05, m06, m07, m08, m09 and 73 more")
 
 
 def test_one_tree_of_errors():

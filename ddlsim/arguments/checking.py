@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ddlsim.arguments.annotations import checked_items, rule_of
 from ddlsim.arguments.rules import Rule
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError, listed, unknown_name
 
 T = TypeVar("T", bound=Callable[..., Any])
 _EMPTY = inspect.Parameter.empty
@@ -97,7 +97,7 @@ class _Signature:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
             reason = str(error)
-        return ConfigError(f"{self.owner}: {reason}; it takes {', '.join(names) or 'no arguments'}")
+        return ConfigError(f"{self.owner}: {reason}; it takes {listed(names) or 'no arguments'}")
 
 
 def checked(target: T) -> T:

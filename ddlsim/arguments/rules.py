@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ddlsim.errors import ConfigError, nearest, shown
+from ddlsim.errors import ConfigError, listed, nearest, shown
 from ddlsim.units import DIMENSIONS, LARGEST, SMALLEST, parse
 
 #: of any whole number that nothing else limits: what is counted must fit into memory, and into a lifetime
@@ -156,7 +156,7 @@ def one_of(*names: str, also: str = "") -> Rule:
     if len(names) < 5:
         text = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}".removeprefix(" or ")
     else:
-        text = f"one of {', '.join(names)}"
+        text = f"one of {listed(names)}"
     text = also + text
 
     def keep(value: str, where: str) -> str:

@@ -23,7 +23,7 @@ from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetail, Told
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
 from ddlsim.cluster.quantity import MAX_NODES, nonnegative, positive
 from ddlsim.cluster.routing import check_policy
-from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.errors import ConfigError, listed, shown, unknown_name
 from ddlsim.plain import parse_value
 
 #: `type` of `[generator]` -> the function
@@ -258,7 +258,7 @@ def generate(table: Table, host: Interior) -> tuple[Graph, list[str]]:
     parameters = dict(table)
     kind = parameters.pop("type", None)
     if kind is None:
-        raise ConfigError(f"generator.type is missing; add one of {', '.join(sorted(GENERATORS))}")
+        raise ConfigError(f"generator.type is missing; add one of {listed(sorted(GENERATORS))}")
     if not isinstance(kind, str) or kind not in GENERATORS:
         raise unknown_name("type", str(kind), GENERATORS, "generator")
     function = GENERATORS[kind]

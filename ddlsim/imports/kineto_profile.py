@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ddlsim.arguments import checked
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, listed
 from ddlsim.imports.kineto_layers import LayerTime
 from ddlsim.workload.compute import Workload
 
@@ -76,6 +76,6 @@ def _type_of(layer: LayerTime) -> str | None:
     if name not in _TYPES:
         raise ConfigError(
             f"the trace has the module {layer.name!r}, of a class that no layer of a model file stands for; "
-            f"leave its time out, or describe the model with known layers ({', '.join(sorted(_TYPES))})"
+            f"leave its time out, or describe the model with known layers ({listed(sorted(_TYPES))})"
         )
     return _TYPES[name]

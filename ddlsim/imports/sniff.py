@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Union
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError, listed, unknown_name
 from ddlsim.imports.astra import read_astra
 from ddlsim.imports.graphml import is_own, read_graphml
 from ddlsim.imports.horovod import HorovodTimeline, read_horovod
@@ -142,7 +142,7 @@ def _kind(source: SourceText) -> str:
     if not source.text.strip():
         raise source.error(None, "is empty; is it the right file?")
     start = " ".join(source.text[:200].split())[:60]
-    raise source.error(None, f"begins with {start!r}, which is none of {', '.join(KINDS)}; is it the right file?")
+    raise source.error(None, f"begins with {start!r}, which is none of {listed(KINDS)}; is it the right file?")
 
 
 @checked
@@ -198,7 +198,8 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
     except ConfigError as error:
         raise type(error)(f"{error} (ddlsim's own clusters end in .toml, .json or .graphml)") from None
     if kind not in TOPOLOGIES:
-        raise ConfigError(f"{path}: is {kind}, no topology; a cluster is one of {', '.join(TOPOLOGIES)}, toml, json")
+        kinds = listed(["toml", "json", *TOPOLOGIES])
+        raise ConfigError(f"{path}: is {kind}, no topology; a cluster is one of {kinds}")
     cluster = read_any(path, kind=kind, facts=facts)
     assert isinstance(cluster, Cluster)
     return cluster

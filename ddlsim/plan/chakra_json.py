@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddlsim.errors import shown
+from ddlsim.errors import listed, shown
 from ddlsim.imports.json_values import Node, finite
 from ddlsim.imports.text import SourceText
 from ddlsim.plan.chakra_file import NODE_TYPES, Attribute, Scalar, TraceNode
@@ -63,7 +63,7 @@ def _node(place: Node, fields: dict[str, Node]) -> TraceNode:
         raise place.error(f"{strange!r} is no field of a node of Chakra's schema 0.0.4 to 1.0; leave it out")
     kind = fields["type"].value if "type" in fields else NODE_TYPES[0]
     if kind not in NODE_TYPES:
-        raise place.error(f"type = {shown(kind)} is unknown; known: {', '.join(NODE_TYPES)}")
+        raise place.error(f"type = {shown(kind)} is unknown; known: {listed(NODE_TYPES)}")
     inputs = _plain(fields["inputs"]) if "inputs" in fields else {}
     return TraceNode(
         number=_whole(fields["id"]) if "id" in fields else 0,

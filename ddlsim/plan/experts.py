@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, listed
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.plan import Plan
@@ -46,13 +46,13 @@ def experts(
         raise ConfigError(f"plan: model {model.name!r} has no mixture_of_experts; use data_parallel")
     if ways < 1 or n % ways:
         fit = [w for w in range(1, n + 1) if n % w == 0]
-        raise ConfigError(f"plan: ways = {ways}: must divide the {n} ranks; use one of {', '.join(map(str, fit))}")
+        raise ConfigError(f"plan: ways = {ways}: must divide the {n} ranks; use one of {listed(fit)}")
     for index, (count, _) in sent.items():
         if count % ways:
             fit = [w for w in range(1, n + 1) if n % w == 0 and count % w == 0]
             raise ConfigError(
                 f"plan: ways = {ways}: must divide the {count} experts of {model.layers[index].name}; with {n} ranks "
-                f"use one of {', '.join(map(str, fit))}"
+                f"use one of {listed(fit)}"
             )
     draft = _Steps(each, ways, {index: numbers for index, (_, numbers) in sent.items()}, buckets)
     for step in range(steps):

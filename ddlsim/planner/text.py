@@ -21,6 +21,8 @@ from ddlsim.ties import FLOOR
 N_SENSITIVITIES, N_SKIPPED = 4, 3
 #: splits of the model that are shown
 N_LAYOUTS = 8
+#: what has a column of its own beside the sizes of splits where it differs
+LAYOUT_KEYS = ("cluster", "compression", "batch_size")
 #: gains below this share are none
 NOTHING = 0.001
 #: reasons that differ in their numbers only are shown once
@@ -77,9 +79,9 @@ def layout_cells(plan: Plan) -> list[tuple[str, ...]]:
     found = [one for one in plan.found if one.figures is not None and one.candidate.sizes][:N_LAYOUTS]
     if not found:
         return []
-    rows: list[tuple[str, ...]] = [
-        ("tensor", "pipeline", "data", "micro-batch", "order", "recompute", "s/step", "MFU", "memory", "bubble")
-    ]
+    several = [name for name in LAYOUT_KEYS if len({one.candidate.settings[name] for one in plan.found}) > 1]
+    head = ("tensor", "pipeline", "data", "micro-batch", "order", "recompute", "s/step", "MFU", "memory", "bubble")
+    rows: list[tuple[str, ...]] = [(*(name.replace("_", " ") for name in several), *head)]
     for one in found:
         assert one.figures is not None
         sizes, candidate = one.candidate.sizes, one.candidate
@@ -87,6 +89,7 @@ def layout_cells(plan: Plan) -> list[tuple[str, ...]]:
         order = f"stage {sizes['stage']}" if sizes["order"] == "-" else f"{sizes['order']}{chunks}"
         mfu, waits = candidate.mfu(one.figures.throughput), (one.shares or {}).get("waiting")
         rows.append((
+            *(str(candidate.settings[name]) for name in several),
             *(str(sizes[name]) for name in ("tensor", "pipeline", "data", "micro_batch")), order,
             str(sizes["recompute"]), f"{candidate.global_batch / one.figures.throughput:.4g}",
             "" if mfu is None else percent(mfu), "" if one.held is None else size(one.held),

@@ -126,7 +126,13 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
 
 
 def _speedup(result: Result) -> str:
-    return f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"
+    efficiency, one = f"efficiency {percent(result.efficiency)}", result.samples_alone
+    if not hasattr(result.experiment.strategy, "micro_batch_size") or one >= result.samples_per_update:
+        return f"{result.speedup:.4g} over one worker, {efficiency}"
+    return (
+        f"{result.speedup:.4g} over one worker with updates of {one:.6g} samples, {result.whole_batch_speedup:.4g} "
+        f"over one with all {result.samples_per_update:.6g}, {efficiency}"
+    )
 
 
 def _shares(result: Result) -> str:

@@ -11,6 +11,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.strategies import Strategy
 from ddlsim.strategies.lighter import said, state_of
+from ddlsim.strategies.split_rules import MESH
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import Device
 from ddlsim.workload.memory import held_nbytes
@@ -44,7 +45,8 @@ def what_fits(
         left -= 1
         if len(fit) == N_NAMED or left < 0:
             break
-        if any(fewer.items() <= changes.items() for fewer, _ in fit):
+        mesh = {name: changes[name] for name in MESH if name in changes}
+        if any(fewer.items() <= changes.items() or (mesh and mesh.items() <= fewer.items()) for fewer, _ in fit):
             continue
         try:
             whole = [workload for workload, _ in workloads_of(other)]

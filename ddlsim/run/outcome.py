@@ -210,8 +210,17 @@ class Outcome:
     @cached_property
     def _alone(self) -> list[float]:
         """Samples per second of each worker with the whole model, alone, without any communication."""
-        batches = batches_alone(self, stages_of(self.experiment.strategy, self.workloads))
-        return [alone(self.experiment, workload, batches) for workload in self.workloads]
+        return [alone(self.experiment, workload, self._batches_alone) for workload in self.workloads]
+
+    @cached_property
+    def _batches_alone(self) -> float:
+        return batches_alone(self, stages_of(self.experiment.strategy, self.workloads))
+
+    @property
+    def samples_alone(self) -> float:
+        """Samples from which the worker alone, to which `speedup` compares, makes an update: those of one copy of the
+        model."""
+        return self._batches_alone * self.workloads[0].batch_size
 
     @cached_property
     def single_throughput(self) -> float:
@@ -221,8 +230,16 @@ class Outcome:
 
     @property
     def speedup(self) -> float:
-        """Throughput over that of the first worker alone."""
+        """Throughput over that of the first worker alone, which updates after `samples_alone` samples."""
         return self.throughput / self.single_throughput
+
+    @property
+    def whole_batch_speedup(self) -> float:
+        """Throughput over that of the first worker alone with all samples of an update, as papers on a fixed global
+        batch state it (Das et al. 2016); smaller than `speedup` where the update of the weights takes time."""
+        workload = self.workloads[0]
+        batches = self.samples_per_update * self.updates_per_step / workload.batch_size
+        return self.throughput / alone(self.experiment, workload, batches)
 
     @cached_property
     def efficiency(self) -> float:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 
 from ddlsim.arguments.annotations import alternatives
 from ddlsim.arguments.checking import annotations_of
-from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.errors import ConfigError, listed, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.workload.toml_files import validate
 
@@ -62,7 +62,7 @@ def chosen(
     rest = dict(table)
     kind = rest.pop("type", next(iter(kinds)) if len(kinds) == 1 else None)
     if kind is None:
-        raise ConfigError(f"{where}: key 'type' is missing; add type = one of {', '.join(sorted(kinds))}")
+        raise ConfigError(f"{where}: key 'type' is missing; add type = one of {listed(sorted(kinds))}")
     if names_code(kind):
         return build(class_named(str(kind), f"{where}: type"), rest, parts, where, allow_code=allow_code)
     if not isinstance(kind, str) or kind not in kinds:

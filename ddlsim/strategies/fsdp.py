@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +16,7 @@ from ddlsim.arguments import Count, Index, by, checked, one_of, whole
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective
 from ddlsim.compression.exchange import title
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, listed
 from ddlsim.plan import Plan, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.fully_sharded_least import costs_of, least_step
@@ -193,10 +194,10 @@ class FSDP:
     def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
         """Raise ConfigError, with what works, for groups and units that do not go with so many workers and a model."""
         if self.shard is not None and n_workers % self.shard:
-            near = [n for n in range(1, n_workers + 1) if n_workers % n == 0]
+            divisors = [n for n in range(1, n_workers + 1) if n_workers % n == 0]
+            near = sorted(divisors, key=lambda n: abs(math.log(n / self.shard)))[:4]  # type: ignore[operator]
             raise ConfigError(
-                f"FSDP: shard = {self.shard}: must divide the {n_workers} workers; use one of "
-                f"{', '.join(map(str, near))}"
+                f"FSDP: shard = {self.shard}: must divide the {n_workers} workers; use one of {listed(sorted(near))}"
             )
         units, n_layers = self.units, len(model.layers)
         if units is not None and not (units and list(units) == sorted({0, *units}) and units[-1] < n_layers):

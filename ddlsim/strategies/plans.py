@@ -18,12 +18,18 @@ def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, a
     Raises ConfigError for a strategy whose step is no plan yet.
     """
     if not tells_plan(strategy):
-        raise ConfigError(
-            f"plan: the step of {strategy.label} is not a table yet; those of AllReduce, LocalSGD, "
-            "ParameterServer and ShardedUpdate are"
-        )
+        raise ConfigError(f"plan: the step of {strategy.label} is not a table yet; those of {_with_plans()} are")
     plan: Plan = strategy.plan(workloads, steps, accumulation)  # type: ignore[attr-defined]  # it has one
     return plan
+
+
+def _with_plans() -> str:
+    """Return the names of the bundled strategies that tell their plans."""
+    import ddlsim.strategies as bundled
+
+    kinds = [kind for kind in vars(bundled).values() if isinstance(kind, type) and hasattr(kind, "start")]
+    *others, last = sorted(kind.__name__ for kind in kinds if _tells(kind, "plan", "start"))
+    return f"{', '.join(others)} and {last}"
 
 
 def cycle_length(strategy: Strategy) -> int:
@@ -46,7 +52,7 @@ def peak_memory(strategy: Strategy, workloads: Sequence[Workload], accumulation:
 
     A strategy can have a method ``peak_memory(workloads, accumulation)`` that says so without writing the plan.
     """
-    if _tells(strategy, "peak_memory", "plan"):
+    if _tells(type(strategy), "peak_memory", "plan"):
         peak: Floats = strategy.peak_memory(workloads, accumulation)  # type: ignore[attr-defined]  # it has one
         return peak
     return plan_of(strategy, workloads, 1, accumulation).peak_memory()
@@ -71,11 +77,11 @@ def tells_plan(strategy: object) -> bool:
 
     A subclass that starts in another way than its parent has to say its plan anew.
     """
-    return _tells(strategy, "plan", "start")
+    return _tells(type(strategy), "plan", "start")
 
 
-def _tells(strategy: object, name: str, of: str) -> bool:
-    """Return whether a strategy has a method that is true of another one: no class below has that one anew."""
-    order = type(strategy).__mro__
+def _tells(kind: type, name: str, of: str) -> bool:
+    """Return whether a class has a method that is true of another one: no class below has that one anew."""
+    order = kind.__mro__
     told, done = (next((i for i, c in enumerate(order) if each in vars(c)), None) for each in (name, of))
     return told is not None and (done is None or told <= done)

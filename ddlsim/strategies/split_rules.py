@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan.pipeline_orders import ORDERS, pass_order
 from ddlsim.workload.model import Model
-from ddlsim.workload.roles import blocks, check_split
+from ddlsim.workload.roles import blocks, split_error
 
 if TYPE_CHECKING:
     from ddlsim.strategies.parallel import Parallel
@@ -69,11 +69,7 @@ class Rules:
         """Return why the layers cannot be shared by so many ranks; empty if they can."""
         if tensor > 1 and not any(layer.heads for layer in self.model.layers):
             return f"tensor = {tensor}: splits attention and the dense layers behind it; {self.model.name} has none"
-        try:
-            check_split(self.model, tensor)
-        except ConfigError as error:
-            return str(error)
-        return ""
+        return split_error(self.model, tensor)[0]
 
     def unit(self, sizes: Sizes) -> tuple[int, str]:
         """Return what the samples of an update must be a multiple of, and why."""
@@ -187,13 +183,17 @@ def check_sizes(strategy: Parallel, model: Model, batch_size: int, n_workers: in
     if not broken:
         return
     near: list[str] = []
+    named = set()
     for sizes in rules.near(wanted):
-        changes = sizes.unlike(wanted)
+        changes, mesh = sizes.unlike(wanted), sizes[: len(MESH)]
+        if mesh in named:  # with another batch
+            continue
         try:
             with_sizes(strategy, changes)
         except ConfigError:  # passes that do not go with tensor groups, say
             continue
         near.append(", ".join(f"{name}={value}" for name, value in changes.items()))
+        named |= {mesh} - {wanted[: len(MESH)]}
         if len(near) == N_NEAR:
             break
     product = wanted.tensor * wanted.pipeline * wanted.data

@@ -16,13 +16,13 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.workload.layers import LAYER_TYPES, LayerSpec, Slice
+from ddlsim.workload.layers import LAYER_TYPES, Dropout, LayerSpec, Slice
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
@@ -44,7 +44,7 @@ def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer
     """Return layers, whose ``stored_nbytes`` are as declared, with the unit that each belongs to and what they keep."""
     uses = _Uses(layers)
     uses.sequence(structure, _LOSS)
-    dropout = any(layer.type == "dropout" and _rate(uses.specs, i) > 0.0 for i, layer in enumerate(layers))
+    dropout = any(isinstance(spec, Dropout) and spec.rate > 0.0 for spec in uses.specs.values())
     text = any(layer.type == "embedding" for layer in layers)
     ends = [_end(node) for node in structure if not isinstance(node, Side)]  # a side belongs to what follows
     return tuple(
@@ -110,18 +110,10 @@ def _end(node: Node) -> int:
     return node.index + 1
 
 
-def _rate(specs: Mapping[int, LayerSpec], index: int) -> float:
-    return float(getattr(specs.get(index), "rate", 0.0))
-
-
 def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout: bool) -> Layer:
-    """Return a layer with what it keeps.
-
-    tokens   whether it is a layer of tokens of a text model
-    dropout  whether the model has dropout
-    """
+    """Return a layer, of `tokens` of a text model or of something else, with what it keeps; `dropout`: in the model."""
     if spec is not None and type(spec) not in LAYER_TYPES.values():
-        return layer
+        return layer  # a custom one
     n_out = float(math.prod(layer.out_shape))
     inner = max(0.0, layer.stored_nbytes / FP32_NBYTES - n_out)  # beside its output
     is_view = layer.type in _VIEWS or (layer.type == "concat" and layer.moved_nbytes == 0.0)
@@ -129,8 +121,8 @@ def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout:
     stored, fixed = (n_out if is_read and not is_view else 0.0), 0.0
     if tokens and use == _LOSS and layer.type in ("dense", "tied_dense"):
         stored, fixed = 0.0, FP32_NBYTES * n_out
-    if layer.type == "dropout" and layer.input_grad and getattr(spec, "rate", 0.0) > 0.0:
-        inner, fixed = (layer.out_shape[0], 0.0) if getattr(spec, "whole_channels", False) else (inner, n_out)
+    if isinstance(spec, Dropout) and layer.input_grad and spec.rate > 0.0:
+        inner, fixed = (layer.out_shape[0], 0.0) if spec.whole_channels else (inner, n_out)
     if layer.type == "max_pool" and layer.input_grad:
         fixed = INDEX_NBYTES * n_out
     heads = int(getattr(spec, "heads", 0)) if tokens else 0

@@ -60,7 +60,9 @@ def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
     A name of the form ``family-size`` is the file ``family`` with the option ``size``.
     """
     stem, options = split_options(str(source))
-    if isinstance(source, Path) or stem.endswith(".toml") or "/" in stem:
+    suffix = Path(stem).suffix
+    other = suffix[1:2].isalpha() and suffix != ".toml"  # .3b belongs to a size
+    if not other and (isinstance(source, Path) or suffix == ".toml" or "/" in stem):
         return Path(stem), tuple(options), False
     files = bundled_files("models")
     if stem in files:
@@ -68,6 +70,11 @@ def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
     for family, path in files.items():
         if stem.startswith(f"{family}-") and (size := stem.removeprefix(f"{family}-")) in sizes_of(path):
             return path, (size, *options), True
+    if other or os.path.isfile(stem):
+        raise ConfigError(
+            f"{stem}: models are read from .toml files (docs/formats/own_files.md), not from checkpoints or code; "
+            "describe the layers in a .toml file, or name a bundled model (see: ddlsim models)"
+        )
     raise unknown_name("model", stem, bundled_names())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accuracy import aws, collectives, hybrids, published, recommendation, strong, techniques
+from accuracy import aws, collectives, hybrids, memory, published, recommendation, strong, techniques
 from accuracy.families import FAMILIES, Family
 from accuracy.report import section, summary
 from accuracy.rows import Row, covered, mean_error, skill
@@ -35,6 +35,18 @@ def test_weak_scaling(case: str) -> None:
     calibrated = [row for row in rows if row.fitted_on]
     assert calibrated
     assert all(abs(row.error) < 1e-3 for row in calibrated)
+
+
+def test_memory_of_a_gpu() -> None:
+    """GPT as its paper computes it; U-Net with the whole batch at once. Micro-batches of one sample miss more."""
+    rows = memory.rows()
+    assert len(rows) == 7 + 4 * 3 + 4 * 4
+    assert all(abs(row.error) < 0.012 for row in rows if row.case.startswith("megatron"))
+    assert all(abs(row.error) < 0.002 for row in rows if "state" in row.what)
+    (whole,) = [row for row in rows if "whole batch" in row.what]
+    assert abs(whole.error) < 0.035
+    assert mean_error([row for row in rows if row.case.startswith("unet")]) < 0.06
+    assert all(f"| {row.case} | {row.what} | {row.measured:.4g} | {row.predicted:.4g} |" in PAGE for row in rows)
 
 
 def test_weak_scaling_in_all() -> None:

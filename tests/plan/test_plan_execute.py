@@ -335,7 +335,10 @@ class Renamed(AllReduce):
     [
         (ddlsim.ParameterServer(placement="colocated", work=ddlsim.ServerWork()), {}, "with work is not a table"),
         (ddlsim.AsyncParameterServer(placement="colocated"), {}, "the step of .* is not a table yet"),
-        (ddlsim.DPSGD(), {}, "the step of .* is not a table yet"),
+        (
+            ddlsim.DPSGD(), {}, "the step of .* is not a table yet; those of AllReduce, EmbeddingParallel, "
+            "ExpertParallel, FSDP, Hybrid, LocalSGD, Parallel, ParameterServer and ShardedUpdate are$",
+        ),
         (Later(), {}, "is not a table yet"),
         (AllReduce(), {"compression": ddlsim.TopK(0.1)}, "the step with compression is not a table yet"),
     ],

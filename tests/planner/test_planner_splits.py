@@ -208,6 +208,23 @@ def test_the_search_over_stages():
     assert "stage 3" in str(plan)
 
 
+def test_splits_name_the_cluster_and_the_batch_where_there_are_several():
+    splits = Splits(tensor=(1,), pipeline=(1, 2), micro_batch=(2,), recompute=("none",))
+
+    def head(clusters, batches):
+        plan = recommend(clusters, "bert-base", strategies=[splits], workers=[8], batch_sizes=batches, jobs=1)
+        lines = str(plan).splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith("splits"))
+        return lines[first].split()[1:], lines[first + 1].split()
+
+    names, row = head(["dgx1-v100", "dgx1-v100-16"], [32])
+    assert names[:3] == ["cluster", "tensor", "pipeline"]
+    assert row[0].startswith("dgx1-v100")
+    names, _ = head(["dgx1-v100", "dgx1-v100-16"], [32, 64])
+    assert names[:4] == ["cluster", "batch", "size", "tensor"]
+    assert head("dgx1-v100", [32])[0][0] == "tensor"
+
+
 def test_what_does_not_go_together_is_counted():
     found, senseless = options([Splits(tensor=(2, 3), pipeline=(2, 4), data=(4,), micro_batch=(1, 5))], batch=32)
     assert {each.sizes["tensor"] for each in found} == {2}

@@ -43,6 +43,20 @@ def test_vgg_on_aws():
     assert result.samples_per_update == 256
 
 
+def test_both_speed_ups_are_named():
+    """Das et al. compare to a node with the whole batch of 256, `speedup` to a worker with the 16 samples of a replica,
+    which updates 16 times as often."""
+    many = simulate("aws-10g-16", "vgg-a", Hybrid("balance"), batch_size=256, steps=3)
+    one = simulate("aws-10g-16", "vgg-a", AllReduce(), batch_size=256, workers=1, steps=3)
+    assert many.samples_alone == 16
+    assert many.speedup == pytest.approx(15.2, abs=0.05)
+    assert many.whole_batch_speedup == pytest.approx(14.6, abs=0.05)
+    assert many.whole_batch_speedup == pytest.approx(many.throughput / one.throughput, rel=1e-4)
+    text = "15.2 over one worker with updates of 16 samples, 14.56 over one with all 256, efficiency 95.0 %"
+    assert text in str(many)
+    assert "over one worker, efficiency" in str(one)
+
+
 def test_memory_is_that_of_the_parts():
     workload = simulate("aws-10g-16", "vgg-a", Hybrid({}), batch_size=256, steps=1, warmup=0).workloads[0]
     model = workload.model
