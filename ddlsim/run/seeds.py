@@ -7,25 +7,22 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.arguments import Count, Seed, checked, number, one_of, whole
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
 from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
+from ddlsim.run.processes import ProcessDied, Processes
 from ddlsim.text_tables import labelled
 
 if TYPE_CHECKING:
@@ -38,8 +35,6 @@ AXES = ("time", "updates", "epoch", "nbytes")
 Axis = Annotated[str, one_of(*AXES)]
 Column = Annotated[str, one_of(*Row._fields)]
 #: one thread for each process: seeds are what runs side by side
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-
 
 Confidence = Annotated[float, number(0.0, 1.0, above=True, below=True, hint=" (0.95 is 95 %)")]
 #: a run for each
@@ -260,34 +255,17 @@ def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[S
         pickle.dumps(experiments[0])
     except Exception as error:  # whatever a class raises that cannot be pickled
         raise ConfigError(f"the experiment cannot be sent to other processes ({error}); use processes=1") from None
-    with ProcessPoolExecutor(n_processes, get_context("spawn")) as pool:
-        with one_thread_each():  # processes start as work is handed in
-            futures = [pool.submit(_one, experiment) for experiment in experiments]
-        try:
-            for future in futures:
-                yield future.result()
-        except BrokenProcessPool:
-            raise ConfigError(
-                "processes: one of them has died. Does your script do its work under if __name__ == '__main__':? "
-                "Otherwise use processes=1, which also shows the error"
-            ) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Let processes that start meanwhile use one thread each for linear algebra."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    pool = Processes(n_processes, _one, option="processes")
+    futures = [pool.submit(experiment) for experiment in experiments]
+    finished = False
     try:
-        yield
+        for future in futures:
+            yield future.result()
+        finished = True
+    except ProcessDied as death:
+        raise DdlsimError(f"processes: one of them has died: {death}; use fewer, or processes=1") from None
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        pool.close(at_once=not finished)
 
 
 def _shown(made: Iterator[SeedRun], n: int) -> Iterator[SeedRun]:

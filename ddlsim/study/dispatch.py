@@ -14,9 +14,9 @@ from typing import TypeAlias
 from ddlsim.errors import DdlsimError
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.processes import ProcessDied
 from ddlsim.study.executors import Pool
 from ddlsim.study.parcels import Job
-from ddlsim.study.processes import ProcessDied
 from ddlsim.study.store import LEASE, Store
 from ddlsim.study.work import FAILED, HAND_IN, Answer, Outcome
 

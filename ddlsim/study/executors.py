@@ -7,13 +7,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.processes import Processes
 from ddlsim.study.parcels import Job, Packer
-from ddlsim.study.processes import Processes
-from ddlsim.study.work import Answer, simulate_all, simulate_some
+from ddlsim.study.work import Answer, simulate_all, simulate_some, warm_up
 
 #: s between two looks at how many workers a Dask cluster has
 _LOOK = 2.0
@@ -58,7 +59,7 @@ def open_pool(
             raise ConfigError(f"jobs = {jobs!r} has no effect beside an executor; set how many workers that one has")
         return _Given(executor, packer) if isinstance(executor, Executor) else _Dask(executor, packer)
     n = _n_cores() if jobs is None else jobs
-    return _Inline() if n == 1 else Processes(min(n, max(n_at_once, len(experiments))), packer, experiments)
+    return _Inline() if n == 1 else Local(min(n, max(n_at_once, len(experiments))), packer, experiments)
 
 
 def _n_cores() -> int:
@@ -78,6 +79,20 @@ class _Inline:
 
     def close(self, *, at_once: bool) -> None:
         pass
+
+
+class Local:
+    """Processes on this machine."""
+
+    def __init__(self, n_workers: int, packer: Packer, experiments: Sequence[Experiment]) -> None:
+        self.n_workers, self._packer = n_workers, packer
+        self._processes = Processes(n_workers, simulate_some, partial(warm_up, experiments))
+
+    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
+        return self._processes.submit(self._packer.pack(jobs, missing))
+
+    def close(self, *, at_once: bool) -> None:
+        self._processes.close(at_once=at_once)
 
 
 class _Given:

@@ -19,9 +19,11 @@ import pytest
 from study_parts import BASE, VARY, Kills, Notes
 
 import ddlsim
-from ddlsim.study import Study, load_table, processes
+from ddlsim.run import processes
+from ddlsim.run.processes import _deaf_to_ctrl_c
+from ddlsim.study import Study, load_table
+from ddlsim.study.executors import Local
 from ddlsim.study.parcels import Job
-from ddlsim.study.processes import _deaf_to_ctrl_c
 
 HERE = Path(__file__).parent
 
@@ -187,7 +189,7 @@ def test_processes_killed_as_they_start_are_started_again(packer, monkeypatch):
         return worker
 
     monkeypatch.setattr(processes, "_start", killed)
-    pool = processes.Processes(1, packer, [BASE])
+    pool = Local(1, packer, [BASE])
     try:
         assert len(begun) == 3
         (outcome,) = pool.submit([Job(BASE.with_(workers=2))]).result(timeout=120).outcomes
@@ -207,13 +209,13 @@ def test_processes_that_are_always_killed_end_it_with_a_reason(packer, monkeypat
 
     monkeypatch.setattr(processes, "_start", killed)
     with pytest.raises(ddlsim.DdlsimError, match="processes are killed as they start"):
-        processes.Processes(2, packer, [BASE])
+        Local(2, packer, [BASE])
 
 
 @pytest.mark.posix
 def test_a_killed_process_takes_only_its_own_work_with_it(packer, tmp_path):
     slow = [BASE.with_(workers=2, strategy=Notes(notes=str(tmp_path / f"{i}"), seconds=2.0)) for i in range(2)]
-    pool = processes.Processes(2, packer, slow)
+    pool = Local(2, packer, slow)
     try:
         futures = [pool.submit([Job(experiment)]) for experiment in slow]
         deadline = time.monotonic() + 120.0

@@ -1,4 +1,4 @@
-"""Processes on this machine that simulate, each with a pipe of its own.
+"""Processes on this machine that do some work, each with a pipe of its own.
 
 A process that is killed takes nothing with it but the work that it had: the others share no pipe or lock with it, and
 another one takes its place.
@@ -10,25 +10,19 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
+from typing import Any
 
 from ddlsim.errors import ConfigError, DdlsimError
-from ddlsim.run.experiment import Experiment
-from ddlsim.run.seeds import one_thread_each
-from ddlsim.study.parcels import Job, Packer, Parcel
-from ddlsim.study.work import Answer, simulate_some, warm_up
 
 #: times that a process may be killed as it starts, one after the other
 _STARTS = 5
-_GUARD = (
-    "jobs: a process has died as it started. Does your script do its work under if __name__ == '__main__':? "
-    "Otherwise use jobs=1, which also shows the error"
-)
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class ProcessDied(BrokenExecutor):
@@ -38,13 +32,20 @@ class ProcessDied(BrokenExecutor):
 class Processes:
     """Processes on this machine, started afresh, with one thread each.
 
-    They end with this one, however it ends, and leave Ctrl-C to it.
+    work    what they do with each order: a function at the top of a module
+    warm    called here while they start, such as to compile for the cache on disk what they need
+    option  the argument that says how many there are, for errors
+
+    They end with this one, however it ends, and leave Ctrl-C to it. Raises ConfigError where they cannot start because
+    the script that they import has no main guard.
     """
 
-    def __init__(self, n_workers: int, packer: Packer, experiments: Sequence[Experiment]) -> None:
-        self.n_workers = n_workers
-        self._packer = packer
-        self._orders: SimpleQueue[tuple[Future[Answer], Parcel] | None] = SimpleQueue()
+    def __init__(
+        self, n_workers: int, work: Callable[[Any], object], warm: Callable[[], None] | None = None, *,
+        option: str = "jobs",
+    ) -> None:  # fmt: skip
+        self.n_workers, self._work, self._option = n_workers, work, option
+        self._orders: SimpleQueue[tuple[Future[Any], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._running: set[SpawnProcess] = set()
         self._closing = False
@@ -54,16 +55,17 @@ class Processes:
             with _deaf_to_ctrl_c():
                 for thread in self._threads:
                     thread.start()
-            warm_up(experiments)  # meanwhile; what has to be compiled is in the cache when they want it
+            if warm is not None:
+                warm()
             ready[0].result()
         except BaseException:
             self.close(at_once=True)
             raise
 
-    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
-        """Let a process do the jobs; raises ProcessDied, as the future's exception, if it dies."""
-        future: Future[Answer] = Future()
-        self._orders.put((future, self._packer.pack(jobs, missing)))
+    def submit(self, order: object) -> Future[Any]:
+        """Let a process do its work with an order; raises ProcessDied, as the future's exception, if it dies."""
+        future: Future[Any] = Future()
+        self._orders.put((future, order))
         return future
 
     def close(self, *, at_once: bool) -> None:
@@ -88,20 +90,20 @@ class Processes:
         else:
             ready.set_exception(problem)
         while (order := self._orders.get()) is not None:
-            future, parcel = order
+            future, content = order
             if not future.set_running_or_notify_cancel():
                 continue
             if worker is None:
                 future.set_exception(problem)
                 continue
-            answer = worker.ask(parcel)
-            if isinstance(answer, Answer):
+            answer, error = worker.ask(content)
+            if error is None:
                 future.set_result(answer)
-            elif isinstance(answer, EOFError):
+            elif isinstance(error, EOFError):
                 future.set_exception(ProcessDied(_cause(self._ended(worker))))
                 worker, problem = self._started()
             else:
-                future.set_exception(answer)
+                future.set_exception(error)
         if worker is not None:
             worker.pipe.close()  # which ends it
             self._ended(worker)
@@ -113,18 +115,25 @@ class Processes:
                 if self._closing:
                     return None, ProcessDied("the pool is closed")
                 try:
-                    worker = _start()
+                    worker = _start(self._work)
                 except RuntimeError:  # this process is one of a pool itself, which imports the script for it
-                    return None, ConfigError(_GUARD)
+                    return None, self._unguarded()
                 except OSError as error:  # too many processes, no memory; or killed before it had begun to read
-                    return None, DdlsimError(f"jobs: a process cannot be started: {error}; use fewer")
+                    return None, DdlsimError(f"{self._option}: a process cannot be started: {error}; use fewer")
                 self._running.add(worker.process)
             if worker.is_ready():
                 return worker, None
             code = self._ended(worker)
             if code is None or code >= 0:
-                return None, ConfigError(_GUARD)
-        return None, DdlsimError("jobs: processes are killed as they start (is there too little memory?); use fewer")
+                return None, self._unguarded()
+        why = "processes are killed as they start (is there too little memory?); use fewer"
+        return None, DdlsimError(f"{self._option}: {why}")
+
+    def _unguarded(self) -> ConfigError:
+        return ConfigError(
+            f"{self._option}: a process has died as it started. Does your script do its work under if __name__ == "
+            f"'__main__':? Otherwise use {self._option}=1, which also shows the error"
+        )
 
     def _ended(self, worker: _Worker) -> int | None:
         """Wait for the end of a process, and return its exit code: the negative signal, if it was killed."""
@@ -150,16 +159,15 @@ class _Worker:
             return False
         return True
 
-    def ask(self, parcel: Parcel) -> Answer | Exception:
-        """Return what it makes of the parcel, the exception that it raises, or EOFError if it has died."""
+    def ask(self, order: object) -> tuple[object, Exception | None]:
+        """Return what it makes of an order, or the exception that it raises: EOFError if it has died."""
         try:
-            self.pipe.send(parcel)
-            answer = self.pipe.recv()
+            self.pipe.send(order)
+            answer: tuple[object, Exception | None] = self.pipe.recv()
         except (EOFError, OSError):
-            return EOFError("the process has died")
+            return None, EOFError("the process has died")
         except Exception as error:  # what it sent cannot be read here
-            return error
-        assert isinstance(answer, Answer | Exception)
+            return None, error
         return answer
 
 
@@ -173,9 +181,9 @@ def _cause(code: int | None) -> str:
         return f"killed by signal {-code}"
 
 
-def _start() -> _Worker:
+def _start(work: Callable[[Any], object]) -> _Worker:
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_work, args=(theirs,))
+    process = multiprocessing.get_context("spawn").Process(target=_serve_pipe, args=(theirs, work))
     try:
         with one_thread_each(), _deaf_to_ctrl_c():
             process.start()
@@ -190,18 +198,18 @@ def _start() -> _Worker:
 # ---------------------------------------------------------------- in the process
 
 
-def _work(pipe: Connection) -> None:
-    """Simulate what comes through the pipe, until it is closed."""
+def _serve_pipe(pipe: Connection, work: Callable[[Any], object]) -> None:
+    """Do the work with what comes through the pipe, until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
         pipe.send(None)
         while True:
-            parcel = pipe.recv()
+            order = pipe.recv()
             try:
-                answer: Answer | Exception = simulate_some(parcel)
+                answer: tuple[object, Exception | None] = work(order), None
             except Exception as error:
-                answer = _sendable(error)
+                answer = None, _sendable(error)
             pipe.send(answer)
 
 
@@ -225,7 +233,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach before :func:`_work` has run; here it is heard a moment later."""
+    """Start processes that Ctrl-C does not reach before :func:`_serve_pipe` has run; here it is heard later."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -234,3 +242,18 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Let processes that start meanwhile use one thread each for linear algebra."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
