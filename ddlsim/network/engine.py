@@ -203,6 +203,7 @@ class Engine:
     def overhead(self) -> int:
         """The party to which overhead is booked, which sends nothing by itself."""
         self.routes_of.append([])
+        self.pairs_of.append([])
         return len(self.routes_of) - 1
 
     def own_routes(self, party: int) -> Bools:

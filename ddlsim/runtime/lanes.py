@@ -391,6 +391,10 @@ class Lanes:
                 late = max(float(actor["fell"]) - now, 0.0)  # a crash after the end
                 recorder.seconds[rank][COMPUTE] -= late
                 recorder.lost[rank] = 0.0 if late else recorder.lost[rank]
+                if recorder.keep_spans:  # of a worker that is back before the end, the log has it
+                    kind = COMMUNICATION if op.kind in (ls.EXCHANGE, ls.TRAVEL) else COMPUTE
+                    times = np.array([actor["start"]]), np.array([recorder.booked[rank]])
+                    recorder.keep(Spans(kind, op.name, np.array([rank]), *times))
                 continue
             recorder.booked[rank] = float(actor["start"])
             kind, what = COMPUTE, op.name

@@ -10,6 +10,7 @@ import ddlsim
 from ddlsim import Affine, Checkpoints, ConfigError, Elastic, Failures, Lognormal, Training
 from ddlsim.cluster import star
 from ddlsim.errors import DdlsimError
+from ddlsim.run.simulate import run
 
 CLUSTER = ddlsim.load_cluster(star(8, bandwidth="1 Gbit/s", latency="50 us"))
 FREE = {
@@ -298,3 +299,17 @@ def test_notes_ask_for_nothing_that_is_refused_or_given(name):
     assert any("give max_time" in note for note in notes)
     with pytest.raises(ConfigError, match="leave checkpoints out"):
         simulated(FREE[name], failures, checkpoints=Checkpoints("1 min", stall="1 s"))
+
+
+def test_timelines_show_what_a_worker_that_is_away_at_the_end_was_doing(tmp_path):
+    """Crashes in the middle of a computation, and of a push: what is booked of them is shown."""
+    strategy = ddlsim.AsyncParameterServer()
+    pushes = simulated(strategy, workers=2, steps=3).recorder.updates[0][0]
+    for fall in (0.4, (1.0 + pushes) / 2):
+        one = simulated(strategy, traced(tmp_path, (fall, 0, 1e6)), workers=2, steps=3).experiment
+        result = run(one, keep_spans=True)
+        spans = [span for span in result.recorder.spans if span.track == "worker 0"]
+        for kind in ("compute", "communication"):
+            shown = sum(span.end - span.start for span in spans if span.kind == kind)
+            assert shown == pytest.approx(result.recorder.seconds[0][kind], abs=1e-12)
+        assert max(span.end for span in spans) == pytest.approx(fall)

@@ -257,6 +257,18 @@ def test_collectives_of_known_cost_go_around_a_link_that_is_down():
     assert plain.end_time + 0.9 < around.end_time < plain.end_time + 1.1
 
 
+def test_what_a_library_loses_is_lost_on_a_slow_link_too():
+    """NCCL does not reach 25 Gbit/s; at a tenth of the bandwidth, all of its time is ten times as long."""
+    one = ddlsim.Experiment("cloud-25g-16x8-v100", "resnet18", ddlsim.AllReduce("ring", "none", cost="nccl"), 32,
+                            workers=16, compute=Affine("1 ms", 0.0), steps=2, warmup=0)  # fmt: skip
+    plain, slow, stopped = (
+        ddlsim.simulate(one.with_(faults=faults))
+        for faults in ((), [LinkFault("h0.cpu", "switch", "0 s", "1000 s", 0.1)], [Stop(1, "1 us", "20 s")])
+    )
+    assert slow.step_time == pytest.approx(10.0 * (plain.step_time - 1e-3), rel=0.02)
+    assert stopped.end_time == pytest.approx(plain.end_time + 20.0, rel=1e-3)
+
+
 def test_a_worker_that_stops_holds_up_collectives_of_known_cost():
     plain, stopped = (
         simulated(ddlsim.AllReduce("ring", "none", cost="nccl"), faults=faults).end_time
