@@ -28,7 +28,7 @@ experiments = {
 }
 results = {name: ddlsim.simulate_seeds(experiment, 5, processes=1) for name, experiment in experiments.items()}
 print(ddlsim.compare(results, target=0.95))
-print("\n95 % interval of the seconds, seeds that are slower than the ring, of 5")
+print("\n95 % interval of the mean in s (inf: a seed missed 95 %), seeds slower than the ring, of 5")
 ring_times = results["synchronous ring"].times_to_accuracy(0.95)
 for name, runs in results.items():
     times = runs.times_to_accuracy(0.95)

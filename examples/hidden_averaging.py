@@ -3,7 +3,8 @@
 The all-reduce of the clock's model (ResNet-18) takes several steps on office links. Local SGD waits for it once a
 period; DaSGD (Zhou et al. 2020) goes on and merges the average `delay` steps later, and when the all-reduce fits
 into the delay a step takes no longer than its computation. The time to 95 % is the mean of five seeds, with its 95 %
-interval: all that average models are faster than synchronous SGD without overlap, and not told apart from each other.
+interval; where a seed missed 95 %, the mean is a lower bound and the interval has no upper end. Strategies that average
+models are not distinguishable from each other.
 """
 
 import ddlsim

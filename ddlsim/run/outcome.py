@@ -253,9 +253,13 @@ class Outcome:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation: the share of their peak that the devices use; None if that is unknown."""
+        """Model FLOPs utilisation: the share of their peak FLOP/s that the devices use.
+
+        None if a peak is unknown, or if the user set the time of a step and neither run nor cluster names the devices.
+        """
         workloads = self.workloads
-        devices = [workload.device for workload in workloads if workload.device is not None]
+        named = self.experiment.device or all(self.cluster.device_of[node] for node in self.nodes)
+        devices = [each.device for each in workloads if each.device is not None and (named or not each.timed)]
         if len(devices) < len(workloads):
             return None
         return model_flops_utilisation(workloads[0].model, self.throughput, devices, workloads[0].precision)

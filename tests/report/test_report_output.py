@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ddlsim
-from ddlsim.cluster import with_storage
+from ddlsim.cluster import star, with_storage
 from ddlsim.readable import percent, rate, seconds, si, size
 from ddlsim.report import plots
 from ddlsim.report.cluster_plot import cluster_plot
@@ -189,6 +189,15 @@ def test_a_run_that_fits_opens_with_memory_and_throughput_per_device():
     mfu = 3 * ddlsim.load_model("bert-large").flops * result.throughput / (16 * 15.7e12)
     assert result.mfu == pytest.approx(mfu, rel=1e-12)
     assert throughput.endswith(f"MFU {mfu:.1%}".replace("%", " %"))
+
+
+def test_a_step_time_of_an_unnamed_device_has_no_share_of_a_peak():
+    cluster = star(4, bandwidth="10 Gbit/s", latency="10 us")
+    timed = ddlsim.Experiment(cluster, "resnet50", batch_size=8, compute=ddlsim.Measured("30 ms", 8), steps=1)
+    assert ddlsim.simulate(timed).mfu is None
+    assert "MFU" not in str(ddlsim.simulate(timed))
+    assert 0 < ddlsim.simulate(timed.with_(device="v100")).mfu < 1
+    assert 0 < ddlsim.simulate(timed.with_(compute=None)).mfu < 1
 
 
 def test_a_run_that_does_not_fit_says_so_first():
