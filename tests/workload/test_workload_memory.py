@@ -260,11 +260,7 @@ def test_other_sizes_of_images_keep_the_same_layers() -> None:
 
 
 def test_the_unet_that_ran_on_a_p40_fits() -> None:
-<<<<<<< HEAD
-    """Huang et al.'s torchgpipe, its page of benchmarks: U-Net (6, 72), 32 samples of 192 x 192, SGD: 20.3 GiB at most
-=======
     """torchgpipe, page of benchmarks: U-Net (6, 72), 32 samples of 192 x 192, SGD: 20.3 GiB at most
->>>>>>> s7b
     in PyTorch's allocator."""
     answer = fits("unet-6-72", "p40", 32, "fp32", "sgd")
     assert answer
