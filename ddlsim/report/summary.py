@@ -15,6 +15,7 @@ from ddlsim.run.elastic_life import ElasticLife
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.workload.jitter import NoJitter
+from ddlsim.workload.stage import shares_batch
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -122,12 +123,12 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
     low, high = rate(found.throughput.low), rate(found.throughput.high)
     causes += ["how far measured runs of its kind were off"] if result.n_workers > 1 else []
     text = f"{low} to {high}, {found.throughput.level:.0%} by {' and '.join(causes)}"
-    return [("interval", "; ".join([text, *found.throughput.notes]))]
+    return [("interval", text), *(("", note) for note in found.throughput.notes)]
 
 
 def _speedup(result: Result) -> str:
     efficiency, one = f"efficiency {percent(result.efficiency)}", result.samples_alone
-    if not hasattr(result.experiment.strategy, "micro_batch_size") or one >= result.samples_per_update:
+    if not shares_batch(result.experiment.strategy) or one >= result.samples_per_update:
         return f"{result.speedup:.4g} over one worker, {efficiency}"
     return (
         f"{result.speedup:.4g} over one worker with updates of {one:.6g} samples, {result.whole_batch_speedup:.4g} "

@@ -254,7 +254,7 @@ def test_a_trunk_that_is_lost_leaves_the_others():
     trunk = ends.index(("leaf0", "spine2"))
     network = Network(cluster)
     channel = int(cluster.link_channel[trunk])
-    network.will_change([(1.0, channel, 0.0)], (), [(1.0, np.inf, frozenset([trunk]))])
+    network.will_change([(1.0, np.inf, channel, 0.0)], (), [(1.0, np.inf, frozenset([trunk]))])
     network.send(cluster.workers[:2], cluster.workers[2:], np.array([20 * GB, 20 * GB]), 0.0)
     assert network.advance().time == pytest.approx(1.0 + 20 * GB / (15 * GB), rel=1e-9)
     carried = network.channel_nbytes[cluster.link_channel]
