@@ -224,7 +224,13 @@ class Jobs:
     def __str__(self) -> str:
         from ddlsim.text_tables import aligned
 
-        return "\n".join([shown(self._title), *aligned(self.rows(), left={0}), *map(shown, self.remarks())])
+        texts = [*self._misfits, shown(self._title), *aligned(self.rows(), left={0}), *map(shown, self.remarks())]
+        return "\n".join(texts)
+
+    @property
+    def _misfits(self) -> list[str]:
+        results = ((ran.name, ran.result) for ran in self.runs)
+        return [shown(f"{name}: does not fit: {one.warnings[0]}") for name, one in results if not one.fits]
 
     @property
     def _title(self) -> str:
@@ -234,7 +240,7 @@ class Jobs:
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page
 
-        return page(self._title, grid(self.rows(), left={0}), lines(self.remarks()))
+        return page(self._title, lines(self._misfits), grid(self.rows(), left={0}), lines(self.remarks()))
 
     def __repr__(self) -> str:
         return f"<Jobs: {', '.join(self.names)} on {self.cluster.name}, {self.end_time:.6g} s>"

@@ -130,14 +130,15 @@ def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]
 
 
 def _ends(table: Table) -> list[str]:
-    """Return how many points there are of each status, and why the skipped and failed ones are."""
+    """Return how many points there are of each status, why the skipped and failed ones are, and warnings of others."""
     counts = {status: n for status, n in table.counts.items() if n}
     lines = [", ".join(f"{n} {status}" for status, n in counts.items()) + " of " + count(len(table.members), "point")]
     if table.interrupted:
         lines[0] += "; interrupted: run it again to go on"
-    for status in ("skipped", "failed"):
-        reasons = Counter(table.frame.loc[table.frame["status"] == status, "error"])
-        lines += [f"{status} {n}: {reason}" for reason, n in reasons.most_common(N_REASONS)]
+    for status, column, word in (("skipped", "error", "skipped"), ("failed", "error", "failed"),
+                                 ("done", "warnings", "warning of")):  # fmt: skip
+        reasons = Counter(filter(None, table.frame.loc[table.frame["status"] == status, column]))
+        lines += [f"{word} {n}: {reason}" for reason, n in reasons.most_common(N_REASONS)]
         if len(reasons) > N_REASONS:
-            lines.append(f"... and {len(reasons) - N_REASONS} more reasons; see the column error of the frame")
+            lines.append(f"... and {len(reasons) - N_REASONS} more reasons; see the column {column} of the frame")
     return lines

@@ -246,13 +246,16 @@ _SHARES = ("compute_share", "communication_share", "waiting_share")
 
 
 def scaling_rows(results: Sequence[Result]) -> list[dict[str, float | None]]:
-    """Return one row per result: workers, throughput, step time, speed-up, efficiency and shares of time."""
-    return [{"workers": r.n_workers, **{name: METRICS[name].of(r) for name in _SCALING}, **r.shares} for r in results]
+    """Return one row per result: workers, whether they fit, throughput, step time, speed-up, efficiency and shares of
+    time."""
+    metrics = ({name: METRICS[name].of(r) for name in _SCALING} for r in results)
+    return [{"workers": r.n_workers, "fits": r.fits, **m, **r.shares} for r, m in zip(results, metrics, strict=True)]
 
 
 def scaling_table(results: Sequence[Result]) -> str:
-    """Return the results as an aligned table, a line each."""
+    """Return the results as an aligned table, a line each; those that do not fit are named before it."""
+    misfits = [f"{count(r.n_workers, 'worker')}: does not fit: {r.warnings[0]}" for r in results if not r.fits]
     metrics = [METRICS[name] for name in (*_SCALING, *_SHARES)]
     header = ("workers", *(metric.column[0] for metric in metrics))
     rows = [(str(r.n_workers), *(metric.column[1](metric.of(r) or 0.0) for metric in metrics)) for r in results]
-    return "\n".join(aligned([header, *rows]))
+    return "\n".join([*misfits, *aligned([header, *rows])])

@@ -13,6 +13,7 @@ from ddlsim.cluster import star, with_storage
 from ddlsim.readable import percent, rate, seconds, si, size
 from ddlsim.report import plots
 from ddlsim.report.cluster_plot import cluster_plot
+from ddlsim.report.summary import scaling_rows, scaling_table
 from ddlsim.report.trace import _merged
 from ddlsim.run.metrics import METRICS
 
@@ -211,3 +212,16 @@ def test_a_run_that_does_not_fit_says_so_first():
     assert repr(result).endswith("if it fitted into memory>")
     assert not result.fits
     assert json.loads(result.to_json())["fits"] is False
+
+
+def test_tables_never_show_throughputs_of_what_does_not_fit_without_a_word():
+    one = ddlsim.Experiment("dgx1-v100", "gpt2-xl", ddlsim.AllReduce(), 64, 4, steps=2, warmup=1)
+    results = ddlsim.scaling(one, [2, 4])
+    for n, line in zip((2, 4), scaling_table(results).splitlines(), strict=False):
+        assert line.startswith(f"{n} workers: does not fit: gpt2-xl with batch size 64 in fp32 needs about")
+    assert [row["fits"] for row in scaling_rows(results)] == [False, False]
+    jobs = ddlsim.simulate_jobs([ddlsim.Job(one, "a")])
+    assert str(jobs).startswith("a: does not fit: gpt2-xl")
+    assert "a: does not fit: gpt2-xl" in jobs._repr_html_()
+    table = ddlsim.Study(base=one, vary={"batch_size": [1, 64]}).run(jobs=1)
+    assert str(table).count("\nwarning of 1: gpt2-xl with batch size") == 2
