@@ -26,8 +26,8 @@ from ddlsim.study.work import Answer, simulate_some, warm_up
 #: times that a process may be killed as it starts, one after the other
 _STARTS = 5
 _GUARD = (
-    "jobs: a process died while starting. Does your script do its work under if __name__ == '__main__':? "
-    "If so, use jobs=1, which shows the error"
+    "jobs: a process has died as it started. Does your script do its work under if __name__ == '__main__':? "
+    "Otherwise use jobs=1, which also shows the error"
 )
 
 
