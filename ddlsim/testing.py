@@ -159,9 +159,12 @@ def check_optimizer(rule: object, *, n: Count = 6) -> None:
 
 @checked
 def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> None:
-    """Raise ConfigError unless a layer's gradients are those of its outputs, by central differences in float64, sample
-    by sample (of a whole batch while a layer with buffers trains), its shapes and tensors are those that its cost says,
-    and nothing is random but what its `rng` draws. :func:`ddlsim.simulate` trains no layer that fails."""
+    """Raise ConfigError unless a layer keeps the rules of custom layers.
+
+    Its gradients must agree with central differences of its outputs in float64: sample by sample, or for a whole batch
+    in training if the layer has buffers. Its shapes and tensors must be those of its cost. Randomness must come from
+    `rng` only. :func:`ddlsim.simulate` raises the same error before it trains such a layer.
+    """
     held_to_rules(layer, in_shape, n)
 
 

@@ -23,7 +23,7 @@ def learn(workers: int, algorithm: str, scaled_rate: float) -> ddlsim.Experiment
     )  # fmt: skip
 
 
-print("PCs  all-reduce        learning rate  images/s  efficiency  seconds to 95 % (95 % interval of five seeds)")
+print("PCs  all-reduce        learning rate  images/s  efficiency  seconds to 95 % (of five seeds; inf: one missed it)")
 square_root, linear = ddlsim.square_root_scaling(rate, 8), ddlsim.linear_scaling(rate, 8)
 for workers, algorithm, scaled in (
     (1, "ring", rate), (8, "ring", square_root), (8, "ring", linear),

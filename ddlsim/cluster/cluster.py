@@ -54,7 +54,7 @@ ClusterLike = Annotated[
 class Routes:
     """Routes as a CSR: route i takes the links ``links[offsets[i]:offsets[i + 1]]``, in this order.
 
-    Split messages take links side by side, of which `shares` (n_hops,) says the share of their bytes on each (None: 1).
+    `shares` (n_hops,) is the share of a message's bytes on each link (None: 1), for messages that several paths carry.
     `flows` (n_routes,) are the numbers of the flows that ECMP hashes (None: 0).
     """
 
@@ -79,7 +79,7 @@ class Routes:
         return self.links[own], self.share[own]
 
     def replaced(self, paths: Mapping[int, tuple[Ints, Floats]]) -> Routes:
-        """Return these routes, of which some take other `paths`."""
+        """Return a copy of these routes with the paths of some replaced by `paths`."""
         if not paths:
             return self
         links, shares = zip(*(paths[i] if i in paths else self.path(i) for i in range(len(self))), strict=True)
@@ -98,8 +98,7 @@ class Cluster:
     """Machines and links, immutable. Build one with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
 
     Nodes are "gpu", "host" (CPU), "storage" or "switch"; the others are endpoints. `host_of` is the machine a node
-    sits in (-1: a switch of the fabric). Links are directed; each uses one channel, the thing that has
-    capacity.
+    sits in (-1: a switch of the fabric). Links are directed; each uses one channel, which has the capacity.
 
     Per node, shape (n_nodes,): `speed` (relative compute speed), `send_overhead`, `recv_overhead` (s per
     message, o of LogGP), `reduce_time` (s per reduced byte). Per link, shape (n_links,): `link_bandwidth`
@@ -111,8 +110,7 @@ class Cluster:
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     routing: str = "shortest"
-    #: sizes of the dimensions in which the machines are numbered, in row-major order; those of a torus for routing
-    #: "dimension-order"
+    #: sizes of the dimensions that number the machines, in row-major order; of a torus for "dimension-order"
     grid: tuple[int, ...] = ()
     #: (source node, destination node) -> links, instead of what the routing policy would say
     fixed_routes: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
@@ -250,8 +248,7 @@ class Cluster:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether messages can take several links side by side: sprayed, by ECMP of several connections, or over a
-        GPU's interfaces."""
+        """Whether a message can take several paths (spraying, ECMP over several connections, several interfaces)."""
         several = self.details is not None and bool((self.details.connections > 1).any())
         return self.routing == "spray" or (self.routing == "ecmp" and several) or self.several_ports
 
@@ -268,11 +265,12 @@ class Cluster:
 
     @checked
     def split_routes(self, src: NodesLike, dst: NodesLike, flows: NodesLike | None = None) -> Routes:
-        """Return all links that messages src[i] -> dst[i] take; :meth:`routes` has one path of each.
+        """Return all links that messages src[i] -> dst[i] take, with shares; :meth:`routes` has one path of each pair.
 
-        With routing "spray" these are the links of all shortest paths. "ecmp" hashes each connection of a pair (of its
-        transport, see ``details``), and each of its `flows`, (n_routes,) numbers from 0: channels of NCCL. Between GPUs
-        of different machines messages are divided among all interfaces that are equally near, as NCCL's channels are.
+        With routing "spray" these are the links of all shortest paths. "ecmp" hashes every connection of a pair (see
+        ``details``) and every flow separately. Between GPUs of different machines messages are divided among all
+        interfaces that are equally near. `flows`, (n_routes,), are numbers from 0, as of NCCL's channels (None: 0).
+        Raises ConfigError for pairs without a route, and for arrays of different lengths.
         """
         src, dst = self._pairs(src, dst)
         flows = np.zeros_like(src) if flows is None else np.asarray(flows, dtype=np.int64)
@@ -295,7 +293,7 @@ class Cluster:
         return split if routes is None else split.replaced({i: routes.path(i) for i in fixed})
 
     def _pairs(self, src: npt.ArrayLike, dst: npt.ArrayLike) -> tuple[Ints, Ints]:
-        """Return places of nodes, as many of both."""
+        """Return the numbers of both nodes of each pair."""
         # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
         ends = [np.require(self._nodes(nodes), np.int64, ["C", "W"]) for nodes in (src, dst)]
         if ends[0].shape != ends[1].shape:

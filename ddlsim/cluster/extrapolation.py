@@ -80,7 +80,7 @@ def deviation(kind: str) -> Beyond:
     if "/" in known:
         return Beyond(0.0, (), 0.0, *table[known])
     alike = [sides for name, sides in table.items() if name.startswith(known) and name.count("/") == bool(known)]
-    note = f"no measured family resembles {kind}: the interval is wide, as of the least accurate ones"
+    note = f"no measured family resembles {kind}: the interval is that of the least accurate kind"
     return Beyond(0.0, (note,), 0.0, max(faster for faster, _ in alike), max(slower for _, slower in alike))
 
 

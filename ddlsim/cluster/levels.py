@@ -1,8 +1,9 @@
 """The levels of a network: groups of workers near each other, groups of these groups, and so on outwards.
 
-A topology declares levels by its `grid`, whose dimensions they are, the fastest one innermost. Otherwise they are read
-from the links, machines first: every group joins those to which its fastest links lead (of equal ones those with the
-least latency), directly or through switches, until all are one. So machines form racks, and racks pods.
+A topology declares levels by its `grid`: each dimension is a level, the fastest one innermost. Otherwise levels follow
+from the links. Machines are the first level. Then every group joins the groups at the other end of its fastest links
+(of equal ones those with the least latency), directly or through switches, until all workers are one group. In this way
+machines form racks, and racks form pods.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from ddlsim.cluster.rings import groups_of, members
 
 
 class Levels(NamedTuple):
-    """Groups at every level but the outermost, whose only group is all.
+    """Groups at every level except the outermost, which is one group of all workers.
 
-    groups      from the innermost level outwards, the members of every group: of the first level places, of each
-                further one the numbers of groups of the level before
-    algorithms  that suit the links of every level, the outermost included
+    groups      members of every group, from the innermost level outwards: places on the first level, numbers of groups
+                of the previous level on further ones
+    algorithms  the algorithm that suits the links of each level, including the outermost
     """
 
     groups: tuple[tuple[Ints, ...], ...]
@@ -31,7 +32,7 @@ class Levels(NamedTuple):
 
     @property
     def are_several(self) -> bool:
-        """Whether there is a level besides that of all."""
+        """Whether there is more than the outermost level."""
         return len(self.groups) > 1 or 1 < len(self.groups[0]) < sum(map(len, self.groups[0]))
 
     @property
@@ -48,9 +49,9 @@ class Levels(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def levels(cluster: Cluster, nodes: tuple[int, ...]) -> Levels:
-    """Return the levels among workers at ``nodes``, which follow each other well as they are.
+    """Return the levels among workers at ``nodes``, in an order that suits the network.
 
-    Without any level the groups are machines, or all workers where they are in one dimension of a grid.
+    Without several levels, the groups are machines, or all workers if they are in one dimension of a grid.
     """
     at = np.array(nodes, dtype=np.int64)
     machines = tuple(members(cluster, at))
@@ -75,7 +76,7 @@ def levels(cluster: Cluster, nodes: tuple[int, ...]) -> Levels:
 
 
 def innermost(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
-    """Return the first node of the innermost group that each of the workers at ``nodes`` is in: of its machine, say."""
+    """Return, for each of the workers at ``nodes``, the first node of its innermost group (such as its machine)."""
     first = np.array(nodes, dtype=np.int64)
     for group in levels(cluster, tuple(first.tolist())).groups[0]:
         first[group] = first[group].min()
@@ -83,7 +84,7 @@ def innermost(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
 
 
 def _algorithm(cluster: Cluster, nodes: Ints) -> str:
-    """Return what suits links between nodes: to each other, those of one switch, or others."""
+    """Return the algorithm that suits the links between nodes: direct links, one switch, or anything else."""
     n_hops = set(np.diff(cluster.routes(np.full(len(nodes) - 1, nodes[0]), nodes[1:]).offsets).tolist())
     if n_hops == {1} and len(nodes) > 2:
         return "direct"

@@ -25,8 +25,8 @@ FEW_RANKS = 64
 
 
 def default_algorithm(cluster: Cluster, nodes: Sequence[int], kind: str = "all_reduce") -> str:
-    """Return the name of the algorithm that runs where none is set: "hierarchical" for all-reduces where machines hold
-    one worker each and links are faster by levels, "nccl" where GPUs have several ways to each other, else "ring"."""
+    """Return the algorithm that runs use if none is set: "nccl" if GPUs have several paths to each other;
+    "hierarchical" for all-reduces if machines hold one worker each and levels take less time; else "ring"."""
     return _default_algorithm(cluster, tuple(map(int, nodes)), kind)
 
 

@@ -87,8 +87,8 @@ class Schedule:
                   contributions of several ranks side by side and add them up at the end; member i of a group
                   starts with its own in copy i mod `copies`)
     wire          bytes on the wire for each byte of the buffer, 1 where a protocol adds nothing to messages
-    handled       bytes that multiprocessors handle per byte on the wire. Where they are slower than links, a message
-                  uses its links for as long as these would take for `handled` times its bytes.
+    handled       at least 1. Where multiprocessors are slower than links, a message uses its links for the time that
+                  these need for `handled` times its bytes.
     """
 
     n_ranks: Ranks
@@ -180,8 +180,8 @@ class Schedule:
 
     @checked
     def bytes_handled(self, nbytes: NotNegative) -> Floats:
-        """Return how many bytes each rank's multiprocessors handle in all, at the speed of the links, shape (n_ranks,):
-        those of :meth:`bytes_sent`, and more where the multiprocessors are slower than the links."""
+        """Return the bytes that links could carry while each rank's multiprocessors handle its messages, shape
+        (n_ranks,). They equal :meth:`bytes_sent`, or exceed it where multiprocessors are slower than the links."""
         return self._sent(nbytes, handled=True)
 
     def _sent(self, nbytes: float, handled: bool) -> Floats:

@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def _labels(value: object, where: str) -> npt.NDArray[Any]:
-    """Return classes as int64, and targets, which are no whole numbers, as float32."""
+    """Return integer labels (classes) as int64, and floating-point labels (targets) as float32."""
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
         raise ConfigError(f"{where}: type {array.dtype}: must be whole numbers (classes), or numbers to predict")
@@ -29,8 +29,8 @@ def _labels(value: object, where: str) -> npt.NDArray[Any]:
 class DataSet:
     """Samples `x` (n_samples, *sample_shape) float32 and `labels` (n_samples,), the class of each.
 
-    Labels of text are (n_samples, tokens): the token that follows each one of a sample. Labels of a floating-point type
-    are targets to predict, (n_samples,) or (n_samples, n_targets), and have no classes: learn them with
+    Labels of text are (n_samples, tokens): the token that follows each token of a sample. Labels of a floating-point
+    type are regression targets, (n_samples,) or (n_samples, n_targets), without classes, for
     ``Training(..., loss="mean_squared_error")``. Images have sample shape (channels, height, width). ``source`` says
     where the data come from.
     """
@@ -53,7 +53,8 @@ class DataSet:
         if self.is_regression:
             check_finite(self.name, self.labels)
             if self.class_names:
-                raise ConfigError(f"data {self.name!r}: targets of type {self.labels.dtype} have no classes; name none")
+                rule = f"targets of type {self.labels.dtype} have no classes; remove class_names"
+                raise ConfigError(f"data {self.name!r}: {rule}")
             return
         if self.labels.min() < 0 or self.labels.max() >= self.n_classes:
             bad = self.labels[(self.labels < 0) | (self.labels >= self.n_classes)][0]
@@ -66,7 +67,7 @@ class DataSet:
 
     @property
     def is_regression(self) -> bool:
-        """Whether labels are numbers to predict instead of classes."""
+        """Whether labels are regression targets instead of classes."""
         return self.labels.dtype.kind == "f"
 
     @property
@@ -99,8 +100,8 @@ def check_finite(name: str, samples: Floats) -> None:
 
 @checked
 def from_arrays(x: npt.ArrayLike, labels: npt.ArrayLike, name: str = "arrays", source: str = "") -> DataSet:
-    """Return a data set of the caller's arrays: samples (n, ...), labels as in :class:`DataSet`: whole numbers from 0
-    on are classes, (n,) or one for each token; floating-point numbers are targets.
+    """Return a data set of arrays: samples (n, ...), and labels as in :class:`DataSet`. Integers from 0 are classes,
+    (n,) or one per token; floating-point numbers are regression targets.
 
     Classes are named "0", "1", ... up to the largest label. Raises ConfigError for arrays that do not fit or
     hold numbers that are not finite.

@@ -1,8 +1,8 @@
-"""Data sets in the folders that their archives unpack to: CIFAR-10 and -100 (binary and Python versions), and MNIST and
-its relatives (Fashion-MNIST, KMNIST, EMNIST) as torchvision keeps them.
+"""Data sets in the folders to which their archives unpack: CIFAR-10 and CIFAR-100 (binary and Python versions), and
+MNIST and its relatives (Fashion-MNIST, KMNIST, EMNIST) as torchvision stores them.
 
-The Python version is a pickle (cs.toronto.edu/~kriz/cifar.html, "Dataset layout / Python"); it is read without running
-what a pickle may call: names other than those of NumPy's arrays are refused.
+CIFAR's Python version is a pickle (cs.toronto.edu/~kriz/cifar.html, "Dataset layout / Python"). Reading it runs no
+code: a pickle that names anything but NumPy's arrays is refused.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ _ARRAYS = {(f"numpy{core}.multiarray", "_reconstruct") for core in (".core", "._
 
 @checked
 def read_downloaded(folder: str | Path, part: Part = "train") -> DataSet | None:
-    """Return the training or test samples in a folder as downloaded, None for a folder of another kind.
+    """Return the training or test samples of a downloaded data set; None for any other folder.
 
-    Raises ConfigError, naming the file, for one that is damaged or holds something else.
+    folder   the folder to which the archive of CIFAR-10, CIFAR-100 or a relative of MNIST unpacks
+    part     "train" or "test"
+
+    Raises ConfigError with the name of a file that is damaged or of another format.
     """
     root = Path(folder)
     root = root / "raw" if os.path.isdir(root / "raw") else root

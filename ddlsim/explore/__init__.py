@@ -30,7 +30,7 @@ def explore(
     cluster, model  what it shows first: names or paths, as in :class:`~ddlsim.Experiment`
     port            where it is served; 0: a free port
     browser         whether to open a browser
-    hosts           names of this machine, besides localhost, by which a browser may ask for the page (behind a proxy)
+    hosts           further names of this machine that requests may use besides localhost, such as a proxy's
 
     Raises ConfigError if Panel is not installed, a cluster or model cannot be used, or the port is taken.
     """

@@ -72,7 +72,8 @@ def without_content(text: str) -> str:
     for part in text.split(": "):
         path = Path(re.sub(r":\d+$", "", part))
         if os.path.isfile(path) and path not in ours and not path.parent.name.startswith(UPLOADED):
-            return f"{text.partition(part)[0]}{path}: cannot be used here; the ddlsim command says why in a terminal"
+            why = "cannot be used here; run the ddlsim command in a terminal to see why"
+            return f"{text.partition(part)[0]}{path}: {why}"
     return text
 
 

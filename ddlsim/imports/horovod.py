@@ -74,7 +74,7 @@ class _Open:
 def read_horovod(path: str | Path) -> HorovodTimeline:
     """Return what the timeline in `path` holds; an operation that did not end is left out.
 
-    Ends without a beginning, or before it, and times that are no numbers are left out with a warning that counts them.
+    Skips ends without or before a beginning, and times that are not numbers, with a warning that counts them.
     Raises ConfigError with file, event and reason where nothing is left.
     """
     source, left_out = read_text(path), LeftOut()

@@ -119,8 +119,8 @@ def _readable(text: str) -> str:
 
 
 def loads(text: str) -> object:
-    """Return the value of a JSON text as programs in C write it: with bare ``inf`` and ``-nan``, and ends of lines in
-    texts. Raises what ``json.loads`` raises."""
+    """Parse JSON as written by C programs: with bare ``inf`` and ``-nan``, and raw line ends in strings. Raises the
+    exceptions of ``json.loads``."""
     try:
         value: object = _DECODER.decode(text)
     except json.JSONDecodeError:
@@ -135,7 +135,7 @@ def beginning(text: str) -> object:
 
 
 def documents(source: SourceText) -> Iterator[Node]:
-    """Yield the objects, and lists of objects, that stand one behind the other in a file, other output between them.
+    """Yield the consecutive JSON objects, and lists of objects, of a file; there may be other output between them.
 
     Raises :class:`ConfigError` with the line for one that is cut, :class:`EntryError` if there are others before it.
     """

@@ -79,7 +79,7 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
 
     batch_size   samples per rank and step; sets the steps' ``n_samples``
 
-    Events with a value that cannot be one (a negative duration or size) are left out with a warning that counts them.
+    Skips events with an impossible value (such as a negative duration or size), with a warning that counts them.
     Raises :class:`ConfigError` with the place and the reason; also for a trace with none of the three.
     """
     source, left_out = read_text(path), LeftOut()

@@ -43,12 +43,12 @@ def read_lstopo(
     """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch.
 
     nvlink_bandwidth   of all NVLinks of a GPU, which meet in an NVSwitch; for files that have no matrix of NVLinks
-    pcie_bandwidth     of every PCIe link whose speed the file leaves out; None: as x16 of the device's generation
+    pcie_bandwidth     of every PCIe link without a speed in the file; None: x16 of the device's generation
     nic_bandwidth      of every NIC (of the RDMA devices, if there are any); needed for several hosts
     device             key of the device catalogue for the GPUs
 
-    GPUs are PCI devices of class 03 and 12 without displays (:mod:`ddlsim.imports.pci_devices`), numbered by bus id; a
-    warning says where they are of several kinds. Raises ConfigError with file, line and reason.
+    GPUs are PCI devices of class 03 and 12 without displays (:mod:`ddlsim.imports.pci_devices`), numbered by bus id. A
+    warning lists them if they are of several kinds. Raises ConfigError with file, line and reason.
     """
     root = parse_xml(read_text(path))
     if root.tag != "topology" or not any(root.find("object")):

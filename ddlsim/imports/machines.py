@@ -65,7 +65,7 @@ PCIE_BANDWIDTH = {3: 12e9, 4: 25e9, 5: 50e9}
 
 
 def pcie_rate(pcie_bandwidth: Quantity | None, device: str | None) -> float:
-    """Return the bytes/s of PCIe links: as given, or those of the device's generation, 3 where it is not known."""
+    """Return the bytes/s of PCIe links: as given, or of the device's PCIe generation (3 if unknown)."""
     if pcie_bandwidth is not None:
         return positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
     known = load_device(device).pcie_generation if device is not None and device in device_names() else None

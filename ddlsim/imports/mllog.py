@@ -11,8 +11,8 @@ the logs in https://github.com/mlperf/training_results_v0.6::
 
 Several ranks may log the same: of one-time keys the first counts, repeated accuracies and epochs are dropped. Object
 detection logs two accuracies at a time (boxes and masks), as a list or under names, image generation under ``metric``.
-Evaluations that are logged after ``run_stop`` are of checkpoints: they count when training had got there, which the
-ends of epochs and blocks tell, or else at ``run_stop``.
+Evaluations after ``run_stop`` are evaluations of checkpoints. They count when training reached the checkpoint,
+according to the ends of epochs and blocks, or else at ``run_stop``.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no", "samples_cou
 class MlperfRun:
     """One run. `run_s` is from run_start to run_stop, MLPerf's score; NaN where one of them is missing.
 
-    status      "success", "aborted", "killed" where the log ends without run_stop, or "" where that does not say
+    status      "success", "aborted", "killed" (the log ends without run_stop), or "" (run_stop has no status)
     global_batch_size, train_samples   0 where the log does not say
     accuracies  (s since run_start, epoch or sample as the log counts, value)
     metrics     the name of each accuracy: "" where there is one, "BBOX", "SEGM" or the place in a list where several
     epochs      (number, s): from epoch_start to epoch_stop, or blocks of several, per epoch
     notes       broken characters of the log that were replaced, broken entries of other keys that were left out,
-                evaluations that were logged after run_stop, how far a killed run had got
+                evaluations after run_stop, the length of a killed run
     timings     operation "step" from every logged throughput; "epoch" from every epoch if train_samples is known
     """
 
@@ -98,7 +98,7 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
 
     n_ranks   accelerators, which the log does not say (0: unknown)
 
-    Entries that cannot be used are left out with a warning that counts them. Raises ConfigError with file, line and
+    Skips entries that cannot be used, with a warning that counts them. Raises ConfigError with file, line and
     reason: several runs in one file, a file without entries of a run (a power log), times that run backwards.
     """
     source = read_text(path, log=True)

@@ -20,8 +20,8 @@ class DivergedError(DdlsimError):
 
 
 def evaluation(network: Network, data: DataSet, params: Array, state: Array | None) -> tuple[float, float]:
-    """Return (mean loss, accuracy) of the samples, or of their tokens where each has a label; of targets the accuracy
-    is NaN.
+    """Return (mean loss, accuracy) of the samples, or of tokens if each has a label. The accuracy of a regression is
+    NaN.
 
     params  (n_params,)
     state   (n_state,) the running statistics that belong to them; None where the network normalises no batches

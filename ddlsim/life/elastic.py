@@ -28,8 +28,8 @@ class Elastic:
     rejoin       until a new group runs: rendezvous, communicators
     rate         what becomes of the learning rate with n workers instead of the N at the start: "same"; "linear", n / N
                  times (Goyal et al. 2017); "square-root" of that (Krizhevsky 2014)
-    batch        "worker": each keeps its batch, so that all together have a smaller one; "global": survivors share the
-                 batch of all among them, each as many whole samples as fit into it
+    batch        "worker": each worker keeps its batch size, so the global batch shrinks; "global": the survivors divide
+                 the global batch into equal whole numbers of samples
     """
 
     min_workers: Count = 1

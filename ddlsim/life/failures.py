@@ -145,7 +145,7 @@ class Failures:
         for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, life, "failures")):
             if n >= MOST:
                 raise ConfigError(
-                    f"failures: more than {MOST:,} of {n_units} parts come in {time:.4g} s; give the run a shorter "
-                    "max_time, or parts a longer mtbf"
+                    f"failures: more than {MOST:,} failures of {n_units} parts in {time:.4g} s; shorten the run's "
+                    "max_time, or increase mtbf"
                 )
             yield Failure(time, unit, repair)

@@ -41,8 +41,9 @@ class Life:
     failures     the time of each, the part that failed, and the seconds of work that it took
     stretches    (start, position on the timeline at its start, at its end) of each time that it ran, shape (n, 3)
 
-    samples      that counted, where that is more than a matter of steps: of groups that change
-    computed     s that each worker computed, (n_workers,), and away: was out of service, of groups that change
+    samples      samples that counted, in elastic runs
+    computed     s that each worker computed, (n_workers,), in elastic runs
+    away         s that each worker was out of service, (n_workers,), in elastic runs
 
     The six kinds of time add up to `end`.
     """

@@ -1,4 +1,4 @@
-"""How a training goes on by the clock, where events at known times slow it for a while."""
+"""Progress of a training on the clock, which events at known times slow down for a while."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Pace:
-    """Progress of a training that never fails, piecewise linear in the time on the clock.
+    """Progress of a training without failures, piecewise linear in the time on the clock.
 
-    clock  s, ascending from 0, shape (n,), n >= 2
-    work   s that a training without events needs for the same steps, ascending from 0, shape (n,)
-    rate   s of work in a second after the last of these
-    busy   s that each worker has computed until then, shape (n, n_workers); computing: in a second after the last
+    clock      s, ascending from 0, shape (n,), n >= 2
+    work       s that a training without events needs for the same steps, ascending from 0, shape (n,)
+    rate       s of work per second after the last point
+    busy       s that each worker has computed until each point, shape (n, n_workers)
+    computing  s that each worker computes per second after the last point, shape (n_workers,)
 
-    A training that goes back to a checkpoint repeats work, but not events: these are on the clock.
+    A training that resumes from a checkpoint repeats work, but not events, which are fixed on the clock.
     """
 
     clock: Floats
@@ -41,7 +42,7 @@ class Pace:
         return np.asarray(each + self.computing * (max(end, self.clock[-1]) - max(start, self.clock[-1])))
 
     def when(self, work: Floats | float) -> Floats:
-        """Return when so many s of work are done, in s on the clock; inf: never."""
+        """Return the time on the clock, in s, at which that many s of work are done; inf: never."""
         work = np.asarray(work)
         after = np.clip(np.searchsorted(self.work, work), 1, len(self.work) - 1)  # of a standstill, its beginning
         left, right = self.work[after - 1], self.work[after]

@@ -293,7 +293,7 @@ class Engine:
     def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: Routes) -> None:
         """Say which connections carry the messages of these routes; add those that there are not yet."""
         if self._details is not None and self._details.buffer.any() and (routes.share < 1.0).any():
-            raise ConfigError("buffer: losses at full ports are modelled on one path; remove it, or routing = 'spray'")
+            raise ConfigError("buffer: port losses are only modelled for single paths; remove it, or routing = 'spray'")
         _, rows = self._extend("ways", len(pairs))
         latency = np.bincount(routes.of, routes.share * self._link_latency[routes.links], len(pairs)).tolist()
         narrowest = np.full(len(pairs), np.inf)

@@ -1,4 +1,4 @@
-"""The rules that users' layers are held to before they are trained."""
+"""Rules for custom layers, which are checked before a layer is trained."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def held_to_rules(layer: object, in_shape: tuple[int, ...], n: int = 3) -> None:
     pure = "changes its input or its tensors in place"
     need(same(before.values(), point.values()), owner, pure)
     again = same([out], [outputs(point, True)[0]]) and same([outputs(point, False)[0]], [outputs(point, False)[0]])
-    need(again, owner, "its outputs differ from call to call; let forward take rng and draw from that, while it trains")
+    need(again, owner, "its outputs differ from call to call; in training, draw from forward's parameter rng")
     for train in (False, *([] if buffers or "rng" in takes else [True])):
         alone = np.concatenate([outputs({**point, "x": point["x"][i : i + 1]}, train)[0] for i in range(n)])
         alike = bool(np.allclose(outputs(point, train)[0], alone, rtol=1e-9, atol=1e-12))
-        remedy = "normalise by buffers unless it trains" if buffers else "give it buffers for statistics of a batch"
+        remedy = "use buffers if train is False" if buffers else "add buffers for the statistics of a batch"
         need(alike, owner, f"a sample's output depends on the others; {remedy}")
     dx, slopes = rule.backward(dy.copy(), kept, {name: point[name] for name in start})
     need(same(before.values(), point.values()), owner, pure)

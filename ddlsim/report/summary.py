@@ -121,9 +121,9 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
     if found is None:
         return [("interval", f"by {' and '.join(causes)}: result.interval() simulates it")]
     low, high = rate(found.throughput.low), rate(found.throughput.high)
-    causes += ["how far measured runs of its kind were off"] if result.n_workers > 1 else []
+    causes += ["errors of similar predictions"] if result.n_workers > 1 else []
     text = f"{low} to {high}, {found.throughput.level:.0%} by {' and '.join(causes)}"
-    return [("interval", text), *(("", note) for note in found.throughput.notes)]
+    return [("interval", text), *[("note", note) for note in found.throughput.notes]]
 
 
 def _speedup(result: Result) -> str:

@@ -56,7 +56,7 @@ def family(experiment: Experiment, cluster: Cluster, model: str, n_workers: int)
         return Beyond()
     names = [name for name, of_class in STRATEGY_CLASSES.items() if of_class == type(experiment.strategy).__name__]
     name = names[0] if names else experiment.strategy.label
-    return deviation(f"run/{name}" if given else "run/a compute time that nobody measured")
+    return deviation(f"run/{name}" if given else "run/unmeasured compute time")
 
 
 def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[Experiment, tuple[str, ...]]:

@@ -77,8 +77,8 @@ def drawn(
                 break
             if n >= MOST:
                 raise ConfigError(
-                    f"faults: more than {MOST:,} of {each} come in {time:.4g} of {horizon:.4g} s; give the run a "
-                    "shorter max_time, or faults a longer mtbf"
+                    f"faults: {each} has more than {MOST:,} faults in the first {time:.4g} of {horizon:.4g} s; shorten "
+                    "the run's max_time, or increase mtbf"
                 )
             happening += [_at(fault, time) for fault in parts[part]]
     return tuple(sorted(happening, key=lambda each: each.start))

@@ -21,7 +21,7 @@ from ddlsim.run.parts import machines_of, machines_taken, racks
 from ddlsim.units import si
 from ddlsim.workload.input import Input
 from ddlsim.workload.model import load_model
-from ddlsim.workload.stage import stages_of
+from ddlsim.workload.stage import shares_batch, stages_of
 
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
@@ -134,7 +134,7 @@ class Groups:
 
     def _batch_size(self, n_workers: int) -> int:
         size = self._experiment.batch_size
-        if hasattr(self._experiment.strategy, "micro_batch_size"):  # which is that of all workers already
+        if shares_batch(self._experiment.strategy):  # which is that of all workers already
             return size
         return self.elastic.batch_size(size, n_workers, len(self._nodes))
 

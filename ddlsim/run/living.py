@@ -260,10 +260,10 @@ def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
             "max_time to simulate what failures do"
         )
     if experiment.elastic is not None:
-        whole = "; each worker takes as many whole samples as fit into the batch of all"
+        whole = "; every worker takes the same whole number of samples of the global batch"
         notes.append(
-            "elastic: groups are of the machines that are left; those alike in workers, speed, links and first switch "
-            f"stand for each other{whole if experiment.elastic.batch == 'global' else ''}"
+            "elastic: groups consist of the remaining machines; those with equal workers, speed, links and switch "
+            f"are interchangeable{whole if experiment.elastic.batch == 'global' else ''}"
         )
     if checkpoints is not None and checkpoints.asynchronous:
         notes.append("checkpoints: written beside the training, whose messages they are not taken to slow down")

@@ -67,17 +67,18 @@ def superlinear_causes(result: Outcome) -> list[str]:
     causes = []
     if stage.state < 1.0:
         causes.append(
-            f"each updates a share of the weights; one alone updates all, {seconds(workloads[0].optimizer)} a step"
+            "every worker updates a share of the weights, the baseline's one worker updates all, "
+            f"{seconds(workloads[0].optimizer)} per step"
         )
     if shares_batch(strategy) and not workloads[0].timed:
-        causes.append("each has a part of the layers, of which it reads and updates fewer weights")
+        causes.append("every worker reads and updates the weights of its part of the layers only")
     if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.faults:
-        causes.append("the times of these steps are a sample, and the baseline is their mean; take more steps")
+        causes.append("step times are a random sample, and the baseline is their mean; simulate more steps")
     times = np.diff([time for time, _ in result.measured_updates])
     if result.recorder.staleness or np.ptp(times) > 1e-9 * times.mean():
-        causes.append("updates do not come evenly, and these steps may begin or end within a burst; take more steps")
+        causes.append("updates come in bursts, and the measured steps may end within one; simulate more steps")
     if not experiment.window[0]:
-        causes.append("the first step, which does not wait for one before it, is measured too; set warmup=2")
+        causes.append("the measured steps include the first one, which waits for no earlier step; set warmup=2")
     if result.monitor is not None:
         causes.append("the baseline has the batches and images of the run throughout")
     return causes
@@ -157,7 +158,7 @@ def late_notes(events: Iterable[object], end: float) -> list[str]:
     """Return a note for each fault, slow-down, job or background traffic that begins after the `end` (s) of a run."""
     late = [each for each in events if si(getattr(each, "start", 0.0), "time") >= end]
     names = [f"job {each.name!r}" if isinstance(each, Job) else str(each) for each in late]
-    why = f"begins after the end of the run at {end:.4g} s and has no effect; take more steps"
+    why = f"begins after the end of the run at {end:.4g} s and has no effect; simulate more steps"
     return [f"{name} {why}" for name in names]
 
 
@@ -207,8 +208,8 @@ def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> t
     if len(nodes) == 1 or not any(map(hierarchical, names)) or levels(cluster, tuple(nodes)).are_several:
         return ()
     return (
-        f"hierarchical: the {len(nodes)} workers are at one level of the network: in one machine, or at equal links of "
-        "one switch, ring or mesh; the all-reduce runs among all of them at once",
+        f"hierarchical: all {len(nodes)} workers are on one level of the network (one machine, or equal links of one "
+        "switch, ring or mesh), so the all-reduce is flat",
     )
 
 

@@ -93,7 +93,7 @@ class Outcome:
 
     @cached_property
     def measured_seconds(self) -> float:
-        """s in which the measured updates were made; of a run that stalls, up to its end."""
+        """Duration of the measured updates, s; for a run that stalls, up to its end."""
         updates = self.measured_updates
         return updates[-1][0] - updates[0][0] + self.recorder.stalled(self.simulated_time)
 
@@ -115,14 +115,14 @@ class Outcome:
 
     @cached_property
     def paces(self) -> Paces:
-        """How the run goes on by the clock, with what begins and ends at known times."""
+        """Progress of the run on the clock, with events at known times."""
         from ddlsim.run.paces import Paces
 
         return Paces(self.experiment, self.cluster, self.nodes.tolist())
 
     @cached_property
     def undisturbed(self) -> Outcome:
-        """The run without what begins or ends at some time."""
+        """The run without events at known times."""
         from ddlsim.run.simulate import run
 
         return self if self.paces.is_steady else run(self.paces.steady)
@@ -168,7 +168,7 @@ class Outcome:
 
     @property
     def end_time(self) -> float:
-        """When the run was over, s, as :attr:`elapsed`; the history of a run that learns ends no later."""
+        """End of the run, s, as :attr:`elapsed`. The history of a training run ends no later."""
         return self.elapsed
 
     @property
@@ -248,7 +248,7 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        """Whether the devices' memory is large enough. Where it is not, all times are those of devices with more."""
+        """Whether the run fits into the devices' memory. If not, times are those of devices with more memory."""
         return self.memory is None or self.memory.fits
 
     @property
@@ -266,7 +266,7 @@ class Outcome:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second of all workers together; None for models without tokens."""
+        """Total throughput in tokens per second; None for models without tokens."""
         tokens = self.workloads[0].model.tokens
         return None if tokens is None else tokens * self.throughput
 

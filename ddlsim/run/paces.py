@@ -1,8 +1,8 @@
-"""Events at known times in trainings that go on for longer than is simulated: each happens once, on the clock.
+"""Events at known times in trainings that are longer than their simulated steps: each event happens once.
 
-A run of some steps stands for a long training, which is taken to repeat those that nothing disturbs. For the time in
-which an event lasts, or several at once, some steps are simulated in which they always do; what begins or ends in the
-middle of a step that is not simulated counts for its share of that.
+A run of some steps represents a long training, which is assumed to repeat its undisturbed steps. For every set of
+concurrent events, a few steps are simulated during which they all last. An event that begins or ends in the middle of a
+step outside the simulated ones counts proportionally.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _of_others(other: Job | Background) -> list[Event]:
 
 
 class Paces:
-    """How the training of an experiment goes on by the clock."""
+    """The progress of an experiment's training on the clock."""
 
     def __init__(self, experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
         self._experiment, self._cluster, self._nodes = experiment, cluster, nodes
@@ -118,7 +118,7 @@ class Paces:
 
     @property
     def is_steady(self) -> bool:
-        """Whether nothing begins or ends at some time."""
+        """Whether there are no events at known times."""
         return not (self._experiment.slow_downs or self._experiment.faults or self._beside)
 
     def of(self, result: Outcome | None, undisturbed: Outcome, length: float, life: int = 0) -> Pace:

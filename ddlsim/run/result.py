@@ -187,12 +187,12 @@ class Result(Outcome):
 
     @checked
     def interval(self, *, n_draws: Count = 20, level: float = 0.95, seed: Seed = 0) -> RunInterval:
-        """Return intervals of throughput and step time: the run is simulated `n_draws` times more, with values drawn
-        from the uncertainty of the cluster's calibration and other seeds of its jitter.
+        """Return intervals of throughput and step time, from `n_draws` further simulations with values sampled from
+        the uncertainty of the cluster's calibration and with other seeds of the jitter.
 
-        As :func:`ddlsim.predict_interval`, but of this run as it is: jitter that the calibration knows, and the run has
-        not, is left out. Of a training run only the clock is simulated. Widened by how much measured runs with this
-        strategy deviated from their predictions. Raises ConfigError where nothing is uncertain.
+        The errors of earlier predictions for this strategy widen both ends. Unlike :func:`ddlsim.predict_interval`,
+        this does not add calibrated jitter to a run without jitter. Of a training run only the clock is simulated.
+        Raises ConfigError if nothing is uncertain.
         """
         from ddlsim.validation.intervals import interval_of
 

@@ -47,11 +47,11 @@ Many = Annotated[int, whole(1, 100_000)]
 class Interval:
     """A mean over seeds and its `confidence` interval by Student's t (NaN for a single seed).
 
-    A time to a target is censored if ``n_missed`` seeds never reached it and `n` did. The mean is then restricted: a
-    seed that missed the target counts with the time for which it ran, so the true mean is larger, and ``high`` is inf
+    A time to a target is censored: `n` seeds reached it and ``n_missed`` did not. If any seed missed it, the mean is
+    restricted: such a seed counts with the time for which it ran. The true mean is then larger, and ``high`` is inf
     (Royston and Parmar 2013, BMC Medical Research Methodology 13:152). In ``median`` these seeds are later than all
-    others (inf if that is half of them or more). Bounds that cannot be (a time or throughput below 0, an accuracy above
-    1) are clipped.
+    others (inf if they are half of all seeds or more). Impossible bounds (a time or throughput below 0, an accuracy
+    above 1) are clipped.
     """
 
     mean: float
@@ -64,7 +64,7 @@ class Interval:
 
     @property
     def typical(self) -> float:
-        """The mean if every seed has a value, else the median: what to compare runs by."""
+        """The value to compare runs by: the mean if every seed has a value, else the median."""
         return self.median if self.n_missed else self.mean
 
     def __str__(self) -> str:
@@ -109,9 +109,8 @@ class Seeds:
     def curve(self, column: Column = "accuracy", x: Axis = "time", confidence: Confidence = 0.95) -> pd.DataFrame:
         """Return mean, low and high of a column of the history over `x`: time, updates, epoch or nbytes.
 
-        Every seed's values are joined by straight lines between its evaluations. The curve extends to the last
-        evaluation of the last seed; a seed that has ended keeps its last value, and column `n` counts those that have
-        not.
+        Values between evaluations are interpolated linearly. The curve extends to the last evaluation of the longest
+        run. A seed that has ended keeps its last value; column `n` counts the seeds that have not ended.
         """
         import pandas as pd
 

@@ -140,8 +140,8 @@ class Together:
             raise type(error)(f"job {tenant.name!r}: {error}") from None
         if has_life(experiment) and tenant.run.recorder.down is None:
             raise ConfigError(
-                f"job {tenant.name!r}: failures and checkpoints of a run that stops for them are laid over its "
-                "undisturbed steps, which tells nothing of what others have meanwhile; leave them out"
+                f"job {tenant.name!r}: failures and checkpoints that stop a run are modelled on its uncontended step "
+                "times, not on those beside other jobs; remove them, or use asynchronous workers"
             )
         if tenant.run.monitor is not None:
             tenant.run.monitor.start()

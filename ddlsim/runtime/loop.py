@@ -215,9 +215,9 @@ class Loop:
         self.env.schedule_at(event, time)
 
     def send(self, src: int, dst: int, nbytes: float, *, overhead: bool | None = None) -> simpy.Event:
-        """Send a message between nodes now; the event returned is triggered when it is delivered.
+        """Send a message of `nbytes` from node `src` to node `dst`; return an event that is triggered on delivery.
 
-        overhead  whether it is overhead of a collective of known time, or payload (as :meth:`Network.send`)
+        overhead  whether the bytes are overhead of a collective of known time instead of payload
         """
         event = self.env.event()
         self._sends.append((src, dst, nbytes, event, overhead))

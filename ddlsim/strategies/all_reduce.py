@@ -36,8 +36,8 @@ class AllReduce:
                 the all-gather ("bruck", "ring", ...) of norms of layers, of which each of N workers computes an N-th
                 where the optimizer is LARS or LAMB (Shi et al. 2021, arXiv:2010.10458, "parallel tensor operator"):
                 the same values in less time. None: every worker computes all norms
-    no_sync     with accumulation, gradients are summed once per update, as in DDP's ``no_sync`` context. False: after
-                every micro-step, the same values with `accumulation` times the bytes
+    no_sync     with accumulation, whether gradients are summed once per update, as in DDP's ``no_sync`` context. False:
+                after every micro-step, with the same values and `accumulation` times the bytes
     """
 
     algorithm: AllReduceAlgorithm = "default"
@@ -99,7 +99,7 @@ def start_group(
 
     if compresses and accumulation > 1 and not no_sync:
         raise ConfigError(
-            "AllReduce: no_sync = False: every micro-step would bring an error of compression; leave it out"
+            "AllReduce: no_sync = False would add a compression error in every micro-step; remove it, or compression"
         )
 
     def make(workloads: Sequence[Workload], steps: int) -> Plan:

@@ -107,8 +107,8 @@ class Table:
     def summary(self) -> pd.DataFrame:
         """One row per configuration that has been simulated: the varied fields, the workers, the number of seeds
         `n`, and for each metric the mean over seeds with its 95 % interval by Student's t, as metric, metric_low and
-        metric_high (NaN for a single seed). Where seeds missed a target, it is the median, in which they are later than
-        all others, and ``n_reached`` says how many reached it."""
+        metric_high (NaN for a single seed). If seeds missed a target, metric is the median, in which they are later
+        than all others; ``n_reached`` is the number of seeds that reached it."""
         import pandas as pd
 
         frame = self.frame

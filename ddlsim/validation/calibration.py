@@ -131,8 +131,8 @@ class Calibration:
         """Return the seconds of an operation of :data:`ddlsim.measure.OPERATIONS`, with the interval (95 %) in which
         one more measurement of it would lie.
 
-        n_hosts   machines that the ranks are on; None: as measured with this number of ranks, else one rank on each, or
-                  where that are more than the cluster has, evenly on as few as have room
+        n_hosts   number of machines; None: as measured with this number of ranks, else one rank on each machine, or, if
+                  the cluster has fewer machines than ranks, evenly on the fewest machines with room for them
         backend   whose curve applies; "" if there is only one
         algorithm of a collective, instead of that of the curve or the usual one; then without the curve
         version   of the software, as in the measurements; another one than was measured is extrapolated

@@ -1,7 +1,8 @@
-"""Which measurements the links are fitted to, and by which algorithm a collective ran where nobody says it.
+"""Choice of the measurements to which links are fitted, and of the algorithm of collectives if none is named.
 
-Transports are fitted separately: iperf3 measures TCP, NCCL RDMA or NVLink, MPI inside a host shared memory, and no one
-latency and bandwidth explains two of them. A cluster file has one kind of link, so the transport counts that runs use.
+Transports are fitted separately: iperf3 measures TCP, NCCL RDMA or NVLink, MPI inside a host shared memory, and no
+single latency and bandwidth explains two of them. A cluster file has one kind of link, so the transport that runs use
+counts.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _likeliest(cluster: Cluster, links: list[LinkRow], options: Sequence[str]) -
         unlikely[option] = minus_log_likelihood(errors, seconds, *fit_noise(errors, seconds))
     best = min(unlikely, key=lambda option: unlikely[option])  # of equals that of runs
     told = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
-    runs = "" if best == usual else f"; runs use {usual} unless they say algorithm = {best!r}"
+    runs = "" if best == usual else f"; runs use {usual} unless they set algorithm = {best!r}"
     return _by(best, links, cluster), f"fitted as {best}, the likeliest (-ln of the likelihood: {told}){runs}"
 
 

@@ -80,15 +80,15 @@ def predict_interval(
     level: Level = 0.95,
     seed: Seed = 0,
 ) -> RunInterval:
-    """Simulate the experiment with values drawn from the uncertainty of a calibration; return quantiles.
+    """Simulate the experiment with values sampled from the uncertainty of a calibration; return quantiles.
 
-    calibration   as :func:`ddlsim.calibrate` returns it, or a calibrated cluster file. None: the experiment's cluster
-                  is one; if it is none, only the chance in its jitter is drawn, and without jitter nothing
-    n_draws       simulations; each has its own seed of the run, so jitter falls differently
-    seed          of the draws
+    calibration   as :func:`ddlsim.calibrate` returns it, or a calibrated cluster file. None: that of the experiment's
+                  cluster; if the cluster has none, only jitter is sampled, if there is any
+    n_draws       number of simulations, each with a different seed
+    seed          of the samples
 
-    By how much runs with this strategy deviated from their predictions widens both ends; a note of the intervals says
-    where no measured family resembles the run. Raises ConfigError where nothing is uncertain (one worker, no jitter).
+    The errors of earlier predictions for this strategy widen both ends. If no measured family resembles the run, a note
+    of the intervals says so. Raises ConfigError if nothing is uncertain (one worker, no jitter).
     """
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)
@@ -166,7 +166,7 @@ def _drawn(
 
 
 def _interval(value: float, draws: Floats, level: float, like: Beyond) -> Interval:
-    """Return the interval of a time: quantiles of the draws, and beyond them what runs `like` it deviate."""
+    """Return the interval of a time: quantiles of the draws, widened by the deviations of runs `like` it."""
     low, high = np.quantile([value, *draws] if not len(draws) else draws, [0.5 - level / 2, 0.5 + level / 2]).tolist()
     scale = t_quantile(math.inf, level) / t_quantile(math.inf)
     like = dataclasses.replace(like, faster=scale * like.faster, slower=scale * like.slower)

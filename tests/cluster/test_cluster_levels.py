@@ -332,7 +332,7 @@ def test_auto_names_an_algorithm_per_level():
 ])  # fmt: skip
 def test_a_note_where_there_is_no_level(two_switches, strategy, n_workers):
     notes = step(two_switches, strategy, workers=n_workers).notes
-    assert [note for note in notes if note.startswith(f"hierarchical: the {n_workers} workers are at one level of")]
+    assert [note for note in notes if note.startswith(f"hierarchical: all {n_workers} workers are on one level of")]
     assert not any("one level" in note for note in step(two_switches, strategy, workers=16).notes)
 
 

@@ -207,19 +207,19 @@ def test_every_screen_runs_with_its_defaults(screen, cluster, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("query", "left_out"),
     [
-        ({"steps": 10**8}, "the address's steps is left out: 100000000 is more than 1000; type it into the form"),
-        ({"workers": 10**6}, "the address's workers is left out"),
-        ({"batch_size": 1e300}, "the address's batch_size is left out"),
-        ({"batch_size": "much"}, "the address's batch_size is left out"),
-        ({"others": "x" * 300}, "the address's others is left out: it has 300 characters"),
-        ({"others": "# \n" * 1000}, "the address's others is left out: it has 3000 characters"),
-        ({"cluster": "/etc/" + "../etc/" * 50 + "passwd"}, "the address's cluster is left out"),
-        ({"settings": {"a": ["x" * 10] * 1000}}, "the address's settings is left out"),
-        ({"settings": eval("[" * 150 + "]" * 150)}, "the address's settings is left out: settings: is nested more"),
-        ({"settings": [1]}, "the address's settings is left out"),
-        ({"cluster": "//evil.example/share/x.toml"}, "the address's cluster is left out: it names a folder of another"),
-        ({"model": "\\\\evil.example\\x.toml"}, "the address's model is left out: it names a folder of another"),
-        ({"others": 'compute = { type = "traced", path = "//evil.example/x" }'}, "the address's others is left out"),
+        ({"steps": 10**8}, "steps of the address is ignored: 100000000 is more than 1000; type it into the form"),
+        ({"workers": 10**6}, "workers of the address is ignored"),
+        ({"batch_size": 1e300}, "batch_size of the address is ignored"),
+        ({"batch_size": "much"}, "batch_size of the address is ignored"),
+        ({"others": "x" * 300}, "others of the address is ignored: it has 300 characters"),
+        ({"others": "# \n" * 1000}, "others of the address is ignored: it has 3000 characters"),
+        ({"cluster": "/etc/" + "../etc/" * 50 + "passwd"}, "cluster of the address is ignored"),
+        ({"settings": {"a": ["x" * 10] * 1000}}, "settings of the address is ignored"),
+        ({"settings": eval("[" * 150 + "]" * 150)}, "settings of the address is ignored: settings: is nested more"),
+        ({"settings": [1]}, "settings of the address is ignored"),
+        ({"cluster": "//evil.example/share/x.toml"}, "cluster of the address is ignored: it names a folder of another"),
+        ({"model": "\\\\evil.example\\x.toml"}, "model of the address is ignored: it names a folder of another"),
+        ({"others": 'compute = { type = "traced", path = "//evil.example/x" }'}, "others of the address is ignored"),
     ],
 )  # fmt: skip
 def test_an_address_has_limits(query, left_out):
@@ -292,7 +292,7 @@ def test_no_page_quotes_a_file_that_is_no_cluster(name, tmp_path):
         assert "SECRET" not in message(str(error.value)).object
     place = app.screens(Setup(screen="cluster", cluster=str(path)), Now())[1]
     assert errors(place) == [message(f"{path}: SECRET").object]
-    assert f"{path}: cannot be used here; the ddlsim command says why in a terminal" in errors(place)[0]
+    assert f"{path}: cannot be used here; run the ddlsim command in a terminal to see why" in errors(place)[0]
     for card in place.select(pn.Card):  # the exported file, too
         card.collapsed = False
     assert not any("SECRET" in text for text in texts(place))
@@ -307,7 +307,7 @@ def test_errors_end_with_the_name_of_a_file(tmp_path):
     for place in ("", "other fields: compute: "):
         for line in ("", ":7"):
             text = message(f"{place}{path}{line}: begins with 'SECRET', which: is none").object
-            assert f"{place}{path}: cannot be used here; the ddlsim command says why in a terminal" in text
+            assert f"{place}{path}: cannot be used here; run the ddlsim command in a terminal to see why" in text
             assert "SECRET" not in text
     assert "office-1gbee" in message("unknown cluster 'office-1gbee': did you mean").object
 

@@ -361,8 +361,8 @@ CALLS = {
 READERS = (
     "read_any", "kind_of", "read_astra", "read_horovod", "read_iperf3", "read_kineto", "read_lstopo", "read_mllog",
     "read_nccl_tests", "read_nccl_topology", "read_nvidia_smi", "read_osu", "read_ping", "read_rocm_smi",
-    "read_simgrid", "read_throughput", "read_cifar", "read_idx", "read_images", "read_npz", "read_downloaded", "read_measurements",
-    "Traced", "fastest_over_ranks", "profile_workload", "read_text", "read_graphml", "read_topology",
+    "read_simgrid", "read_throughput", "read_cifar", "read_idx", "read_images", "read_npz", "read_measurements",
+    "read_downloaded", "Traced", "fastest_over_ranks", "profile_workload", "read_text", "read_graphml", "read_topology",
 )  # fmt: skip
 #: objects whose methods people call
 OBJECTS = {

@@ -342,9 +342,9 @@ class Deaf(Normed):
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        (Forgets, "a sample's output depends on the others; give it buffers for statistics of a batch"),
-        (Ignores, "a sample's output depends on the others; normalise by buffers unless it trains"),
-        (Unseeded, "its outputs differ from call to call; let forward take rng"),
+        (Forgets, "a sample's output depends on the others; add buffers for the statistics of a batch"),
+        (Ignores, "a sample's output depends on the others; use buffers if train is False"),
+        (Unseeded, "its outputs differ from call to call; in training, draw from forward's parameter rng"),
         (Silent, r"forward must return the batch's \['running_mean', 'running_var'\] as a third value"),
         (Deaf, "has buffers; its forward must take train and buffers"),
         (Wrong, "the gradient of 'x' is"),

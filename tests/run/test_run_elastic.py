@@ -310,7 +310,7 @@ def test_a_group_never_has_more_than_the_batch_of_all(tmp_path):
     fields = {"speed": None, "compute": ddlsim.Affine("1 s", 0.0), "elastic": elastic}
     result = slow_first(tmp_path, (0.5, 0, 1e9), **fields)
     assert result.goodput * 1000.0 == pytest.approx(30 * result.life.steps)
-    assert any("as many whole samples as fit" in note for note in result.notes)
+    assert any("every worker takes the same whole number of samples" in note for note in result.notes)
     checkpoints = Checkpoints("10 s", stall=0.0)
     parts = slow_first(
         tmp_path, (0.5, 0, 1e9), **{**fields, "strategy": ddlsim.FSDP(), "batch_size": 48, "checkpoints": checkpoints}

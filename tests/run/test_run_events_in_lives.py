@@ -207,7 +207,7 @@ def test_too_many_random_faults_are_one_line(model):
     assert result.life.steps == pytest.approx(1e9, rel=0.01)
     short = {"steps": 2, "warmup": 0, "checkpoints": None, "max_time": math.inf}
     stopped = Stop(1, "1 s", "1000000000 s")
-    with pytest.raises(ConfigError, match=r"faults: more than 20,000 of RandomFaults\(.* come in .* longer mtbf"):
+    with pytest.raises(ConfigError, match=r"faults: RandomFaults\(.* has more than 20,000 faults in .* increase mtbf"):
         lived(model, faults=[*started, stopped], **short)
     fields = {"compute": Measured("1 s", 8), "steps": 2, "warmup": 0}
     job = Experiment(GRAPH, model, AllReduce("ring"), 8, faults=[stopped], **fields)
