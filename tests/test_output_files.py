@@ -272,7 +272,7 @@ ALWAYS = {"write_text", "write_bytes", "mkstemp", "NamedTemporaryFile", "copyfil
 #: file -> what it may call: /dev/null; where files are written, rows appended, a store copied to where it can be read
 MAY = {
     "cli/application.py": {"open"}, "output_files.py": {"open", "fdopen"}, "measure/store.py": {"open"},
-    "study/reading.py": {"copyfile"},
+    "study/store.py": {"copyfile"},
 }  # fmt: skip
 
 

@@ -71,8 +71,8 @@ def test_nothing_is_said_where_nothing_is_left_out(recommender):
 
 
 def test_dlrm_fits_where_its_tables_are_shared_out():
-    """540 million parameters, all but 0.5 million in tables, are 6.5 GB with gradient and momentum, and 1.2
-    million samples 11.6 GB: too much for the 17.2 GB of one device, not for four, which hold 10.1 million rows at most."""
+    """540 million parameters, all but 0.5 million in tables, are 6.5 GB with gradient and momentum, and 1.2 million
+    samples 11.6 GB: too much for the 17.2 GB of one device, not for four, which hold 10.1 million rows at most."""
     cluster = star(4, bandwidth="10 Gbit/s", latency="10 us", host=MultiGpu(n_gpus=1, device="p100"))
 
     def warnings(workers):
