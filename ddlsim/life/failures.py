@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 from ddlsim.arguments import Count, Index, Positive, Seed, Share, checked, one_of, quantity
 from ddlsim.errors import ConfigError, shown
-from ddlsim.life.recurring import recurring
+from ddlsim.life.random_faults import recurring
 from ddlsim.units import si
 
 _COLUMNS = ("time_s", "unit", "repair_s")

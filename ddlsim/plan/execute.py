@@ -14,7 +14,7 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.collectives import Collective
 from ddlsim.network import Network
 from ddlsim.plan.bounds import nodes_of
-from ddlsim.plan.exchanges import check_exchanges
+from ddlsim.plan.check import check_exchanges
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BROADCAST, UPDATE, Floats, Plan
 from ddlsim.plan.runner import Run
 from ddlsim.plan.schedules import Schedules

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.order import Order
-from ddlsim.plan.overlaps import joined, with_parts
+from ddlsim.plan.order import Order, joined, with_parts
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.plan.bounds import narrowest
-from ddlsim.plan.exchanges import check_exchanges
+from ddlsim.plan.check import check_exchanges
 from ddlsim.plan.interfaces import Interfaces, known_rate
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, PUSH_PULL, RECEIVE, SEND, UPDATE, Floats, Ints, Plan

@@ -17,10 +17,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
 from ddlsim.run.calibrated import as_measured, outside
-from ddlsim.run.copies_share import input_note
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import check_faults
-from ddlsim.run.feeding import check_source, with_copies
+from ddlsim.run.feeding import check_source, input_note, with_copies
 from ddlsim.run.living import check_life, check_replicas, has_life
 from ddlsim.run.notes import level_notes
 from ddlsim.run.traced import Traced, traced_workload
@@ -36,7 +35,7 @@ from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.products import has_kernels
 from ddlsim.workload.resized import resized
 from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, shares_batch, stages_of
-from ddlsim.workload.tables import exchange_left_out
+from ddlsim.workload.table_placement import exchange_left_out
 
 #: ways that are looked at, further ones once one is there, and those that are named
 MOST_TRIED, MORE_TRIED, N_NAMED = 32, 3, 2

@@ -21,7 +21,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import current_parameters, reference_ends, with_parameters
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
-from ddlsim.runtime.curve_cost import parts_of
+from ddlsim.runtime.costs import parts_of
 from ddlsim.validation.cases import Case
 from ddlsim.validation.log_fit import LogFit, Prior, fit_logs
 from ddlsim.validation.noise import Floats, fit_noise, minus_log_likelihood, weights_of

@@ -18,7 +18,7 @@ from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES, optimizer_nbytes
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.roles import blocks, check_split, rank_tensors, roles
-from ddlsim.workload.tables import held_params
+from ddlsim.workload.table_placement import held_params
 
 if TYPE_CHECKING:  # a stage says what memory it takes
     from ddlsim.workload.stage import Stage
@@ -114,8 +114,8 @@ def memory_of(
 
     batches    micro-batches whose activations it keeps at the same time; 1F1B with p stages keeps p on the first one,
                with v chunks a stage p (1 + (p - 1)/(p v)) (Narayanan et al. 2021, arXiv:2104.04473)
-    n_workers  that share out embedding tables whose gradients are not exchanged (:mod:`ddlsim.workload.tables`): the
-               rank is the one that holds most of them
+    n_workers  that share out embedding tables whose gradients are not exchanged
+               (:mod:`ddlsim.workload.table_placement`): the rank is the one that holds most of them
 
     Raises ConfigError for heads or features that tensor parallelism does not divide.
     """
