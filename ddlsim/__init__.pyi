@@ -155,7 +155,8 @@ from .workload.caches import (
     multi_level_cache as multi_level_cache,
     partitioned_cache as partitioned_cache,
 )
-from .workload.input import Copies as Copies, Input as Input
+from .workload.copies import Copies as Copies
+from .workload.input import Input as Input
 from .workload.devices import Device as Device, device_names as device_names, load_device as load_device
 from .workload.jitter import (
     Exponential as Exponential,

@@ -28,8 +28,9 @@ from ddlsim.strategies.plans import whole_cycles
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
+from ddlsim.workload.copies import Copies
 from ddlsim.workload.devices import Device, DeviceLike
-from ddlsim.workload.input import Copies, Input
+from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
 from ddlsim.workload.model import Model, ModelLike
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES

@@ -17,8 +17,9 @@ from ddlsim.runtime.servers import memory_nodes
 from ddlsim.runtime.worker import Process, all_of
 from ddlsim.units import si
 from ddlsim.workload.compute import Roofline, Workload
+from ddlsim.workload.copies import Copies
 from ddlsim.workload.devices import Device
-from ddlsim.workload.input import Copies, Input
+from ddlsim.workload.input import Input
 from ddlsim.workload.model import Model
 from ddlsim.workload.stage import n_replicas
 

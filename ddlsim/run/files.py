@@ -56,7 +56,8 @@ from ddlsim.workload import jitter as jitters
 from ddlsim.workload.caches import Cache
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import OverlapSlowdown
-from ddlsim.workload.input import Copies, Input
+from ddlsim.workload.copies import Copies
+from ddlsim.workload.input import Input
 from ddlsim.workload.model import load_model
 from ddlsim.workload.spread import Spread
 from ddlsim.workload.toml_files import read_toml, validate

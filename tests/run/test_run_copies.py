@@ -12,7 +12,7 @@ from ddlsim import AllReduce, Copies, Measured, Spread
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.errors import ConfigError
 from ddlsim.workload import order_statistics
-from ddlsim.workload.input import MXNET_INPUT
+from ddlsim.workload.copies import MXNET_INPUT
 from ddlsim.workload.spread import WHISKERS
 
 EXACT = {"rel": 1e-9, "abs": 0.0}
