@@ -22,8 +22,7 @@ from ddlsim.planner.crossovers import crossovers
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
 from ddlsim.planner.plan import Choice, Plan, choices_of
-from ddlsim.planner.preference import SAME, beats_bound, preferred, spread_of, tie_reason
-from ddlsim.planner.search import Found, Search
+from ddlsim.planner.search import SAME, Found, Search, beats_bound, preferred, spread_of, tie_reason
 from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import count, duration, percent
 from ddlsim.run.checkpoint_intervals import best_checkpoint_interval
