@@ -88,7 +88,7 @@ def _watched(
     from rich.console import Console
     from rich.progress import track
 
-    from ddlsim.measure.store import append
+    from ddlsim.measure.reading import append
 
     console = Console(stderr=True)
     done: list[Comparison] = []

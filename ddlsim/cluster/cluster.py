@@ -308,12 +308,9 @@ class Cluster:
                 raise self.no_route(int(src[lost.argmax()]), int(dst[lost.argmax()]))
         # a fixed route asks the router for the empty one, so that it need not exist there
         offsets, links = self._router.route(src, np.where([way is not None for way in fixed], src, dst))[:2]
-        parts = [
-            links[offsets[i] : offsets[i + 1]] if way is None else np.array(way, dtype=np.int64)
-            for i, way in enumerate(fixed)
-        ]
-        lengths = np.array([len(part) for part in parts], dtype=np.int64)
-        ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+        routed = np.split(links, offsets[1:-1])
+        parts = [own if way is None else np.array(way, dtype=np.int64) for own, way in zip(routed, fixed, strict=False)]
+        ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         return Routes(ends, np.concatenate(parts) if parts else links)
 
     @checked

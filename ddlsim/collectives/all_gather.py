@@ -10,8 +10,7 @@ from ddlsim.arguments import checked
 from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
 from ddlsim.collectives.gloo import gloo_all_gather
-from ddlsim.collectives.nccl_ring import side_by_side
-from ddlsim.collectives.nccl_schedule import by_nccl
+from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 

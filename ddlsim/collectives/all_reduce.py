@@ -12,12 +12,11 @@ from ddlsim.arguments import Count, Index, checked, one_of, whole
 from ddlsim.collectives import all_gather, broadcast, reduce, reduce_scatter
 from ddlsim.collectives.combine import sequence
 from ddlsim.collectives.gloo import gloo_ring
-from ddlsim.collectives.halving import fold_pairs, halving
 from ddlsim.collectives.hierarchy import hierarchical, torus_2d
-from ddlsim.collectives.nccl_ring import side_by_side
-from ddlsim.collectives.nccl_schedule import by_nccl
+from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, PROTOCOLS
 from ddlsim.collectives.nccl_way import Way
+from ddlsim.collectives.reduce_scatter import fold_pairs, halving
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
 from ddlsim.collectives.trees import double_binary_tree
 from ddlsim.errors import ConfigError

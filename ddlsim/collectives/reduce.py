@@ -7,8 +7,8 @@ import numpy as np
 from ddlsim.arguments import Index, checked
 from ddlsim.collectives.combine import with_root
 from ddlsim.collectives.gloo import gloo_reduce
-from ddlsim.collectives.pipeline import pipeline
 from ddlsim.collectives.schedule import Ranks, Schedule, Segments, messages
+from ddlsim.collectives.trees import pipeline
 
 __all__ = ["binomial", "chain", "gloo_reduce"]
 

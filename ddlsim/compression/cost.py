@@ -13,7 +13,7 @@ import numpy as np
 from ddlsim.arguments import Count, Index, NotNegative, checked
 from ddlsim.compression.contract import Compressor, Payload, Traits, TwoRounds, Vector
 from ddlsim.compression.exchange import aggregate, average
-from ddlsim.compression.select import SELECT_KERNELS, SELECT_PASSES, SORT_KERNELS, SORT_PASSES
+from ddlsim.compression.sparse import SELECT_KERNELS, SELECT_PASSES, SORT_KERNELS, SORT_PASSES
 from ddlsim.workload.precision import FP32_NBYTES
 
 P = TypeVar("P", bound=Payload)

@@ -9,7 +9,7 @@ import numpy as np
 from ddlsim.arguments import Count, Decay, checked
 from ddlsim.compression.contract import Traits, Vector, check_gradient, count
 from ddlsim.compression.payloads import SparsePayload, scatter
-from ddlsim.compression.select import SELECT_PASSES, top_k
+from ddlsim.compression.sparse import SELECT_PASSES, top_k
 from ddlsim.errors import ConfigError
 
 #: sparsity of each warm-up stage and after it (Lin et al. 2018, section 3.3: one epoch each)

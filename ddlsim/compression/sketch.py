@@ -18,7 +18,7 @@ from ddlsim.compression.contract import (
     count,
 )
 from ddlsim.compression.payloads import AlignedPayload, Buffers, mean, scatter
-from ddlsim.compression.select import SELECT_KERNELS, SELECT_PASSES, top_k
+from ddlsim.compression.sparse import SELECT_KERNELS, SELECT_PASSES, top_k
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 
 from ddlsim.arguments import checked
-from ddlsim.data.cifar import read_cifar
 from ddlsim.data.clicks import clicks
 from ddlsim.data.dataset import DataSet
 from ddlsim.data.digits import load_digits
-from ddlsim.data.downloaded import read_downloaded
+from ddlsim.data.downloaded import read_cifar, read_downloaded
 from ddlsim.data.image_folder import read_images
 from ddlsim.data.npz import read_npz
 from ddlsim.data.sentences import sentences

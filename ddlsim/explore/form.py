@@ -27,8 +27,6 @@ OWN = "own ..."
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 #: what is seen where nothing is written
 OTHERS = 'max_time = "720 h"\n[failures]\nmtbf = "5000 h"\n[checkpoints]\nevery = "1 h"\nto = "peers"'
-#: MiB of a file that can be uploaded
-MOST_MIB = 50
 
 
 def form(setup: Setup) -> pn.Column:

@@ -5,6 +5,7 @@ Colours of text and lines are the page's own, so that all of this is readable in
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,19 @@ import panel as pn
 
 from ddlsim.bundled import bundled_files
 from ddlsim.printable import shown
+
+#: matplotlib's pictures are black on white, also on a dark page
+FRAME = ":host { background: white; border-radius: 6px; }"
+
+
+def picture(draw: Callable[[], Any], alternative: str) -> pn.pane.PNG:
+    """Return the figure that `draw` returns, with a text for who cannot see it."""
+    file = io.BytesIO()
+    draw().savefig(file, format="png", dpi=110)
+    return pn.pane.PNG(
+        file.getvalue(), alt_text=alternative, sizing_mode="scale_width", stylesheets=[FRAME], margin=(4, 8), embed=True
+    )
+
 
 #: how folders of uploaded files begin
 UPLOADED = "ddlsim-explore-"

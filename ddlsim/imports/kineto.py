@@ -17,18 +17,145 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from ddlsim.arguments import Count, checked
-from ddlsim.errors import ConfigError, shown
+from ddlsim.errors import ConfigError, listed, shown
 from ddlsim.imports.chrome import Event, read_events
 from ddlsim.imports.json_values import finite
 from ddlsim.imports.kineto_layers import LayerTime, input_samples, layer_times
-from ddlsim.imports.kineto_overlap import overlap_slowdown
 from ddlsim.imports.text import EntryError, LeftOut, SourceText, read_text
 from ddlsim.imports.timing import Timing
+from ddlsim.workload.compute import Workload
+
+#: torch.nn class, without its dimension -> layer type of a model file
+_TYPES = {
+    "Conv": "conv", "Linear": "dense", "BatchNorm": "batch_norm", "SyncBatchNorm": "batch_norm",
+    "LayerNorm": "layer_norm", "Embedding": "embedding", "EmbeddingBag": "embedding_bag", "ReLU": "relu",
+    "GELU": "gelu", "Tanh": "tanh", "Sigmoid": "sigmoid", "MaxPool": "max_pool", "AvgPool": "avg_pool",
+    "AdaptiveAvgPool": "adaptive_avg_pool", "Dropout": "dropout", "Flatten": "flatten",
+}  # fmt: skip
+_LEARNED = ("conv", "dense", "batch_norm", "layer_norm", "embedding", "embedding_bag")
+
+
+@checked
+def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workload:
+    """Return `workload` with the forward and backward times that a trace measured.
+
+    layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model at the same batch size
+
+    Modules are matched by class, in order of their calls. Layers with parameters must be as many in the trace as in the
+    model; of the others a module that is called several times has its time shared out as the workload had it. Layers
+    that are no modules in PyTorch (additions, concatenations, attention) keep the workload's times.
+
+    Raises :class:`ConfigError` naming the class and both counts when model and trace do not fit.
+    """
+    if not layers:
+        raise ConfigError("the trace has no layers; take it with torch.profiler.profile(with_stack=True)")
+    found: dict[str, list[LayerTime]] = {}
+    for layer in layers:
+        kind = _type_of(layer)
+        if kind is not None:
+            found.setdefault(kind, []).append(layer)
+    types = [layer.type for layer in workload.model.layers]
+    for kind in _LEARNED:
+        n_model, n_trace = types.count(kind), len(found.get(kind, []))
+        if n_model != n_trace:
+            raise ConfigError(
+                f"the trace calls {n_trace} modules that are {kind!r}, the model {workload.model.name!r} has {n_model};"
+                f" take the model that was traced"
+            )
+    forward, backward = workload.forward.copy(), workload.backward.copy()
+    for kind, modules in found.items():
+        places = np.flatnonzero([name == kind for name in types])
+        for times, measured in (
+            (forward, [module.forward_s for module in modules]), (backward, [module.backward_s for module in modules])
+        ):  # fmt: skip
+            if len(places) == len(modules):
+                times[places] = measured
+            elif len(places):
+                old = times[places]
+                share = old / old.sum() if old.sum() > 0 else np.full(len(places), 1 / len(places))
+                times[places] = sum(measured) * share
+    return replace(
+        workload, forward=forward, backward=backward,
+        basis=f"profile of {sum(len(modules) for modules in found.values())} modules",
+    )  # fmt: skip
+
+
+def _type_of(layer: LayerTime) -> str | None:
+    """Return the layer type of a module; None for those without work of their own in the model."""
+    name = re.sub(r"[123]d$", "", layer.kind)
+    if name == "Identity" or name.endswith("Loss"):
+        return None
+    if name not in _TYPES:
+        raise ConfigError(
+            f"the trace has the module {layer.name!r}, of a class that no layer of a model file stands for; "
+            f"leave its time out, or describe the model with known layers ({listed(sorted(_TYPES))})"
+        )
+    return _TYPES[name]
+
+
+#: kernels of either sort below which nothing is said
+FEWEST = 20
+#: share of a kernel that may be on the other side: seconds since 1970 are exact to 0.2 us
+EDGE = 0.05
+
+
+def overlap_slowdown(spans: Sequence[Event]) -> float:
+    """Return how many times as long kernels take beside a collective's kernel as alone; NaN if the trace does not say.
+
+    Kernels of the same name and launch (grid, block) are alike; those count that ran both wholly beside a kernel of
+    NCCL's and wholly without one: the sum of their seconds beside it over what they would have taken alone, on average.
+    With fewer than 20 of either sort there is no number.
+    """
+    kernels = [event for event in spans if event.category == "kernel" and event.dur > 0]
+    beside: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    alone: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    by_device: dict[str, list[Event]] = defaultdict(list)
+    for event in kernels:
+        by_device[str(event.args.get("device", event.pid))].append(event)
+    for own in by_device.values():
+        busy = _union([event for event in own if event.name.startswith("nccl")])
+        for event in own:
+            if event.name.startswith("nccl"):
+                continue
+            share = _covered(busy, event)
+            launch = event.name, str(event.args.get("grid")), str(event.args.get("block"))
+            if share <= EDGE * event.dur:
+                alone[launch].append(event.dur)
+            elif share >= (1.0 - EDGE) * event.dur:
+                beside[launch].append(event.dur)
+    both = sorted(beside.keys() & alone.keys())
+    if min((sum(len(sort[launch]) for launch in both) for sort in (beside, alone)), default=0) < FEWEST:
+        return float("nan")
+    expected = sum(len(beside[launch]) * float(np.mean(alone[launch])) for launch in both)
+    return float(sum(sum(beside[launch]) for launch in both) / expected)
+
+
+def _union(events: Sequence[Event]) -> npt.NDArray[np.float64]:
+    """Return the intervals in which one of the events runs, (n, 2) s, in their order."""
+    merged: list[list[float]] = []
+    for begin, end in sorted((event.ts, event.end) for event in events):
+        if merged and begin <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([begin, end])
+    return np.array(merged, dtype=float).reshape(-1, 2)
+
+
+def _covered(intervals: npt.NDArray[np.float64], event: Event) -> float:
+    """Return how long any of the intervals runs beside an event, s."""
+    first, last = np.searchsorted(intervals[:, 1], event.ts, "right"), np.searchsorted(intervals[:, 0], event.end)
+    near = intervals[first:last]
+    return float((np.minimum(near[:, 1], event.end) - np.maximum(near[:, 0], event.ts)).sum())
+
 
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 _KERNEL = re.compile(r"(?:nccl|rccl|msccl)\w*?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
@@ -60,7 +187,7 @@ class KinetoTrace:
     layers       leaf modules in order of their first call (empty without ``with_stack=True``)
     rank, n_ranks   of this trace; 0 and 1 where it was not distributed
     overlap_slowdown   how many times as long kernels take beside a collective's
-                       (:func:`~ddlsim.imports.kineto_overlap.overlap_slowdown`); NaN where the trace does not say
+                       (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN where the trace does not say
     batch_size   length of the first dimension of what the first module computes with; 0 without ``record_shapes=True``
     """
 

@@ -19,8 +19,7 @@ from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.imports.machines import assemble, copies, pcie_rate
-from ddlsim.imports.pci_devices import computes
-from ddlsim.imports.pci_tree import RATE, PciTree, bus_id
+from ddlsim.imports.pci_tree import RATE, PciTree, bus_id, computes
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
 
@@ -47,7 +46,7 @@ def read_lstopo(
     nic_bandwidth      of every NIC (of the RDMA devices, if there are any); needed for several hosts
     device             key of the device catalogue for the GPUs
 
-    GPUs are PCI devices of class 03 and 12 without displays (:mod:`ddlsim.imports.pci_devices`), numbered by bus id. A
+    GPUs are PCI devices of class 03 and 12 without displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. A
     warning lists them if they are of several kinds. Raises ConfigError with file, line and reason.
     """
     root = parse_xml(read_text(path))

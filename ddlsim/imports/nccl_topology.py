@@ -21,8 +21,7 @@ from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.imports.machines import assemble, copies
-from ddlsim.imports.pci_devices import computes
-from ddlsim.imports.pci_tree import GPU_CLASSES, NIC_CLASS, PciTree, bus_id, has_speed
+from ddlsim.imports.pci_tree import GPU_CLASSES, NIC_CLASS, PciTree, bus_id, computes, has_speed
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
 

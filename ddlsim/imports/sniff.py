@@ -17,12 +17,11 @@ from ddlsim.imports.horovod import HorovodTimeline, read_horovod
 from ddlsim.imports.kineto import KinetoTrace, read_kineto
 from ddlsim.imports.lstopo import read_lstopo
 from ddlsim.imports.mllog import MlperfRun, read_mllog
-from ddlsim.imports.nccl_tests import read_nccl_tests
+from ddlsim.imports.nccl_tests import CSV_HEADING, read_nccl_tests
 from ddlsim.imports.nccl_topology import read_nccl_topology
 from ddlsim.imports.network_tools import read_iperf3, read_ping
 from ddlsim.imports.nvidia_smi import read_nvidia_smi
 from ddlsim.imports.osu import read_osu
-from ddlsim.imports.rccl_tests import CSV_HEADING
 from ddlsim.imports.rocm_smi import read_rocm_smi
 from ddlsim.imports.simgrid import read_simgrid
 from ddlsim.imports.text import SourceText, read_text, warn

@@ -19,8 +19,7 @@ from ddlsim.jobs.simulate import JobLike, simulate_jobs
 from ddlsim.life import Background
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.job import Job
-from ddlsim.run.placement import placed
+from ddlsim.run.job import Job, placed
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import run
 from ddlsim.streams import stream

@@ -2,6 +2,5 @@
 
 from .executor import LabError as LabError
 from .cabling import plan as plan
-from .laboratory import Comparison as Comparison, compare as compare
+from .laboratory import Comparison as Comparison, compare as compare, parse_operations as parse_operations
 from .namespaces import check_computer as check_computer, clean as clean
-from .operations import parse_operations as parse_operations

@@ -2,7 +2,7 @@
 
 from ddlsim.life.background import Background as Background
 from ddlsim.life.checkpoints import Checkpoints as Checkpoints
-from ddlsim.life.closed_forms import (
+from ddlsim.life.checkpoints import (
     daly_interval as daly_interval,
     daly_time as daly_time,
     young_interval as young_interval,

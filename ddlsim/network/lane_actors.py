@@ -82,9 +82,7 @@ def is_gone(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
 @inlined
 def worked(t: lt.Tables, actor, begin, end):  # type: ignore[no-untyped-def]
     """Count what an actor has computed; while its process stands still, its device is idle."""
-    still = 0.0
-    if t.actors[actor].slow >= 0:
-        still = stood_still(t.slow, t.actors[actor].slow, begin, end)
+    still = stood_still(t.slow, t.actors[actor].slow, begin, end) if t.actors[actor].slow >= 0 else 0.0
     t.actors[actor].compute += end - begin - still
     t.actors[actor].idle += still
 
@@ -139,9 +137,8 @@ def wait_until_back(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
     t.actors[actor].fell = now
     t.actors[actor].left = -1
     i: int = next_crash(t, actor, now)
-    end = t.crashes[i].end
-    if end < np.inf:
-        come(t, end, lt.BACK, actor)
+    if t.crashes[i].end < np.inf:
+        come(t, t.crashes[i].end, lt.BACK, actor)
 
 
 @inlined

@@ -9,9 +9,8 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
-from ddlsim.plan.exchanges import check_exchanges
-from ddlsim.plan.interfaces import Interfaces, interfaces
-from ddlsim.plan.least import Crossing, least_crossing
+from ddlsim.plan.check import check_exchanges
+from ddlsim.plan.interfaces import Crossing, Interfaces, interfaces, least_crossing
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, KINDS, PUSH_PULL, SEND, Floats, Ints, Plan
 
@@ -88,7 +87,7 @@ def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut
 
     nodes  (n_ranks,) where the ranks are; by default the cluster's first workers
 
-    Messages cross where their ends are apart, and collectives bring what :func:`ddlsim.plan.least.least_crossing`
+    Messages cross where their ends are apart, and collectives bring what :func:`ddlsim.plan.interfaces.least_crossing`
     says: an all-reduce of m bytes over members in k places at least m bytes out of each and m into each, and
     2 (k - 1) m into all together. What is pushed to servers may be added up inside machines, not on the way between
     them. What a token bucket lets through at once (docs/models/tcp.md) takes no time. No messages are faster.

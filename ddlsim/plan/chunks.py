@@ -14,8 +14,8 @@ import numpy as np
 from ddlsim.arguments import Count, Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import Floats, Ints
-from ddlsim.workload.activations import layer_nbytes
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.memory import layer_nbytes
 from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual, Side
 from ddlsim.workload.precision import ELEMENT_NBYTES
 

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from ddlsim.network.executor import TaskColumns
+from ddlsim.plan.execute import columns, key_sizes
 from ddlsim.plan.plan import Floats, Ints, Plan
-from ddlsim.plan.runner import columns, key_sizes
 
 #: Steps that can be under way. Where no rank updates before all have contributed, a third one begins only after all
 #: ranks have updated in the first.

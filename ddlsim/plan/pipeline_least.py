@@ -9,7 +9,7 @@ r comes after that of rank s in the step before by at least
 
 and n steps take at least the least over s of the largest over r of the n-th power of C, where sums are maxima and
 products sums: whichever rank ended the step before. Bytes of gradients count as they must leave and enter the devices
-of replicas (:mod:`ddlsim.plan.least`), from the first moment at which some can leave.
+of replicas (:mod:`ddlsim.plan.interfaces`), from the first moment at which some can leave.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.plan.chunks import Chunk, crossing_nbytes
-from ddlsim.plan.least import least_crossing
+from ddlsim.plan.interfaces import least_crossing
 from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import PassOrder, pass_order
 from ddlsim.plan.pipeline_rows import Tie, tie_of

@@ -29,8 +29,8 @@ from ddlsim.plan.plan import COLUMNS, FORWARD
 from ddlsim.plan.window import Carriers, window
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.target import Figures
-from ddlsim.run.alone import alone, is_replicated
 from ddlsim.run.costs import host_price
+from ddlsim.run.outcome import alone, is_replicated
 from ddlsim.run.plans import encode_seconds, least_seconds
 from ddlsim.run.prepare import Placed, Prepared, place, prepare
 from ddlsim.strategies.plans import first_workers, nodes_of_plan, plan_of, tells_plan

@@ -15,8 +15,7 @@ from ddlsim.learning.monitor import Row
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.plan import Choice
-from ddlsim.planner.preference import levels, spread_of
-from ddlsim.planner.search import Found
+from ddlsim.planner.search import Found, levels, spread_of
 from ddlsim.planner.target import Figures, Miss, Target
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.work import DONE, Outcome

@@ -13,7 +13,7 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.life import Elastic, Failures, Timeline
 from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
-from ddlsim.life.pace import Floats
+from ddlsim.life.timeline import Floats
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import THIRTY_DAYS, copy_seconds, cost_of, holds_parts
 from ddlsim.run.paces import Paces

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,6 @@ from ddlsim.cluster import Cluster
 from ddlsim.learning.monitor import Monitor
 from ddlsim.life import Life
 from ddlsim.network import BusyIntervals
-from ddlsim.run.alone import alone, batches_alone
 from ddlsim.run.drawn_faults import Happening
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import has_life, life_of, useful_samples
@@ -22,13 +23,38 @@ from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Reco
 from ddlsim.workload.compute import Workload, model_flops_utilisation
 from ddlsim.workload.input import Input
 from ddlsim.workload.memory import Fullest
-from ddlsim.workload.stage import stages_of
+from ddlsim.workload.stage import Stage, n_copies, n_replicas, shares_batch, stages_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.run.elastic_groups import Groups
     from ddlsim.run.paces import Paces
+
+
+def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
+    """Return the samples/s of a worker that makes an update from so many `batches` (were its memory large enough)."""
+    passes = workload.forward_time + workload.backward_time - workload.stall
+    seconds = batches * passes + workload.optimizer
+    return batches * workload.batch_size / (seconds * experiment.jitter.mean)
+
+
+def batches_alone(result: Outcome, stages: Sequence[Stage]) -> float:
+    """Return from how many batches a worker alone would make an update: a replica from its own of a step; where a model
+    is shared out over workers, from those of one copy of the model."""
+    strategy, batch_size = result.experiment.strategy, result.workloads[0].batch_size
+    together = shares_batch(strategy)
+    if not together and is_replicated(stages, result.workloads):
+        return result.experiment.accumulation
+    samples = result.updates_per_step * result.samples_per_update
+    copies = n_replicas(strategy, result.n_workers) if together else n_copies(stages, result.workloads)
+    return samples / copies / batch_size
+
+
+def is_replicated(stages: Sequence[Stage], workloads: Sequence[Workload]) -> bool:
+    """Return whether every worker computes the whole model."""
+    return math.isclose(n_copies(stages, workloads), len(workloads), rel_tol=1e-9)
+
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.life import Background, RandomFaults
 from ddlsim.life.faults import LinkFault
-from ddlsim.life.pace import STEADY, Floats, Pace
+from ddlsim.life.timeline import STEADY, Floats, Pace
 from ddlsim.run.drawn_faults import drawn, horizon_of
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job

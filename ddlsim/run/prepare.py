@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -14,25 +17,170 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
 from ddlsim.run.calibrated import as_measured, outside
-from ddlsim.run.copies_share import input_note
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import check_faults
-from ddlsim.run.feeding import check_source, with_copies
-from ddlsim.run.lighter import what_fits
+from ddlsim.run.feeding import check_source, input_note, with_copies
 from ddlsim.run.living import check_life, check_replicas, has_life
 from ddlsim.run.notes import level_notes
-from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
+from ddlsim.strategies import Strategy
+from ddlsim.strategies.lighter import said, state_of
 from ddlsim.strategies.plans import first_workers, peak_memory, tells_plan
-from ddlsim.workload.compute import Affine, Measured, PerKernel, Workload, make_workload
+from ddlsim.strategies.split_rules import MESH
+from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.products import has_kernels
+from ddlsim.workload.resized import resized
 from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, shares_batch, stages_of
-from ddlsim.workload.tables import exchange_left_out
+from ddlsim.workload.table_placement import exchange_left_out
+
+#: ways that are looked at, further ones once one is there, and those that are named
+MOST_TRIED, MORE_TRIED, N_NAMED = 32, 3, 2
+Workloads = list[tuple[Workload, Device]]
+
+
+def what_fits(
+    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: Workloads,
+    workloads_of: Callable[[Strategy], Workloads],
+) -> str:  # fmt: skip
+    """Return the nearest ways of the same strategy that fit, with the bytes that the fullest worker then needs, or how
+    many workers it takes at least; empty where a strategy has no method `lighter` that says what to try.
+
+    workloads_of  what workers compute under another strategy
+    """
+    strategy, n_workers = experiment.strategy, len(workloads)
+    if not shares_batch(strategy) or len({id(workload) for workload, _ in workloads}) > 1:
+        return ""
+    workload, device = workloads[0]
+    room = device.memory_nbytes
+    if not hasattr(strategy, "lighter"):
+        return _fewer_samples(experiment, [workload for workload, _ in workloads], room)
+    fit: list[tuple[Mapping[str, object], float]] = []
+    tries = strategy.lighter(workload, experiment.batch_size, n_workers, room)
+    left = MOST_TRIED
+    for other, changes in itertools.islice(tries, MOST_TRIED):
+        left -= 1
+        if len(fit) == N_NAMED or left < 0:
+            break
+        mesh = {name: changes[name] for name in MESH if name in changes}
+        if any(fewer.items() <= changes.items() or (mesh and mesh.items() <= fewer.items()) for fewer, _ in fit):
+            continue
+        try:
+            whole = [workload for workload, _ in workloads_of(other)]
+            held = _held(experiment.with_(strategy=other), cluster, nodes, whole)
+        except ConfigError:  # tensor groups that share machines with others, say
+            continue
+        if held <= room:
+            fit.append((changes, held))
+            left = min(left, MORE_TRIED)
+    if fit:
+        return f"; the nearest that fit: {'; '.join(f'{said(changes)} ({held / 1e9:.1f} GB)' for changes, held in fit)}"
+    state = state_of(workload).total
+    if state > n_workers * room:
+        state_text = f"weights, gradients and optimizer alone are {state / 1e9:.1f} GB"
+        return f"; {state_text}: use {math.ceil(state / room)} workers or more"
+    return "" if next(tries, None) else f"; no other micro-batch, recomputation or stage fits {n_workers} workers"
+
+
+def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -> str:
+    """Return the largest batch of all workers together that fits, where there is a smaller one that does."""
+    n_workers, samples = len(whole), []
+    for stage in {id(stage): stage for stage in stages_of(experiment.strategy, whole)}.values():
+        fixed, varying = held_nbytes(stage, n_workers)
+        samples.append((room - fixed) / max(varying, 1.0) * stage.workload.batch_size)
+    largest = math.floor(min(samples))
+    return f"; of all workers together batch_size={largest * n_workers}" if largest > 0 else ""
+
+
+def _held(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], whole: list[Workload]) -> float:
+    """Return the bytes that the fullest worker needs."""
+    strategy, n_workers = experiment.strategy, len(whole)
+    batches = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
+    tell = getattr(strategy, "outlook", None)
+    outlook = None if tell is None else tell(whole, batches, 1, cluster, list(nodes), whole=False)
+    holds: list[tuple[Stage, float | None]]
+    if outlook is None:
+        holds = [(stage, None) for stage in {id(stage): stage for stage in stages_of(strategy, whole)}.values()]
+    else:
+        holds = list(outlook.holds())
+    return max(sum(held_nbytes(stage, n_workers, nbytes)) for stage, nbytes in holds)
+
+
+#: (batch size, number of the phase)
+Regime = tuple[int, int | None]
+
+
+@dataclass
+class Regimes:
+    """What all workers compute in each batch size and phase, made when somebody gets there.
+
+    ``stages`` are those that are there already.
+    """
+
+    training: Training
+    batch_size: int
+    make: Callable[[Regime], list[Stage]]
+    stages: dict[Regime, list[Stage]] = field(default_factory=dict)
+
+    def at(self, rank: int, epoch: float) -> Workload:
+        """Return what a worker computes at an epoch: the same object while that is the same."""
+        regime = self.training.regime(epoch, self.batch_size)
+        if regime not in self.stages:
+            self.stages[regime] = self.make(regime)
+        return self.stages[regime][rank].workload
+
+
+def in_phase(
+    make: Callable[[Experiment, Model], Workload], experiment: Experiment, model: Model, phase: Phase
+) -> Workload:
+    """Return what a worker computes in a phase.
+
+    make  what it computes of a model in an experiment
+
+    The time of a step with the images of the run, if it was measured, is multiplied by the ratio of the roofline's.
+    Raises ConfigError for images that the model cannot take.
+    """
+    if phase.compute is not None:
+        experiment = dataclasses.replace(experiment, compute=phase.compute)
+    if phase.input_size is None:
+        return make(experiment, model)
+    other = resized(model, phase.input_size)
+    if other is model or phase.compute is not None:
+        return make(experiment, other)
+    by_roofline = experiment
+    if not isinstance(experiment.compute, Roofline):
+        by_roofline = dataclasses.replace(experiment, compute=Roofline())
+    whole, before, after = make(experiment, model), make(by_roofline, model), make(by_roofline, other)
+    measured, expected = (each.forward_time + each.backward_time for each in (whole, before))
+    if measured == expected:
+        return after
+    factor = measured / expected
+    ratio = (after.forward_time + after.backward_time) / expected
+    return dataclasses.replace(
+        after, forward=after.forward * factor, backward=after.backward * factor, optimizer=whole.optimizer,
+        basis=f"{whole.basis}, times {ratio:.3g} for images of {phase.input_size} pixels by the roofline",
+    )  # fmt: skip
+
+
+def phase_notes(phases: Sequence[Phase], regimes: Regimes) -> list[str]:
+    """Return a line for each phase, with what its first worker computes."""
+    lines = []
+    for number, phase in enumerate(phases):
+        each = regimes.stages[phase.batch or regimes.batch_size, number][0].workload
+        size, whole = each.model.input_shape[-1], regimes.stages[regimes.batch_size, None][0].workload
+        why = "" if each.basis == whole.basis else f" ({each.basis})"
+        lines.append(
+            f"phase {number}: {phase.epochs:g} epochs with samples of size {size}, batch {each.batch_size}, "
+            f"{each.step_time * 1e3:.4g} ms a step without communication{why}"
+        )
+    if lines:
+        lines.append("speed-up and efficiency are over one worker with the batches and images of the run throughout")
+    return lines
+
 
 DEFAULT_DEVICE = "desktop-cpu"
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+import ddlsim
 from ddlsim.arguments import Count, NotNegative, Seed, Share, checked, number, one_of, whole
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.output_files import write_text
 from ddlsim.plan import Plan
+from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.outcome import Outcome
-from ddlsim.run.plain_result import plain_result
 from ddlsim.run.plans import plan_of_run
 from ddlsim.workload.jitter import NoJitter
 
@@ -29,6 +30,52 @@ if TYPE_CHECKING:
     from ddlsim.run.sensitivity import Sensitivity
     from ddlsim.run.stability import Stability
     from ddlsim.validation.intervals import RunInterval
+
+
+def plain_result(result: Result) -> dict[str, object]:
+    """Return the numbers of a result and the manifest of its run; "bottleneck" is null if nobody has asked for it."""
+    known = result.known_sensitivities
+    return {
+        "ddlsim": ddlsim.__version__,
+        "experiment": result.experiment.manifest(),
+        "workers": result.n_workers,
+        "fits": result.fits,
+        "memory": None if result.memory is None else result.memory._asdict(),
+        "throughput": result.throughput,
+        "tokens_per_second": result.tokens_per_second,
+        "mfu": result.mfu,
+        "step_time": result.step_time,
+        "speedup": result.speedup,
+        "efficiency": result.efficiency,
+        "shares": result.shares,
+        "mean_staleness": result.mean_staleness,
+        "staleness": {str(k): v for k, v in result.staleness_histogram.items()},
+        "step_times": result.step_times.tolist(),
+        "interval": None if result.quick_interval is None else result.quick_interval.to_dict(),
+        "stability": None if result.known_stability is None else result.known_stability.to_dict(),
+        "simulated_time": result.simulated_time,
+        "n_messages": result.n_messages,
+        "compute": result.workloads[0].basis,
+        "bottleneck": None if known is None else [s.to_dict() for s in known],
+        "notes": list(result.notes),
+        "warnings": list(result.warnings),
+        "interrupted": result.interrupted,
+        "nbytes_sent": result.nbytes_sent,
+        "life": result.life.to_dict() if result.has_life else None,
+        "goodput": result.goodput if result.has_life else None,
+        "cost": result.known("cost"),
+        "energy": result.known("energy"),
+        "energy_assumptions": energy_assumptions(result),
+        "stop_reason": result.stop_reason,
+        "history": _history(result),
+    }
+
+
+def _history(result: Result) -> list[dict[str, float | None]]:
+    """The history as plain values; what there is not (a loss before the first gradient) is None, not NaN."""
+    rows = result.evaluations if result.monitor is not None else []
+    return [{name: None if value != value else value for name, value in row._asdict().items()} for row in rows]
+
 
 #: messages and steps of workers up to which a run is so short that printing it simulates it 20 times more
 QUICK_MESSAGES, QUICK_STEPS = 100_000, 500

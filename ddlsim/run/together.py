@@ -20,9 +20,8 @@ from ddlsim.run.costs import shares
 from ddlsim.run.drawn_faults import drawn
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import let_happen
-from ddlsim.run.job import Job
+from ddlsim.run.job import Job, placed
 from ddlsim.run.living import has_life
-from ddlsim.run.placement import placed
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.shift import NoUpdateError

@@ -20,9 +20,8 @@ from ddlsim.collectives.build import size_class
 from ddlsim.collectives.nccl_way import Choice
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
-from ddlsim.runtime.costs import Phase, known_cost
+from ddlsim.runtime.costs import Known, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, HasFabric, fabric_of, with_algorithm
-from ddlsim.runtime.known import Known
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.ties import tie

@@ -3,32 +3,168 @@
 Where the time of a whole collective is known, nothing is left to simulate: it starts when its last rank has joined and
 takes that time for all ranks, and the collectives of one communicator run one after the other, as on NCCL's stream.
 Stragglers hold it up as ever. It never takes less time than the tightest link on its way needs for its bytes
-(:mod:`ddlsim.runtime.charges`). Other jobs, background traffic and faults slow it (:mod:`ddlsim.runtime.known`). What
+(:mod:`ddlsim.runtime.charges`). Other jobs, background traffic and faults slow it (:mod:`ddlsim.runtime.costs`). What
 this leaves out: other traffic of the same run does not slow it, and ranks do not leave at different times.
+
+Collectives of known time on a network that others share, or that faults change.
+
+A collective of known time takes no network time by itself (:meth:`ddlsim.runtime.loop.Loop.known`). Where something may
+contend with it, its bytes are sent as messages along the same links, phase by phase. It ends later than its known time
+by as much as these messages take longer than on an idle network. A library that gets less out of a link than its
+bandwidth holds the link for the rest of its time, too: that is sent behind the bytes, and booked as overhead.
+
+The time of a collective by a measured curve: factors on the parts of its simulated time.
+
+Simulated on the calibrated cluster, an operation takes A (per message: latencies and overheads) + B (bytes) + G (adding
+up). A curve multiplies A by one factor and B by factors that depend on the size:
+
+    T(S) = per_message A + sum_k per_byte_k B(part of S in piece k) + G
+
+A, B and G are simulated where the curve is used, so it carries over to other numbers of ranks.
+:mod:`ddlsim.validation.curves` fits the factors.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import simpy
 
+from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibration_table import CurveTable
 from ddlsim.collectives import Collective, Schedule, build
 from ddlsim.collectives.build import forced
 from ddlsim.collectives.find import find
 from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.errors import ConfigError
-from ddlsim.network import schedule_time
+from ddlsim.network import Network, schedule_time
 from ddlsim.runtime.charges import Charge, Load, by_schedule, spread
-from ddlsim.runtime.curve_cost import curve_seconds, parts_of
 from ddlsim.runtime.fabric import name_of
-from ddlsim.runtime.known import Known, Messages
-from ddlsim.runtime.loop import Traffic
+from ddlsim.runtime.loop import Loop, Traffic
 from ddlsim.runtime.setting import Setting
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the simulated seconds of one operation over `nbytes` are made of, all in s."""
+
+    nbytes: float
+    per_message: float
+    per_byte: float
+    reduction: float
+
+
+def parts_of(seconds: Callable[[Cluster], float], cluster: Cluster, nbytes: float) -> Parts:
+    """Return the parts of an operation that takes ``seconds(cluster)`` by simulation: the same without latency and with
+    twice the rate tells them apart."""
+    idle = np.zeros_like(cluster.send_overhead)
+    hardly = 1e-15 * cluster.link_latency  # with none at all, messages could take other routes
+    free = dataclasses.replace(cluster, link_latency=hardly, send_overhead=idle, recv_overhead=idle)
+    fast = dataclasses.replace(free, link_bandwidth=2.0 * free.link_bandwidth)
+    whole, bytes_only, faster = (seconds(c) for c in (cluster, free, fast))
+    per_byte = 2.0 * (bytes_only - faster)
+    return Parts(nbytes, whole - bytes_only, per_byte, bytes_only - per_byte)
+
+
+def columns(parts: Sequence[Parts], sizes: Sequence[int]) -> Floats:
+    """Return what each factor of a curve multiplies, shape (n_rows, 1 + n_pieces); pieces meet at `sizes` (bytes)."""
+    size = np.array([p.nbytes for p in parts])
+    edges = np.array([0.0, *sizes, math.inf])
+    inside = np.clip(size[:, None], edges[:-1], edges[1:]) - edges[:-1]
+    per_byte = np.array([p.per_byte for p in parts])
+    return np.column_stack([[p.per_message for p in parts], inside * (per_byte / size)[:, None]])
+
+
+def curve_seconds(parts: Parts, per_message: float, sizes: Sequence[int], per_byte: Sequence[float]) -> float:
+    """Return the seconds of an operation by a curve with these factors."""
+    return float(columns([parts], sizes)[0] @ np.array([per_message, *per_byte])) + parts.reduction
+
+
+Process = Generator[simpy.Event, object, None]
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Messages from `source` to `target` (nodes) of `nbytes`, each (n,), and the `overhead` that follows, a share of
+    their bytes."""
+
+    source: npt.NDArray[np.int64]
+    target: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.float64]
+    overhead: float
+
+    def sent(self, loop: Loop) -> Process:
+        """Send them, then the overhead."""
+        for share, overhead in ((1.0, False), (self.overhead, True)):
+            rows = zip(self.source.tolist(), self.target.tolist(), (share * self.nbytes).tolist(), strict=True)
+            if sends := [loop.send(*row, overhead=overhead) for row in rows if row[2] > 0.0]:
+                yield loop.env.all_of(sends)
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Collectives whose time is known: `seconds`, what they put on the channels, and the messages of each phase."""
+
+    cluster: Cluster
+    seconds: float
+    traffic: Traffic
+    phases: tuple[Messages, ...] = ()
+
+    @classmethod
+    def none(cls, cluster: Cluster) -> Known:
+        """Return what takes no time."""
+        return cls(cluster, 0.0, Traffic(np.zeros(cluster.n_channels), np.zeros(cluster.n_channels), 0.0, 0))
+
+    def then(self, other: Known) -> Known:
+        """Return this and another after it."""
+        traffic, phases = self.traffic.plus(other.traffic, 1.0), (*self.phases, *other.phases)
+        return Known(self.cluster, self.seconds + other.seconds, traffic, phases)
+
+    @functools.cached_property
+    def idle_seconds(self) -> float:
+        """How long the messages take on an idle network, s: sent twice, the second time, when buckets are empty."""
+        loop = Loop(Network(self.cluster).shared())
+        loop.run(loop.env.process(self._sent(loop)))
+        first = loop.now
+        loop.run(loop.env.process(self._sent(loop)))
+        return loop.now - first
+
+    def _sent(self, loop: Loop) -> Process:
+        for messages in self.phases:
+            yield from messages.sent(loop)
+
+    def run(self, loop: Loop, turns: Sequence[Hashable], ended: Callable[[float], None]) -> None:
+        """Run now, or when those before it have left their `turns`; `ended` is called with its end (s)."""
+        before = {id(event): event for turn in turns if (event := loop.turns.get(turn)) is not None}
+        over = loop.env.event()
+        loop.turns.update(dict.fromkeys(turns, over))
+        loop.env.process(self._run(loop, list(before.values()), over, ended))
+
+    def _run(
+        self, loop: Loop, before: list[simpy.Event], over: simpy.Event, ended: Callable[[float], None]
+    ) -> Process:
+        if waiting := [event for event in before if not event.processed]:
+            yield loop.env.all_of(waiting)
+        start = loop.now
+        yield from self._sent(loop)
+        loop.n_more_messages += self.traffic.n_messages - sum(len(messages.nbytes) for messages in self.phases)
+        late = loop.now - start - self.idle_seconds
+        if late <= 1e-9 * self.seconds + 1e-14 * loop.now:  # rounding
+            late = 0.0
+        end = max(start + (self.seconds + late), loop.now)
+        loop.trigger_at(over, end)
+        ended(end)
+
 
 #: our names of what NCCL's tuner chooses among; None: whatever is fastest
 _NCCL = {"ring": "ring", "nccl_ring": "ring", "double_binary_tree": "tree", "auto": None, "nccl": None}

@@ -14,8 +14,7 @@ from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.lane_ops import Op, gradient
 from ddlsim.runtime.servers import WithServers, check_layers
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.shards import Shards
-from ddlsim.runtime.visits import Visit, Visits, follows
+from ddlsim.runtime.shards import Shards, Visit, Visits, follows
 from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import Scaling, scaled

@@ -12,8 +12,7 @@ from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import replicas_of
 from ddlsim.runtime.servers import WithServers, note_lock_step
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.shards import Shards
-from ddlsim.runtime.visits import Visit, Visits, follows
+from ddlsim.runtime.shards import Shards, Visit, Visits, follows
 from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Worker
 

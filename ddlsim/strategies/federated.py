@@ -18,7 +18,7 @@ from ddlsim.runtime import Outer, Process, Rounds, Setting, Shards, Worker, loca
 from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import need_values
 from ddlsim.runtime.servers import WithServers, note_lock_step
-from ddlsim.runtime.visits import follows
+from ddlsim.runtime.shards import follows
 from ddlsim.strategies.center import Center
 from ddlsim.strategies.staleness import ScalingChoice, scaling_named
 

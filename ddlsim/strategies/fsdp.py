@@ -19,7 +19,7 @@ from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, listed
 from ddlsim.plan import Plan, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
-from ddlsim.plan.fully_sharded_least import costs_of, least_step
+from ddlsim.plan.fully_sharded import costs_of, least_step
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.carrier import OfGroups
@@ -309,7 +309,7 @@ class FSDP:
         *, whole: bool,
     ) -> Outlook | None:
         """Return what can be said of `steps` steps of stage 3 without their plan
-        (``ddlsim/plan/fully_sharded_least.py``); None of other stages, and where workers differ.
+        (``ddlsim/plan/fully_sharded.py``); None of other stages, and where workers differ.
 
         whole  gradients travel as they are, not compressed
         """

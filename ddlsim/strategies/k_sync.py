@@ -12,8 +12,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.servers import WithServers
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.shards import communicate
-from ddlsim.runtime.visits import Visit
+from ddlsim.runtime.shards import Visit, communicate
 from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.center import Center

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.split_rules import Rules, Sizes, sizes_wanted, with_sizes
-from ddlsim.workload.activations import kept_nbytes
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.memory import Holding, Memory, kept_nbytes, memory_of
 
 if TYPE_CHECKING:
     from ddlsim.strategies.fsdp import FSDP

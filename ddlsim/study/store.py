@@ -4,6 +4,12 @@ A point is stored in one transaction as it is handed in, so a process killed at 
 every point stored before; SQLite's write-ahead log takes care of that (https://www.sqlite.org/wal.html; the file must
 lie on a local disk). Processes that share a file claim the points that they are about to simulate. A claim ends with
 the process that made it: at once if that was on this machine, else after :data:`LEASE` s.
+
+Opening a store to read it, also where nothing can be written: a DVD, a snapshot, somebody else's folder.
+
+A file with a write-ahead log is read through an index in shared memory, a file beside it, which SQLite has to make.
+Where it cannot: a store whose log is empty is all in its one file, which nobody can change meanwhile
+(https://www.sqlite.org/uri.html#uriimmutable); one that a killed sweep has left with a log is read in a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +17,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sqlite3
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +30,47 @@ from typing import Any
 
 from ddlsim.errors import ConfigError
 from ddlsim.study import cells
-from ddlsim.study.reading import connected
 from ddlsim.study.work import Outcome
+
+
+def connected(path: str, timeout: float) -> tuple[sqlite3.Connection, Callable[[], None]]:
+    """Return a connection to an existing database that only reads, and what to call when it has been closed.
+
+    timeout  s to wait for a transaction of another process
+    """
+    try:
+        return _opened(path, "mode=rw", timeout), _nothing
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            raise
+    log = Path(f"{path}-wal")
+    if not log.exists() or not log.stat().st_size:
+        return _opened(path, "mode=ro&immutable=1", timeout), _nothing
+    folder = tempfile.TemporaryDirectory(prefix="ddlsim-")
+    try:
+        copy = Path(folder.name) / "store.sqlite"
+        shutil.copyfile(path, copy)
+        shutil.copyfile(log, f"{copy}-wal")
+        return _opened(str(copy), "mode=rw", timeout), folder.cleanup
+    except BaseException:
+        folder.cleanup()
+        raise
+
+
+def _opened(path: str, options: str, timeout: float) -> sqlite3.Connection:
+    database = sqlite3.connect(f"{Path(path).absolute().as_uri()}?{options}", timeout, isolation_level=None, uri=True)
+    try:
+        database.execute("PRAGMA query_only = ON")
+        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _nothing() -> None:
+    pass
+
 
 #: "ddls" in the file's header says that it is one of ours (PRAGMA application_id)
 APPLICATION_ID = 0x64646C73
@@ -92,7 +139,7 @@ class Store:
         """Open the store at `path`, or make it; None: one in memory, which is gone afterwards.
 
         With `only_read` it must be there, nothing is claimed or changed in it, and it may lie where nothing can be
-        written (:func:`ddlsim.study.reading.connected`).
+        written (:func:`ddlsim.study.store.connected`).
         """
         self.path = ":memory:" if path is None else str(path)
         self._only_read = only_read

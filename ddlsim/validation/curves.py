@@ -1,6 +1,6 @@
 """Cost curves: how one operation deviates from the simulation by size, where libraries switch protocols.
 
-:mod:`ddlsim.runtime.curve_cost` has the formula. Curves are continuous, with at most three pieces, or pieces between
+:mod:`ddlsim.runtime.costs` has the formula. Curves are continuous, with at most three pieces, or pieces between
 all measured sizes: Hockney's latency and bandwidth (1994, Parallel Computing 20(3)) for each of them. Their number and
 where they meet (at measured sizes) is the choice with the least Akaike criterion chi^2 + 2 (number of parameters). The
 scatter in chi^2 is taken as known: as far as the repetitions of a row scatter, at least
@@ -28,9 +28,9 @@ from scipy.optimize import nnls
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.extrapolation import Beyond
-from ddlsim.runtime.curve_cost import Parts
-from ddlsim.runtime.curve_cost import columns as columns_of
-from ddlsim.runtime.curve_cost import parts_of as simulated_parts
+from ddlsim.runtime.costs import Parts
+from ddlsim.runtime.costs import columns as columns_of
+from ddlsim.runtime.costs import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
 from ddlsim.validation.log_fit import spread_of, t_quantile
 from ddlsim.validation.noise import LEAST, NOISE, Floats, scatter

@@ -12,9 +12,8 @@ from ddlsim.arguments import Bytes, Count, checked, one_of, whole
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
 from ddlsim.text_tables import aligned
-from ddlsim.workload.activations import RECOMPUTE
 from ddlsim.workload.devices import DeviceLike, load_device
-from ddlsim.workload.memory import Holding, Memory, Precision, memory_of
+from ddlsim.workload.memory import RECOMPUTE, Holding, Memory, Precision, memory_of
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES

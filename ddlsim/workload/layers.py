@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
-
 from ddlsim.errors import ConfigError
 from ddlsim.workload.attention_layers import (
     Attention as Attention,
@@ -25,17 +23,7 @@ from ddlsim.workload.attention_layers import (
     SwiGLU as SwiGLU,
 )
 from ddlsim.workload.expert_layers import MixtureOfExperts as MixtureOfExperts
-from ddlsim.workload.layer_rules import (
-    Cost as Cost,
-    Shape as Shape,
-    Size,
-    Spec,
-    need_map,
-    spread,
-    streaming,
-    windows,
-)
-from ddlsim.workload.map_layers import InstanceNorm as InstanceNorm, LeakyReLU as LeakyReLU, Upsample as Upsample
+from ddlsim.workload.layer_rules import Cost as Cost, Shape as Shape, Size, Spec, need_map, spread, streaming, windows
 from ddlsim.workload.token_layers import (
     Embedding as Embedding,
     EmbeddingBag as EmbeddingBag,
@@ -45,6 +33,48 @@ from ddlsim.workload.token_layers import (
     TiedDense as TiedDense,
     TiedEmbedding as TiedEmbedding,
 )
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True)
+class InstanceNorm(Spec):
+    """Normalisation of each channel of each sample, without parameters (Ulyanov, Vedaldi and Lempitsky 2016)."""
+
+    eps: float = 1e-5
+    type: Literal["instance_norm"] = "instance_norm"
+    fractions = ("eps",)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_map(in_shape)
+        return streaming(in_shape, in_shape)
+
+
+@dataclass(frozen=True)
+class LeakyReLU(Spec):
+    """x, and ``slope`` x where that is negative (Maas, Hannun and Ng 2013), not in place."""
+
+    slope: float = 0.01
+    type: Literal["leaky_relu"] = "leaky_relu"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.slope < 1.0:
+            raise ConfigError(f"slope = {self.slope}: must be in [0, 1)")
+
+    def cost(self, in_shape: Shape) -> Cost:
+        return streaming(in_shape, in_shape)
+
+
+@dataclass(frozen=True)
+class Upsample(Spec):
+    """Every pixel ``scale`` times in each spatial dimension (nearest neighbour, as in torch.nn.Upsample)."""
+
+    scale: int
+    type: Literal["upsample"] = "upsample"
+    positive = ("scale",)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_map(in_shape)
+        return streaming(in_shape, (in_shape[0], *(self.scale * size for size in in_shape[1:])))
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from ddlsim.compression import (
     sent_nbytes,
 )
 from ddlsim.compression.payloads import SparsePayload
-from ddlsim.compression.select import top_k
 from ddlsim.compression.sketch import _hashes, _median
-from ddlsim.compression.sparse import merge_top_k
+from ddlsim.compression.sparse import merge_top_k, top_k
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 

@@ -14,7 +14,7 @@ from ddlsim.compression import (
     exchange,
 )
 from ddlsim.compression.payloads import pack, unpack
-from ddlsim.compression.select import ms_top_k, top_k
+from ddlsim.compression.sparse import ms_top_k, top_k
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 

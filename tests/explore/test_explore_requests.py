@@ -24,10 +24,10 @@ from tornado.httpclient import HTTPRequest
 from tornado.httputil import HTTPHeaders
 from tornado.websocket import websocket_connect
 
-from ddlsim.explore import app, requests
+from ddlsim.explore import app
+from ddlsim.explore.app import Foreign, fill_in
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.pieces import UPLOADED, message
-from ddlsim.explore.requests import Foreign, fill_in
 from ddlsim.explore.setup import FIELDS, Setup
 
 #: screens that simulate when they are shown; *Learning* does by a button of its own
@@ -127,7 +127,7 @@ def get(port, query="", **headers):
 @pytest.mark.slow
 def test_a_server_refuses_other_names_and_websockets_of_other_pages(served):
     assert get(served)[0] == get(served, Host="lab.example")[0] == 200
-    assert get(served, Host="evil.example") == (403, requests.REFUSAL)
+    assert get(served, Host="evil.example") == (403, app.REFUSAL)
     assert get(served, "static/js/bokeh.min.js", Host="evil.example")[0] == 403
     token = re.search(r'"token":"([^"]+)"', get(served)[1])[1]
 
@@ -258,7 +258,7 @@ def test_any_address_is_taken_or_left_out_and_imports_nothing(query):
 def test_no_huge_cluster_is_built(name, monkeypatch):
     monkeypatch.setattr(quantity, "MAX_NODES", quantity.MAX_NODES)  # put back afterwards
     monkeypatch.setattr(quantity, "MAX_LINKS", quantity.MAX_LINKS)
-    quantity.limit_size(requests.MOST_NODES, requests.MOST_LINKS)
+    quantity.limit_size(app.MOST_NODES, app.MOST_LINKS)
     with pytest.raises(ddlsim.ConfigError, match=r"more than 20000|must be"):
         ddlsim.load_cluster(name)
 

@@ -15,8 +15,7 @@ from ddlsim.collectives.push_pull import push_pull
 from ddlsim.lab.executor import Executor, LabError
 from ddlsim.lab.laboratory import Ranks
 from ddlsim.lab.program import boundaries, program_of
-from ddlsim.lab.rank import Prepare, serve
-from ddlsim.lab.values import problem, promises
+from ddlsim.lab.rank import Prepare, problem, promises, serve
 from ddlsim.measure import OPERATIONS
 
 CASES = [(kind, name) for kind in OPERATIONS["collective"] for name in algorithm_names(kind)]

@@ -12,8 +12,7 @@ from ddlsim.cluster import Cluster, Host, MultiGpu, leaf_spine, ring, star, two_
 from ddlsim.errors import ConfigError
 from ddlsim.lab import check_computer, compare, laboratory, namespaces, parse_operations, plan
 from ddlsim.lab.cabling import KERNEL_LATENCY
-from ddlsim.lab.laboratory import BUSY, Repetition, measured
-from ddlsim.lab.operations import predicted, schedule_of
+from ddlsim.lab.laboratory import BUSY, Repetition, measured, predicted, schedule_of
 
 STAR = {"bandwidth": "100 Mbit/s", "latency": "30 us"}
 

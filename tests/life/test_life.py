@@ -12,7 +12,7 @@ from ddlsim import ConfigError
 from ddlsim.errors import DdlsimError
 from ddlsim.life import Checkpoints, Failures, Timeline, daly_interval, daly_time, live, young_interval
 from ddlsim.life.checkpoints import Cost
-from ddlsim.life.pace import STEADY, Pace
+from ddlsim.life.timeline import STEADY, Pace
 
 
 def even(n_steps, step=1.0, *, every, stall=0.0, write=0.0, load=0.0):

@@ -6,9 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ddlsim.measure.bench import combine, measure, prepare
 from ddlsim.measure.plan import Task
-from ddlsim.measure.runner import crowding, run
+from ddlsim.measure.runner import combine, crowding, measure, prepare, run
 from ddlsim.measure.steps import Trained
 
 PAIR = Task("point_to_point", "one_way", 2, 1, (4,), ((0, 1),))

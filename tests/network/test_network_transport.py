@@ -10,7 +10,7 @@ from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.collectives import Round, Schedule, all_reduce, all_to_all
 from ddlsim.collectives.gloo import gloo_ring
 from ddlsim.network import Network
-from ddlsim.network.idle import schedule_time
+from ddlsim.network.network import schedule_time
 
 RATE, PATH = 1e9, 2e-3  # bytes/s; s from host to host
 MIB = 2.0**20

@@ -10,8 +10,7 @@ from plan_examples import changed, hand_made, random_plan, two_ranks, workload
 from ddlsim import ConfigError
 from ddlsim.cluster import star
 from ddlsim.plan import KINDS, Draft, FusedQueue, UrgentQueue, data_parallel, read_chakra, sharded, through_servers
-from ddlsim.plan.chakra_file import read_nodes
-from ddlsim.plan.wire import lengthened, put, varint
+from ddlsim.plan.chakra_file import lengthened, put, read_nodes, varint
 from ddlsim.workload.buckets import per_layer
 
 HEAD = lengthened(put(1, "0.0.4"))

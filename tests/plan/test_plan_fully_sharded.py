@@ -9,8 +9,8 @@ from ddlsim import ConfigError
 from ddlsim.cluster import load_cluster, star
 from ddlsim.network import Network
 from ddlsim.plan import fully_sharded, sharded
+from ddlsim.plan.execute import Run
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, UPDATE
-from ddlsim.plan.runner import Run
 from ddlsim.plan.schedules import Schedules
 
 

@@ -12,10 +12,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ddlsim import ConfigError, Hybrid, load_cluster, load_model, simulate
 from ddlsim.cluster import star
 from ddlsim.network import Network
+from ddlsim.plan.execute import Run
 from ddlsim.plan.hybrid import hybrid, split_factors
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, sizes, splittable
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, KINDS, REDUCE_SCATTER, Plan
-from ddlsim.plan.runner import Run
 from ddlsim.plan.schedules import Schedules
 from ddlsim.workload.buckets import one_bucket, per_layer
 from ddlsim.workload.compute import Roofline, Workload, make_workload

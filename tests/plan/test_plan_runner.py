@@ -14,7 +14,7 @@ from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import Network
 from ddlsim.plan import KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, read_goal
-from ddlsim.plan.runner import Run
+from ddlsim.plan.execute import Run
 from ddlsim.workload.buckets import ddp_buckets, per_layer
 
 SWITCH = ddlsim.load_cluster(star(6, bandwidth="10 Gbit/s", latency="5 us"))

@@ -33,8 +33,7 @@ from ddlsim.cluster import Host, star
 from ddlsim.planner import Plan, search
 from ddlsim.planner.bounds import Bound
 from ddlsim.planner.candidates import Candidate, candidates
-from ddlsim.planner.preference import SAME, levels, preferred
-from ddlsim.planner.search import SIMULATED, Found, Search
+from ddlsim.planner.search import SAME, SIMULATED, Found, Search, levels, preferred
 from ddlsim.planner.target import Figures
 
 #: a step takes 2 s, an exchange 30 us: all numbers of workers cost the same

@@ -15,7 +15,7 @@ from ddlsim.collectives.nccl import nccl_time
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.network import Network
-from ddlsim.runtime.curve_cost import Parts, columns, curve_seconds, parts_of
+from ddlsim.runtime.costs import Parts, columns, curve_seconds, parts_of
 from ddlsim.runtime.fabric import COSTS
 from ddlsim.runtime.loop import Loop, Traffic
 from ddlsim.strategies.overlap import buckets_of, overlap_named

@@ -37,9 +37,9 @@ from ddlsim import (
 )
 from ddlsim.errors import DdlsimError
 from ddlsim.plan import KINDS
+from ddlsim.plan.execute import columns, key_sizes
 from ddlsim.plan.inserted import with_evaluations
 from ddlsim.plan.live import LIVE, N_STEPS, live_steps
-from ddlsim.plan.runner import columns, key_sizes
 from ddlsim.run import run
 from ddlsim.strategies import overlap as overlaps
 

@@ -12,7 +12,8 @@ import pytest
 from study_parts import BASE
 
 import ddlsim
-from ddlsim.study import Study, load_table, reading
+from ddlsim.study import Study, load_table
+from ddlsim.study import store as stores
 
 ROOT = Path(ddlsim.__file__).parents[1]
 
@@ -52,7 +53,7 @@ def test_reading_leaves_a_store_as_it_is(store):
 @pytest.fixture
 def unwritable(monkeypatch):
     """Let SQLite be able to write nowhere but in temporary folders, as on a file system that is only read."""
-    opened, tried = reading._opened, []
+    opened, tried = stores._opened, []
 
     def refuse(path, options, timeout):
         tried.append((path, options))
@@ -62,7 +63,7 @@ def unwritable(monkeypatch):
             raise error
         return opened(path, options, timeout)
 
-    monkeypatch.setattr(reading, "_opened", refuse)
+    monkeypatch.setattr(stores, "_opened", refuse)
     return tried
 
 
@@ -86,7 +87,7 @@ def test_an_error_that_is_none_of_writing_is_said(store, monkeypatch):
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR
         raise error
 
-    monkeypatch.setattr(reading, "_opened", refuse)
+    monkeypatch.setattr(stores, "_opened", refuse)
     with pytest.raises(ddlsim.ConfigError, match="disk I/O error; choose another place"):
         load_table(store)
 

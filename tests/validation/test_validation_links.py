@@ -29,7 +29,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.network import schedule_time
 from ddlsim.validation import calibrate, load_calibration
-from ddlsim.validation.link_shape import find_shape
+from ddlsim.validation.links import find_shape
 from ddlsim.validation.noise import fit_noise, scatter
 
 DATA = Path(__file__).parents[1] / "accuracy" / "data" / "minicluster"

@@ -12,7 +12,7 @@ from ddlsim.cluster.extrapolation import learned
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.validation import MeasuredRun, calibrate, read_runs, validate
-from ddlsim.validation.conditions import parse_condition
+from ddlsim.validation.comparison import parse_condition
 from ddlsim.validation.run_fit import Knowledge
 from ddlsim.validation.run_table import NUMBERS, TEXTS
 

@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 from ddlsim import ConfigError, fits, load_device, load_model
-from ddlsim.workload.activations import kept_nbytes, layer_nbytes, segments
 from ddlsim.workload.compute import Roofline, make_workload
-from ddlsim.workload.memory import Holding, Memory, activation_nbytes, check_memory, memory_of
+from ddlsim.workload.memory import (
+    Holding,
+    Memory,
+    activation_nbytes,
+    check_memory,
+    kept_nbytes,
+    layer_nbytes,
+    memory_of,
+    segments,
+)
 from ddlsim.workload.model import Model
 from ddlsim.workload.resized import resized
 from ddlsim.workload.roles import blocks

@@ -6,7 +6,7 @@ import ddlsim
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.workload.memory import training_nbytes
 from ddlsim.workload.model import load_model
-from ddlsim.workload.tables import held_params, table_exchange_nbytes
+from ddlsim.workload.table_placement import held_params, table_exchange_nbytes
 
 RECOMMENDER = """
 title = "two features of 8 numbers from five tables"

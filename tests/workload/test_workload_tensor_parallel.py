@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from ddlsim import Affine, ConfigError, Measured, PerKernel, Roofline, load_device, load_model, simulate
-from ddlsim.workload.activations import layer_nbytes
 from ddlsim.workload.compute import Workload, make_workload
-from ddlsim.workload.memory import Holding, memory_of
+from ddlsim.workload.memory import Holding, layer_nbytes, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.products import Product, gemm_efficiency, kernel_times, layer_products, product_time
 from ddlsim.workload.roles import ATTENTION, blocks, check_split, kv_heads, rank_tensors

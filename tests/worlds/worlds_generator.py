@@ -32,7 +32,7 @@ from ddlsim.cluster import (
 )
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
-from ddlsim.run.copies_share import takes_samples
+from ddlsim.run.feeding import takes_samples
 from ddlsim.strategies.overlap import overlap_named
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (

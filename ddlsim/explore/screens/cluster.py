@@ -15,8 +15,7 @@ from ddlsim.cluster.cluster import Floats
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.explore.exports import Exports, File
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pictures import picture
-from ddlsim.explore.pieces import LazyCard, html, lines, message, plain, table, tiles
+from ddlsim.explore.pieces import LazyCard, html, lines, message, picture, plain, table, tiles
 from ddlsim.explore.setup import Setup
 from ddlsim.plain import decoded, read_bytes
 from ddlsim.readable import si, size

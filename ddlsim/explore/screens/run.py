@@ -9,8 +9,7 @@ import panel as pn
 import ddlsim
 from ddlsim.explore.exports import Exports, experiment_files
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pictures import picture
-from ddlsim.explore.pieces import LazyCard, bars, html, lines, message, plain, stacked, table, tiles
+from ddlsim.explore.pieces import LazyCard, bars, html, lines, message, picture, plain, stacked, table, tiles
 from ddlsim.explore.setup import Setup
 from ddlsim.explore.timeline import timeline
 from ddlsim.readable import percent, size
