@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -248,7 +248,8 @@ class Communicator:
             for phase in phases:
                 self.prepare(phase.kind)
                 total = total.then(self._costs[phase.kind](phase))
-            self._known[phases] = total
+            busy = np.where(total.traffic.busy > 0.0, total.seconds, 0.0)  # links are its own until its last phase ends
+            self._known[phases] = replace(total, traffic=total.traffic._replace(busy=busy))
         return self._known[phases]
 
     def phases(self, kind: str, nbytes: float) -> tuple[Phase, ...]:

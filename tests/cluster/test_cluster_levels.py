@@ -13,6 +13,7 @@ from ddlsim import (
     FSDP,
     AllReduce,
     ConfigError,
+    Experiment,
     Fabric,
     HierarchicalLocalSGD,
     LocalSGD,
@@ -38,6 +39,7 @@ from ddlsim.cluster.levels import innermost, levels
 from ddlsim.collectives import all_reduce, build, check, cost, reorder
 from ddlsim.collectives.build import default_algorithm
 from ddlsim.imports.astra import read_astra
+from ddlsim.run import run
 from ddlsim.runtime.communicator import fastest
 
 LINK = {"bandwidth": "10 GB/s", "latency": "1 us"}
@@ -285,7 +287,7 @@ def test_a_torus_of_any_shape(sizes, order):
         assert named == pytest.approx(seconds, rel=1e-9)
 
 
-# ---------------------------------------------------------------- who asks for levels
+# ---------------------------------------------------------------- what asks for levels
 
 
 def step(cluster, strategy, **more):
@@ -351,6 +353,16 @@ def test_calls_of_nccl_on_every_level():
     assert two.step_time != by_nccl.step_time
     with pytest.raises(ConfigError, match=r"many workers in every innermost group of the network, not \[3, 8\]"):
         step(load_cluster(drawn((4, 8), (1e9, 9e9))), AllReduce("hierarchical", cost="nccl"), workers=11)
+
+
+@pytest.mark.parametrize("cluster", ["dgx1-v100-16", fat_tree(4, **LINK, host=GPUS)])
+def test_links_are_busy_as_long_as_their_calls_of_nccl(cluster):
+    """In the timeline as in the accounts, which a run with spans compares: links belong to a call until its end."""
+    experiment = Experiment(
+        cluster, "resnet18", AllReduce("hierarchical", "none", cost="nccl"), 32, workers=16, device="v100", steps=2
+    )
+    result = run(experiment, keep_spans=True)
+    assert 0.0 < result.links["busy"].max() <= 1.0
 
 
 def test_compressed_between_the_innermost_groups(two_switches):
