@@ -200,17 +200,19 @@ def test_a_lifetime_is_what_a_run_to_its_end_is(model, seed):
     assert life.steps == pytest.approx(len(plain.recorder.updates), abs=3 + 3 * edges), (seed, happening, longest)
 
 
-@pytest.mark.slow
-def test_too_many_random_faults_are_one_line(model):
+def test_too_many_random_faults_are_one_line(model, monkeypatch):
+    monkeypatch.setattr("ddlsim.run.drawn_faults.MOST", 1000)
+    monkeypatch.setattr("ddlsim.run.paces.MOST_FAULTS", 500)
     started = [RandomFaults("1 s", "1 ms", factor=2.0, per="device")]
-    result = lived(model, faults=started, max_time="1000000000 s")  # goes on as for a while
+    never = {"checkpoints": None, "failures": Failures(math.inf)}
+    result = lived(model, faults=started, max_time="1000000000 s", **never)  # goes on as for a while
     assert result.life.steps == pytest.approx(1e9, rel=0.01)
     short = {"steps": 2, "warmup": 0, "checkpoints": None, "max_time": math.inf}
     stopped = Stop(1, "1 s", "1000000000 s")
-    with pytest.raises(ConfigError, match=r"faults: RandomFaults\(.* has more than 20,000 faults in .* increase mtbf"):
+    with pytest.raises(ConfigError, match=r"faults: RandomFaults\(.* has more than 1,000 faults in .* increase mtbf"):
         lived(model, faults=[*started, stopped], **short)
     fields = {"compute": Measured("1 s", 8), "steps": 2, "warmup": 0}
     job = Experiment(GRAPH, model, AllReduce("ring"), 8, faults=[stopped], **fields)
     flaps = RandomFaults("1 s", "1 ms", kind="link", factor=0.5)
-    with pytest.raises(ConfigError, match="faults: more than 20,000 of RandomFaults"):
+    with pytest.raises(ConfigError, match="faults: more than 1,000 of RandomFaults"):
         ddlsim.simulate_jobs([Job(job)], faults=[flaps])
