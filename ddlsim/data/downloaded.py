@@ -130,6 +130,8 @@ def read_downloaded(folder: str | Path, part: Part = "train") -> DataSet | None:
     Raises ConfigError with the name of a file that is damaged or of another format.
     """
     root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
     root = root / "raw" if os.path.isdir(root / "raw") else root
     names = sorted(os.listdir(root))
     binary = [name for name in names if name.startswith("data_batch_") and name.endswith(".bin")]
