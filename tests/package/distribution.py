@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS, SUFFIX = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", "")
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 #: folders of the checkout that a source distribution has, and what it has beside them
-FOLDERS = ("accuracy", "benchmarks", "ddlsim", "docs", "examples", "models", "tests", "topologies")
+FOLDERS = ("accuracy", "benchmarks", "ddlsim", "deviations", "docs", "examples", "models", "tests", "topologies")
 FILES = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
 #: what mypy says of names that are loaded when they are first used, in a user's file
 TYPES = {
@@ -168,7 +168,7 @@ def installed(request, built, tmp_path_factory):
 def test_the_command_runs(installed, tmp_path):
     assert run(installed / "ddlsim", "--version", cwd=tmp_path).strip() == ddlsim.__version__
     shown = run(installed / "ddlsim", "run", "office-1gbe", "--model", "lenet5", "--workers", "4", cwd=tmp_path)
-    assert re.search(r"^throughput +[\d,.]+ samples/s$", shown, re.MULTILINE), shown
+    assert re.search(r"^throughput +[\d,.]+ samples/s, [\d,.]+ per device", shown, re.MULTILINE), shown
 
 
 def test_what_is_bundled_is_found(installed, tmp_path):
