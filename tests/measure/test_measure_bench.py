@@ -32,8 +32,7 @@ CLOCK = Clock()
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    for module in ("bench", "runner"):
-        monkeypatch.setattr(f"ddlsim.measure.{module}.time", CLOCK)
+    monkeypatch.setattr("ddlsim.measure.runner.time", CLOCK)
 
 
 @dataclasses.dataclass(frozen=True)
