@@ -52,7 +52,7 @@ class AllReduce:
         """Algorithm and overlap, and what they cost unless that is simulated."""
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
         norms = "" if self.shared_norms is None else ", shared norms"
-        norms += "" if self.no_sync else ", no no_sync"
+        norms += "" if self.no_sync else ", sums in every micro-step"
         return f"all-reduce ({name_of(self.algorithm)}, {overlap}{norms}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
