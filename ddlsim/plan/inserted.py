@@ -20,7 +20,8 @@ _NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 def with_evaluations(plan: Plan, name: str) -> Plan:
-    """Return a plan in which the first rank begins every step with other work, of no seconds.
+    """Return a plan in which the first rank (of each copy of a template) begins every step with other work, of no
+    seconds.
 
     That waits for what the first task of a step waits for, if that is all that the rank waits for from the step before;
     where layers of the model arrive one by one it waits for nothing.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan.draft import Draft
-from ddlsim.plan.plan import COLUMNS, Part, Plan
+from ddlsim.plan.plan import Part, Plan
+from ddlsim.plan.program import StepProgram
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import activation_nbytes
 
@@ -28,23 +26,8 @@ def local_steps(workloads: Sequence[Workload], period: Count, steps: Count = 1, 
     """
     if not workloads:
         raise ConfigError("local_steps: workloads is empty; give one for each rank")
-    different = {id(each): each for each in workloads}
-    drafts = {key: _alone(each, period, steps, accumulation) for key, each in different.items()}
-    plans = [drafts[id(each)] for each in workloads]
-    n, rows, n_lanes = len(plans), len(plans[0]), len(plans[0].lanes)
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(each, name) for each in plans]) for name in (*COLUMNS, "needs")
-    }
-    rank = np.repeat(np.arange(n), rows)
-    columns["lane"] += n_lanes * rank
-    columns["batch"] += np.where(columns["batch"] >= 0, accumulation * rank, 0)
-    columns["needs"] += rows * np.repeat(np.arange(n), len(plans[0].needs))
-    counts = np.tile(np.diff(plans[0].need_offsets), n)
-    return Plan(
-        lanes=tuple(lane._replace(rank=r) for r in range(n) for lane in plans[0].lanes), groups=(tuple(range(n)),),
-        parts=plans[0].parts, names=(), n_layers=plans[0].n_layers, need_offsets=np.cumsum([0, *counts.tolist()]),
-        **columns,
-    )  # fmt: skip
+    program = StepProgram.replicated(workloads, lambda work: _alone(work, period, steps, accumulation), accumulation)
+    return program.unroll(steps)
 
 
 def _alone(workload: Workload, period: int, steps: int, accumulation: int) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -12,9 +13,9 @@ from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import OPTIONAL
 from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations, with_samples
-from ddlsim.plan.live import LIVE, N_STEPS, LiveSteps, first_steps, live_steps
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import FORWARD, PUSH_PULL, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
+from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
 from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
@@ -78,8 +79,8 @@ def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[
 
 
 EVALUATION = "evaluation"
-#: (workloads of all workers, steps) -> their plan
-Make = Callable[[Sequence[Workload], int], Plan]
+#: workloads of all workers -> their step
+Make = Callable[[Sequence[Workload]], StepProgram]
 #: kind of collective, group, bytes -> its schedule
 Schedules = Callable[[int, int, float], Schedule]
 #: gradients and plan -> what carries its collectives
@@ -87,11 +88,8 @@ MakeExchanges = Callable[[Gradients, Plan], Exchanges]
 
 
 def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], Mapping[int, Carrier]]) -> None:
-    """Let the plans that `make` makes for all workers drive a run, and `carriers` what they exchange, by the kind of
-    collective, those that sum gradients first.
-
-    Raises ConfigError if later steps are not like the second one.
-    """
+    """Let the programs that `make` makes for all workers drive a run, and `carriers` what they exchange, by the kind
+    of collective, those that sum gradients first."""
     setting = members.setting
     setting.loop.drive(
         TableRun(setting, make, lambda gradients, plan: OfKinds(carriers(gradients)), owner=members.owner)
@@ -99,14 +97,13 @@ def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], M
 
 
 def run_table(
-    setting: Setting, make: Callable[[int], Plan], schedules: Schedules | None, *, samples: int,
+    setting: Setting, program: StepProgram, schedules: Schedules | None, *, samples: int,
     members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
     exchanges: MakeExchanges | None = None, met: Met | None = None, owner: str = "this strategy",
     beside_first: int = LIVE,
 ) -> None:  # fmt: skip
-    """Let a plan drive a run, over and over, whose collectives go by `schedules` or by `exchanges`.
+    """Let a program drive a run, over and over, whose collectives go by `schedules` or by `exchanges`.
 
-    make       steps -> their plan
     samples    of an update: ranks 0, 1, ... learn from so many together
     members    workers that each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
@@ -117,7 +114,7 @@ def run_table(
     beside_first
                steps in which devices are, or wait for what comes next, until the first one has ended, with it
 
-    Raises ConfigError for a plan whose steps after the first are not alike, and for batches that change.
+    Raises ConfigError for batches that change.
     """
     first = setting.workers[0]
     if first.workload_at is not None:
@@ -131,7 +128,7 @@ def run_table(
         by = schedules
         exchanges = lambda gradients, plan: OfGroups(setting, workers, plan.groups, by)  # noqa: E731
     run = TableRun(
-        setting, lambda workloads, steps: make(steps), exchanges, members=members,
+        setting, lambda workloads: program, exchanges, members=members,
         n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner, beside_first=beside_first,
     )  # fmt: skip
     setting.loop.drive(run)
@@ -172,16 +169,10 @@ class TableRun:
         setting.model, setting.optimizer = lambda: model.params, lambda: model.state
         self.model = model
         once = live == LIVE and setting.stop.n_updates == 1 and self.learner.task is None
-        plan = make(workloads, beside_first if once else N_STEPS)
-        self.exchanges = exchanges(model.gradient, plan)
-        plan = self._with_more(plan)
-        steps = first_steps(plan) if once else live_steps(plan, live)
-        if steps is None:
-            raise ConfigError(
-                "plan: steps after the first one differ: they are not alike, so it cannot be gone through over and "
-                "over; let every step do the same, with keys and rows in the same order"
-            )
-        self.steps = steps
+        program = make(workloads)
+        self.exchanges = exchanges(model.gradient, program.unroll(1))
+        program = self._with_more(program)
+        self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
                              lambda step, rank: float(self._last[step][rank]))  # fmt: skip
@@ -208,17 +199,20 @@ class TableRun:
         )  # fmt: skip
         self.travel.executes(self.executor)
 
-    def _with_more(self, plan: Plan) -> Plan:
-        """Return the plan with what happens besides: evaluations, encoding and decoding."""
+    def _with_more(self, program: StepProgram) -> StepProgram:
+        """Return the program with what happens besides: evaluations, encoding and decoding."""
         if self.setting.compression is not None:
+            plan = program.unroll(1)
             sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
             for row in sums[:1].tolist():
                 kind, group, parts = way_of(plan, row)
                 carrier = self.exchanges.carrier(kind, group, parts=parts)
                 if carrier is not None:
-                    plan = with_codes(plan, decodes=carrier.decodes, together=kind == REDUCE_SCATTER)
-        plan = plan if self.learner.task is None else with_evaluations(plan, EVALUATION)
-        return plan if self.workers[0].feed is None else with_samples(plan, SAMPLES)
+                    together = kind == REDUCE_SCATTER
+                    program = program.map(functools.partial(with_codes, decodes=carrier.decodes, together=together))
+        if self.learner.task is not None:
+            program = program.map(functools.partial(with_evaluations, name=EVALUATION))
+        return program if self.workers[0].feed is None else program.map(functools.partial(with_samples, name=SAMPLES))
 
     # ------------------------------------------------------------ running
 
@@ -315,7 +309,7 @@ class TableRun:
         key = id(workers[0].workload_at(epoch))
         if key not in self._regimes:
             workloads = [worker.workload_at(epoch) for worker in workers if worker.workload_at is not None]
-            self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads, 2)))
+            self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads)).unroll(2))
         return self._regimes[key]
 
     def _samples(self, step: int) -> int:

@@ -12,8 +12,8 @@ from ddlsim.errors import ConfigError
 from ddlsim.network import tasks
 from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
-from ddlsim.plan.live import LiveSteps
 from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
+from ddlsim.plan.program import LiveSteps
 from ddlsim.runtime.carrier import Carrier, Dense, Exchanges
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.setting import Setting

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Plan
+from ddlsim.plan import Plan, StepProgram
 from ddlsim.plan.plan import Floats
 from ddlsim.runtime.setting import Strategy
 from ddlsim.workload.compute import Workload
@@ -19,8 +19,11 @@ def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, a
     """
     if not tells_plan(strategy):
         raise ConfigError(f"plan: the step of {strategy.label} is not a table yet; those of {_with_plans()} are")
-    plan: Plan = strategy.plan(workloads, steps, accumulation)  # type: ignore[attr-defined]  # it has one
-    return plan
+    if not _tells(type(strategy), "program", "start"):
+        plan: Plan = strategy.plan(workloads, steps, accumulation)  # type: ignore[attr-defined]  # it has one
+        return plan
+    program: StepProgram = strategy.program(workloads, accumulation)  # type: ignore[attr-defined]  # it has one
+    return program.unroll(steps)
 
 
 def _with_plans() -> str:
@@ -28,7 +31,7 @@ def _with_plans() -> str:
     import ddlsim.strategies as bundled
 
     kinds = [kind for kind in vars(bundled).values() if isinstance(kind, type) and hasattr(kind, "start")]
-    *others, last = sorted(kind.__name__ for kind in kinds if _tells(kind, "plan", "start"))
+    *others, last = sorted(kind.__name__ for kind in kinds if _describes(kind))
     return f"{', '.join(others)} and {last}"
 
 
@@ -52,7 +55,7 @@ def peak_memory(strategy: Strategy, workloads: Sequence[Workload], accumulation:
 
     A strategy can have a method ``peak_memory(workloads, accumulation)`` that says so without writing the plan.
     """
-    if _tells(type(strategy), "peak_memory", "plan"):
+    if _tells(type(strategy), "peak_memory", "program"):
         peak: Floats = strategy.peak_memory(workloads, accumulation)  # type: ignore[attr-defined]  # it has one
         return peak
     return plan_of(strategy, workloads, 1, accumulation).peak_memory()
@@ -77,7 +80,11 @@ def tells_plan(strategy: object) -> bool:
 
     A subclass that starts in another way than its parent has to say its plan anew.
     """
-    return _tells(type(strategy), "plan", "start")
+    return _describes(type(strategy))
+
+
+def _describes(kind: type) -> bool:
+    return _tells(kind, "plan", "start") or _tells(kind, "program", "start")
 
 
 def _tells(kind: type, name: str, of: str) -> bool:

@@ -7,6 +7,7 @@ import ddlsim
 from ddlsim import AllReduce, Training
 from ddlsim.plan.norms import NORMS
 from ddlsim.plan.plan import KINDS
+from ddlsim.strategies.plans import plan_of
 from ddlsim.workload.compute import make_workload
 
 CLUSTER, N = "office-1gbe", 8  # a star: all ranks end an all-reduce at the same time
@@ -74,7 +75,7 @@ def test_one_worker_has_nothing_to_gather():
 def test_plans_are_proved(overlap):
     model, device = ddlsim.load_model("resnet50"), ddlsim.load_device("v100")
     workloads = [make_workload(model, device, 32, optimizer="lars")] * 4
-    plain, shared = (AllReduce(overlap=overlap, shared_norms=each).plan(workloads, 3, 2) for each in (None, "ring"))
+    plain, shared = (plan_of(AllReduce(overlap=overlap, shared_norms=each), workloads, 3, 2) for each in (None, "ring"))
     shared.check()
     rows = np.flatnonzero(shared.name == shared.names.index(NORMS))
     assert len(rows) == 2 * 4 * 3
