@@ -227,8 +227,8 @@ class StepProgram:
         first, instance, sizes = self._keys
         key_begins = np.cumsum([0, *(sizes[each] for each in sources)]).tolist()
         places = np.zeros((max(len(self.groups), 1), int(self.ranks.max()) + 1), dtype=np.int64)
-        for number, group in enumerate(self.groups):
-            places[number, list(group)] = np.arange(len(group))
+        for number, members in enumerate(self.groups):
+            places[number, list(members)] = np.arange(len(members))
         copies = np.arange(n_copies)[:, None]
         parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*_COLUMNS, "counts", "following")}
         for slot, source in enumerate(sources):
