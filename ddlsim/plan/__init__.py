@@ -22,7 +22,6 @@ from ddlsim.plan.embeddings import embeddings as embeddings
 from ddlsim.plan.execute import Execution as Execution, execute as execute
 from ddlsim.plan.fully_sharded import fully_sharded as fully_sharded
 from ddlsim.plan.goal import read_goal as read_goal
-from ddlsim.plan.local_steps import local_steps as local_steps
 from ddlsim.plan.mesh import Mesh as Mesh, mesh_of as mesh_of
 from ddlsim.plan.pipeline import pipeline as pipeline
 from ddlsim.plan.pipeline_orders import ORDERS as ORDERS

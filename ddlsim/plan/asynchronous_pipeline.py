@@ -144,9 +144,9 @@ class _Stream(Template):
         for i, own in enumerate(rows):
             ends = [self.rows[row] for row in own]
             needs = [[place[need] for need in row.needs if step[need] == i] for row in ends]
-            before = [[place[need] for need in row.needs if step[need] != i] for row in ends]
+            before = pairs_of([place[need] for need in row.needs if step[need] != i] for row in ends)
             columns = step_of(ends, self.lanes).columns
             carried = columns["number"] >= 0
             columns["number"][carried] = np.unique(columns["number"][carried], return_inverse=True)[1].reshape(-1)
-            steps.append(Step(columns, pairs_of(needs), pairs_of(before)))
+            steps.append(Step(columns, pairs_of(needs), (*before, np.ones_like(before[0]))))
         return steps

@@ -198,7 +198,7 @@ def _template(
         exchanges = iter(labels)
         done = [
             dataclasses.replace(
-                row, before=[brings[nth] for nth in row.before] if i else [],
+                row, before=[brings[nth] for nth in row.before if isinstance(nth, int)] if i else [],
                 number=number[next(exchanges)] if row.part >= 0 else -1, group=0 if row.part >= 0 else -1,
                 nbytes=buckets[row.part].nbytes if row.part >= 0 else 0.0,
             )

@@ -176,7 +176,7 @@ def fully_sharded(
     element = ELEMENT_NBYTES[param_dtype or workload.precision]
     how = _Sharing(n_ranks, size, accumulation, prefetch, reshard, no_sync, element)
     ranks = np.arange(n_ranks)
-    families = [ranks.reshape(-1, size), ranks.reshape(-1, size).T]
+    families = [ranks.reshape(-1, size).tolist(), ranks.reshape(-1, size).T.tolist()]
 
     def make(work: Workload) -> Plan:
         rows = _rows(work, parts, how)

@@ -326,8 +326,8 @@ class _Blocks(Template):
         column["number"] += np.where(shared, self.n_alone, 0)
         needs.append(_pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows))
                              for need in self.rows[i].needs]))  # fmt: skip
-        inside, none = _joined(needs), _pairs([])
-        return Step(column, inside, none), Step(column, inside, _pairs(before))
+        inside, (row, need) = _joined(needs), _pairs(before)
+        return Step(column, inside), Step(column, inside, (row, need, np.ones_like(row)))
 
     n_before = 0  # rows that there are more than those made
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ddlsim.errors import ConfigError
 from ddlsim.network.executor import TaskColumns
 from ddlsim.plan.execute import columns, key_sizes
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Floats, Ints, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.workload.compute import Workload
 
@@ -30,9 +30,10 @@ N_STEPS = 3
 class StepProgram:
     """One step of every rank: templates of tasks, and the ranks that execute them.
 
-    templates    plans of :data:`N_STEPS` steps, of the *places* 0, 1, ... of one copy: the stages of one replica, or
-                 the one worker that all others equal. A task needs tasks of its own copy, of the same step or of the
-                 step before. The templates differ in seconds and bytes held only: one for each kind of device
+    templates    plans of the first steps, of the *places* 0, 1, ... of one copy: the stages of one replica, or the one
+                 worker that all others equal. A task needs tasks of its own copy. There are so many steps, at least
+                 :data:`N_STEPS`, that the last one shows all that a task needs of steps before. The templates differ
+                 in seconds and bytes held only: one for each kind of device
     ranks        (n_copies, n_places) the rank that each place of each copy is
     groups       the ranks of each communicator
     group_of     (n_copies, n groups of a template) which of `groups` a template's group is in each copy
@@ -66,27 +67,29 @@ class StepProgram:
         workloads: Sequence[Workload],
         make: Callable[[Workload], Plan],
         batches: int,
-        families: Sequence[Ints] | None = None,
+        families: Sequence[Sequence[Sequence[int]]] | None = None,
     ) -> StepProgram:
         """Return the program in which every rank does the tasks of one template, with the seconds of its workload.
 
         workloads  of each rank
         make       workload -> template of one rank
         batches    micro-batches of a rank in a step
-        families   for each group of the template the ranks of each group, (n_groups, n_members); None: one of all ranks
+        families   for each group of the template the groups of ranks; None: one of all ranks
         """
         n = len(workloads)
         different = {id(workload): workload for workload in workloads}
         number = {key: i for i, key in enumerate(different)}
-        families = [np.arange(n)[None, :]] if families is None else families
-        begins = np.cumsum([0, *(len(family) for family in families)])
-        of = [begin + np.argsort(family.reshape(-1)) // family.shape[1]
-              for begin, family in zip(begins, families, strict=False)]  # fmt: skip
+        groups = [tuple(group) for family in families or [[range(n)]] for group in family]
+        of, begin = np.zeros((n, len(families or [0])), dtype=np.int64), 0
+        for i, family in enumerate(families or [[range(n)]]):
+            for at, group in enumerate(family, begin):
+                of[list(group), i] = at
+            begin += len(family)
         return cls(
             templates=tuple(make(workload) for workload in different.values()),
             ranks=np.arange(n)[:, None],
-            groups=tuple(tuple(group) for family in families for group in family.tolist()),
-            group_of=np.stack(of, axis=1),
+            groups=tuple(groups),
+            group_of=of,
             template_of=np.array([[number[id(workload)]] for workload in workloads]),
             batches=(1, batches, 0),
         )
@@ -148,8 +151,12 @@ class StepProgram:
     def unroll(self, steps: int) -> Plan:
         """Return the plan of the first `steps` steps, step by step and copy by copy, for print, pictures and exports.
 
-        Raises ConfigError for fewer than one step, and for steps after the first that are not alike.
+        Raises ConfigError for fewer than one step.
         """
+        return _taking_place(self.unroll_all(steps))
+
+    def unroll_all(self, steps: int) -> Plan:
+        """Return the plan of the first `steps` steps with all tasks, also those that do not take place in a step."""
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ConfigError(f"plan: steps = {steps!r}: must be a whole number of at least 1")
         template, bounds, n_copies = self.template, self._bounds, len(self.ranks)
@@ -203,6 +210,7 @@ class StepProgram:
             n_layers=template.n_layers,
             servers=template.servers,
             delays=template.delays,
+            cycles=template.cycles,
             need_offsets=np.concatenate([[0], np.cumsum(counts)]),
             needs=begins[needed] + copy.repeat(counts) * widths[needed] + need - begin_of,
             **column,
@@ -216,71 +224,94 @@ class StepProgram:
 
         Raises ConfigError if the steps after the first are not alike.
         """
-        template, bounds, n_copies = self.template, self._bounds, len(self.ranks)
-        every = columns(template)
+        template, bounds = self.template, np.array(self._bounds)
+        every, last = columns(template), template.n_steps - 1 if repeat else live
         if repeat:
             self._check_alike(every)
-        # what follows a step is known of the second one, in a template
-        sources = [min(slot, 1 if repeat else live) for slot in range(live + 1)]
-        widths = [bounds[each + 1] - bounds[each] for each in sources]
-        begins = np.cumsum([0, *(n_copies * width for width in widths)]).tolist()
-        first, instance, sizes = self._keys
-        key_begins = np.cumsum([0, *(sizes[each] for each in sources)]).tolist()
+        sources = np.minimum(np.arange(live + 1), last)
+        begins = np.concatenate([[0], np.cumsum(len(self.ranks) * np.diff(bounds)[sources])])
+        key_begins = np.concatenate([[0], np.cumsum(np.array(self._keys[2])[sources])])
+        groups = [np.arange(slot, slot + 1) for slot in range(last)] + [np.arange(last, live + 1)]
+        parts = [self._slots(slots, every, begins, key_begins, live, repeat=repeat) for slots in groups]
+        column: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        counts = column.pop("counts")
+        tasks = TaskColumns(offsets=np.concatenate([[0], np.cumsum(counts)]), **column)
+        shown = min(live, last) + 1
+        rows = [np.arange(begins[slot], begins[slot + 1]) for slot in range(shown)]
+        return LiveSteps(
+            self.unroll_all(shown), tasks, np.concatenate([*rows, np.tile(rows[-1], live + 1 - shown)]),
+            tuple(slice(a, b) for a, b in itertools.pairwise(begins.tolist())),
+            tuple(slice(a, b) for a, b in itertools.pairwise(key_begins.tolist())), live,
+        )  # fmt: skip
+
+    def _slots(
+        self, slots: Ints, every: TaskColumns, begins: Ints, key_begins: Ints, live: int, *, repeat: bool
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of the tasks of slots that are alike, slot by slot and copy by copy.
+
+        begins, key_begins  the first task and key of each slot, and the end of the last one
+        """
+        template, bounds, n_copies = self.template, np.array(self._bounds), len(self.ranks)
+        last = template.n_steps - 1
+        source = min(int(slots[0]), last)
+        row = np.arange(bounds[source], bounds[source + 1])
+        slot, copy = slots[:, None, None], np.arange(n_copies)[None, :, None]
+
+        def flat(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.broadcast_to(values, (len(slots), n_copies, values.shape[-1])).ravel()
+
+        # what follows a step is known of the second one in a template
+        follows = min(source, 1) if repeat else source
+        begin, end = bounds[follows], bounds[follows + 1]
+        offsets = every.offsets[begin : end + 1]
+        after, counts = every.following[offsets[0] : offsets[-1]], np.diff(offsets)
+        ahead = template.step[after] - follows
+        if not repeat:
+            kept = slots[0] + ahead <= live
+            counts = np.bincount(np.repeat(np.arange(len(row)), counts)[kept], minlength=len(row))
+            after, ahead = after[kept], ahead[kept]
+        to = slot + ahead
+        to = np.where(to > live, to - live, to)
+        width = np.diff(begins)[to] // n_copies
+        following = begins[to] + copy * width + after - bounds[template.step[after]]
+        first, instance, _ = self._keys
+        where = self.ranks[:, template.rank[row]]
+        grouped = template.kind[row] >= ALL_REDUCE
+        group = np.where(grouped, template.peer[row], 0)
+        instances = np.where(grouped, instance[:, group], copy[0])
+        place = np.where(grouped, self._places[self._group_of[:, group], where], 0)
+        seconds = np.stack([one.seconds for one in self.templates])[self.template_of[:, template.rank[row]], row]
+        waits = every.missing[row - bounds[source] + bounds[last if repeat and source else source]]
+        return {
+            "kind": flat(every.kind[row]),
+            "seconds": flat(seconds),
+            "key": flat(np.where(template.key[row] >= 0, key_begins[slot] + first[row] + instances, -1)),
+            "place": flat(place),
+            "queue": flat(every.queue[row]),
+            "step": flat(slot + np.zeros(len(row), dtype=np.int64)),
+            "missing": flat(every.missing[row]),
+            "waits": flat(waits),
+            "slow": flat(every.slow[row]),
+            "counts": flat(counts),
+            "following": following.ravel(),
+        }
+
+    @cached_property
+    def _places(self) -> Ints:
+        """The place of each rank in each group, (n_groups, n_ranks)."""
         places = np.zeros((max(len(self.groups), 1), int(self.ranks.max()) + 1), dtype=np.int64)
         for number, members in enumerate(self.groups):
             places[number, list(members)] = np.arange(len(members))
-        copies = np.arange(n_copies)[:, None]
-        parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*_COLUMNS, "counts", "following")}
-        for slot, source in enumerate(sources):
-            own = slice(bounds[source], bounds[source + 1])
-            row = np.arange(own.start, own.stop)
-            offsets = every.offsets[own.start : own.stop + 1]
-            after = every.following[offsets[0] : offsets[-1]]
-            counts = np.diff(offsets)
-            to = template.step[after] - source  # steps ahead
-            if not repeat and slot == live:
-                kept = to == 0
-                counts = np.bincount(np.repeat(np.arange(len(row)), counts)[kept], minlength=len(row))
-                after, to = after[kept], to[kept]
-            next_slot = slot + 1 if slot < live else 1
-            begin = np.where(to == 0, begins[slot], begins[next_slot])
-            width = np.where(to == 0, widths[slot], widths[next_slot])
-            following = begin + copies * width + after - np.array(bounds)[template.step[after]]
-            of = self.template_of[:, template.rank[row]]
-            seconds = np.stack([one.seconds for one in self.templates])[of, row]
-            grouped = template.kind[row] >= ALL_REDUCE
-            group, where = np.where(grouped, template.peer[row], 0), self.ranks[:, template.rank[row]]
-            instances = np.where(grouped, instance[:, group], copies)
-            place: Ints = np.where(grouped, places[self._group_of[:, group], where], 0)
-            key = np.where(template.key[row] >= 0, key_begins[slot] + first[row] + instances, -1)
-            same = ("kind", "queue", "missing", "slow")
-            tiled = {name: np.tile(getattr(every, name)[row], n_copies) for name in same}
-            for name, value in (tiled | {
-                "seconds": seconds.ravel(), "key": key.ravel(), "place": place.ravel(),
-                "step": np.full(len(row) * n_copies, slot), "counts": np.tile(counts, n_copies),
-                "following": following.ravel(),
-            }).items():  # fmt: skip
-                parts[name].append(value)
-        column: dict[str, Any] = {name: np.concatenate(each) for name, each in parts.items()}
-        counts = column.pop("counts")
-        tasks = TaskColumns(waits=column["missing"], offsets=np.concatenate([[0], np.cumsum(counts)]), **column)
-        shown = min(live + 1, N_STEPS)
-        rows = [np.arange(begins[min(slot, shown - 1)], begins[min(slot, shown - 1) + 1]) for slot in range(live + 1)]
-        return LiveSteps(
-            self.unroll(shown), tasks, np.concatenate(rows),
-            tuple(slice(a, b) for a, b in itertools.pairwise(begins)),
-            tuple(slice(a, b) for a, b in itertools.pairwise(key_begins)), live, repeat,
-        )  # fmt: skip
+        return places
 
     def _check_alike(self, every: TaskColumns) -> None:
-        """Raise ConfigError unless the third step does the same as the second, and tasks wait for the step before at
-        most."""
-        template, bounds = self.template, self._bounds
+        """Raise ConfigError unless the last step does the same as the second."""
+        template, bounds, last = self.template, self._bounds, self.template.n_steps - 1
         first, _, _ = self._keys
 
         def shape(step: int) -> list[npt.NDArray[Any]]:
             own = slice(bounds[step], bounds[step + 1])
-            columns_of = [template.lane, template.kind, template.peer, template.part, template.nbytes, every.missing]
+            columns_of = [template.lane, template.kind, template.peer, template.part, template.nbytes, template.every]
             return [*(each[own] for each in (*columns_of, first, *(one.seconds for one in self.templates)))]
 
         def inside(step: int) -> list[Ints]:
@@ -290,10 +321,8 @@ class StepProgram:
             same = template.step[after] == step
             return [row[same], after[same] - bounds[step]]
 
-        ahead = template.step[every.following] - np.repeat(template.step, np.diff(every.offsets))
-        alike = template.n_steps == N_STEPS and bool(((ahead == 0) | (ahead == 1)).all())
-        if not alike or not all(
-            np.array_equal(a, b) for of in (shape, inside) for a, b in zip(of(1), of(2), strict=True)
+        if last < N_STEPS - 1 or not all(
+            np.array_equal(a, b) for of in (shape, inside) for a, b in zip(of(1), of(last), strict=True)
         ):
             raise ConfigError(
                 "plan: steps after the first one differ: they are not alike, so it cannot be gone through over and "
@@ -301,14 +330,48 @@ class StepProgram:
             )
 
 
-_COLUMNS = ("kind", "seconds", "key", "place", "queue", "step", "missing", "slow")
+def _taking_place(plan: Plan) -> Plan:
+    """Return a plan without the tasks that do not take place in their steps; what needed them needs what they need."""
+    left_out = np.zeros(len(plan), dtype=np.bool_)
+    for number, cycle in enumerate(plan.cycles, 1):
+        steps = np.array([not cycle.includes(step + 1) for step in range(plan.n_steps)])
+        left_out |= (plan.every == number) & steps[plan.step]
+    if not left_out.any():
+        return dataclasses.replace(plan, cycles=(), every=np.zeros(len(plan), dtype=np.int64)) if plan.cycles else plan
+    place = np.cumsum(~left_out) - 1
+    offsets, needs, previous = plan.need_offsets.tolist(), plan.needs.tolist(), plan.previous.tolist()
+    instead: dict[int, list[int]] = {}
+
+    def needed(row: int) -> list[int]:
+        own = needs[offsets[row] : offsets[row + 1]]
+        kept: dict[int, None] = {}
+        for need in own:
+            kept |= dict.fromkeys(instead[need] if left_out[need] else [int(place[need])])
+        return list(kept)
+
+    lists = []
+    for row in range(len(plan)):
+        if left_out[row]:
+            before = previous[row]
+            lane = [] if before < 0 else instead[before] if left_out[before] else [int(place[before])]
+            instead[row] = list(dict.fromkeys([*needed(row), *lane]))
+        else:
+            lists.append(needed(row))
+    keys = np.unique(plan.key[~left_out & (plan.key >= 0)])
+    column: dict[str, Any] = {name: getattr(plan, name)[~left_out] for name in COLUMNS}
+    column["key"] = np.where(column["key"] >= 0, np.searchsorted(keys, column["key"]), -1)
+    column["every"] = np.zeros(len(lists), dtype=np.int64)
+    return dataclasses.replace(
+        plan, cycles=(), need_offsets=np.cumsum([0, *map(len, lists)]),
+        needs=np.array([need for each in lists for need in each], dtype=np.int64), **column,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class LiveSteps:
-    """The first step of a program (slot 0) and those after it (slots 1 to `live`, over and over if they `repeat`).
+    """The first step of a program (slot 0) and those after it (slots 1 to `live`, over and over).
 
-    plan   of the first :data:`N_STEPS` steps
+    plan   of the first steps, with all tasks; later ones are as its last one
     tasks  of all slots
     row    the plan's row that each task is, (n_tasks,)
     rows   of the tasks of each slot
@@ -322,7 +385,6 @@ class LiveSteps:
     rows: tuple[slice, ...]
     keys: tuple[slice, ...]
     live: int
-    repeat: bool = True
 
     def slot(self, step: int) -> int:
         """Return where a step is executed."""
@@ -346,7 +408,9 @@ class Row:
     to      message: the place at the other end
     group   collective: the template's group
     number  of the message or collective within the step
-    needs   rows of the same step, `before` rows of the step before
+    needs   rows of the same step
+    before  rows of the step before, or (row, steps back)
+    every   as in a plan
     """
 
     place: int
@@ -364,19 +428,25 @@ class Row:
     number: int = -1
     name: int = -1
     needs: list[int] = field(default_factory=list)
-    before: list[int] = field(default_factory=list)
+    before: Sequence[int | tuple[int, int]] = ()
+    every: int = 0
+
+
+_NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 class Step(NamedTuple):
     """The rows of one step of a template: columns of :class:`Row`, (n,) each, and "lane", a place in the template's
-    lanes; (row, row that it needs) of the same step and of the step before, (n_needs,) each."""
+    lanes; (row, row that it needs) of the same step, and with the number of steps back, (n_needs,) each."""
 
     columns: dict[str, npt.NDArray[Any]]
     needs: tuple[Ints, Ints]
-    before: tuple[Ints, Ints]
+    before: tuple[Ints, Ints, Ints] = (_NONE, _NONE, _NONE)
 
 
-_ROW_COLUMNS = ("kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds", "to", "group", "number", "name")
+_ROW_COLUMNS = (
+    "kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds", "to", "group", "number", "name", "every",
+)  # fmt: skip
 
 
 def pairs_of(lists: Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
@@ -392,13 +462,17 @@ def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
     for name in _ROW_COLUMNS:
         column[name] = np.array([getattr(row, name) for row in rows])
     column["lane"] = np.array([lanes.setdefault((row.place, row.lane), len(lanes)) for row in rows], dtype=np.int64)
-    return Step(column, pairs_of(row.needs for row in rows), pairs_of(row.before for row in rows))
+    before = [
+        (i, *(each if isinstance(each, tuple) else (each, 1))) for i, row in enumerate(rows) for each in row.before
+    ]
+    row, need, back = np.array(before, dtype=np.int64).reshape(-1, 3).T
+    return Step(column, pairs_of(row.needs for row in rows), (row, need, back))
 
 
 def template_of(
     steps: Sequence[Step], lanes: Iterable[tuple[int, str]], *, groups: Sequence[tuple[int, ...]],
     parts: Sequence[Part], n_layers: int, names: tuple[str, ...] = (), queues: Sequence[Queue] = (),
-    queued: str = "", delays: tuple[int, ...] = (),
+    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every, ...] = (),
 ) -> Plan:  # fmt: skip
     """Return the template of steps that follow each other.
 
@@ -413,17 +487,19 @@ def template_of(
         column[name] = np.concatenate([step.columns[name] for step in steps])
     keys = [int(step.columns["number"].max(initial=-1)) + 1 for step in steps]
     key_begins = np.repeat(np.cumsum(keys) - keys, sizes)
-    row = np.concatenate([begins[i] + each[0] for i, step in enumerate(steps) for each in (step.needs, step.before)])
-    need = np.concatenate(
-        [each for i, step in enumerate(steps)
-         for each in (begins[i] + step.needs[1], begins[max(i - 1, 0)] + step.before[1])]
-    )  # fmt: skip
+    rows, needs = [], []
+    for i, step in enumerate(steps):
+        after, before, back = step.before
+        there = back <= i
+        rows += [begins[i] + step.needs[0], begins[i] + after[there]]
+        needs += [begins[i] + step.needs[1], begins[i - back[there]] + before[there]]
+    row, need = np.concatenate(rows), np.concatenate(needs)
     order = np.argsort(row, kind="stable")
     number, group, micro = column.pop("number"), column.pop("group"), column.pop("micro")
     return Plan(
         lanes=tuple(Lane(place, name, 0 if queues and name == queued else -1) for place, name in lanes),
         groups=tuple(groups), parts=tuple(parts), names=names, n_layers=n_layers, queues=tuple(queues), delays=delays,
-        step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
+        cycles=cycles, step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
         peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need[order],
         need_offsets=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=int(begins[-1])))]), **column,
     )  # fmt: skip

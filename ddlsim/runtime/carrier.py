@@ -48,6 +48,16 @@ class Carrier(Protocol):
         """Return what every worker ends with, given what all have brought, by place."""
 
 
+class CollectiveCarrier(Carrier, Protocol):
+    """A carrier whose parts travel by collectives, by a schedule or of known time."""
+
+    def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
+        """Return the one collective of a part of `nbytes`, and the bytes of its buffer."""
+
+    def phases(self, step: int, index: int, nbytes: float) -> tuple[Phase, ...]:
+        """Return what the collective of a part of `nbytes` of known time consists of."""
+
+
 class Exchanges(Protocol):
     """What carries the collectives of a plan."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DeadlockError
+from ddlsim.learning import Array, Value
 from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
-from ddlsim.network.tasks import OPTIONAL
+from ddlsim.network.tasks import OPTIONAL, SKIPPED
 from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations, with_samples
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import FORWARD, PUSH_PULL, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
@@ -83,6 +85,16 @@ EVALUATION = "evaluation"
 Make = Callable[[Sequence[Workload]], StepProgram]
 #: kind of collective, group, bytes -> its schedule
 Schedules = Callable[[int, int, float], Schedule]
+class Models(Protocol):
+    """What learns from the steps of a run."""
+
+    def gradient(self, step: int, place: int) -> Value[Array]:
+        """Return the gradient of a step that has been begun."""
+
+    def learn_until(self, step: int) -> None:
+        """Take in all steps up to `step`."""
+
+
 #: gradients and plan -> what carries its collectives
 MakeExchanges = Callable[[Gradients, Plan], Exchanges]
 
@@ -149,38 +161,32 @@ class TableRun:
     owner       whose run it is, for messages
     beside_first
                 steps in which devices are, or wait for what comes next, until the first one has ended, with it
+    models      what learns; by default a model that all workers have in common
     """
 
     def __init__(
         self, setting: Setting, make: Make, exchanges: MakeExchanges, *,
         members: Sequence[Sequence[int]] | None = None, n_learners: int | None = None, live: int = LIVE,
-        met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE,
+        met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE, models: Models | None = None,
     ) -> None:  # fmt: skip
         self.setting, self.learner, self._make = setting, setting.learner, make
         self.members = [[worker.rank] for worker in setting.workers] if members is None else [[*own] for own in members]
         self.workers = [setting.workers[own[0]] for own in self.members]
         self.n_learners = len(self.members) if n_learners is None else n_learners
         workloads = [worker.workload for worker in setting.workers]
-        model = CommonModel(
-            self.learner, self.n_learners, lambda step, gradients: self.exchanges.mean(step, gradients), self._samples,
-            self._began, met,
-        )  # fmt: skip
-        self._overlap = met is not None
-        setting.model, setting.optimizer = lambda: model.params, lambda: model.state
-        self.model = model
+        self._overlap = met is not None or models is not None
+        self.model: Models = models if models is not None else self._common_model(met)
         once = live == LIVE and setting.stop.n_updates == 1 and self.learner.task is None
         program = make(workloads)
-        self.exchanges = exchanges(model.gradient, program.unroll(1))
+        self.exchanges = exchanges(self.model.gradient, program.unroll_all(1))
         program = self._with_more(program)
         self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
                              lambda step, rank: float(self._last[step][rank]))  # fmt: skip
         said = {pair: carrier.what for pair, carrier in self.travel.carriers.items()}
-        rows = steps.rows[:3]
-        before = [0, *(own.stop - own.start for own in rows[:-1])]
-        shapes = [Shape(steps.plan, own, earlier, said) for own, earlier in zip(rows, before, strict=True)]
-        self.bookings = Bookings(setting.recorder, self.members, shapes, steps.keys[:3], setting.loop.now)
+        shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
+        self.bookings = Bookings(setting.recorder, self.members, shapes, setting.loop.now)
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
         self._varies = any(worker.factors is not UNVARIED for worker in setting.workers)
@@ -190,6 +196,7 @@ class TableRun:
         self._drawn = 0  # samples of each who learns in the steps that are armed
         self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
         kind = np.where(_named(steps.plan, EVALUATION)[steps.row], OPTIONAL, self.travel.kinds)
+        self._kinds = [kind[own] for own in steps.rows[:2]]
         tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=kind)
         each = [[setting.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
@@ -197,11 +204,35 @@ class TableRun:
             steps.key_sizes, steps.plan.queues, self.travel.messages,
             bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets, start=setting.loop.now,
         )  # fmt: skip
+        for step, own in enumerate(steps.rows if steps.plan.cycles else ()):
+            self.executor.tasks["kind"][own] = self._kind(step)
         self.travel.executes(self.executor)
+
+    def _common_model(self, met: Met | None) -> CommonModel:
+        """Return the model that all workers have in common, which the run then hands over."""
+        model = CommonModel(
+            self.learner, self.n_learners, lambda step, gradients: self.exchanges.mean(step, gradients), self.samples,
+            self.began, met,
+        )  # fmt: skip
+        self.setting.model, self.setting.optimizer = lambda: model.params, lambda: model.state
+        return model
+
+    def _kind(self, step: int) -> Ints:
+        """Return what the tasks of a step are for the executor."""
+        kind, plan = self._kinds[min(step, 1)], self.steps.plan
+        if not plan.cycles:
+            return kind
+        left_out = np.array([False, *(not cycle.includes(step + 1) for cycle in plan.cycles)])
+        return np.where(left_out[plan.every[self.steps.rows[min(step, 1)]]], SKIPPED, kind)
+
+    def tasks_of(self, step: int) -> Records:
+        """Return the tasks of a step in flight."""
+        tasks: Records = self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
+        return tasks
 
     def _with_more(self, program: StepProgram) -> StepProgram:
         """Return the program with what happens besides: evaluations, encoding and decoding."""
-        if self.setting.compression is not None:
+        if self.setting.compression is not None and not program.template.cycles:
             plan = program.unroll(1)
             sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
             for row in sums[:1].tolist():
@@ -255,11 +286,12 @@ class TableRun:
         rows = self.executor.tasks[self.steps.rows[slot]]
         self.model.learn_until(step)
         self._book(step, rows)
-        samples = self._samples(step)
+        samples = self.samples(step)
         self.done += 1
         if slot > 0:  # where the step so many steps later is executed
             n_keys = self.steps.keys[-1].stop - self.steps.keys[1].start
-            self.executor.arm(slot, self.steps.rows[slot], self.steps.keys[slot], self._arm(), n_keys)
+            kind = self._kind(self._n_armed)
+            self.executor.arm(slot, self.steps.rows[slot], self.steps.keys[slot], self._arm(), kind, n_keys)
         self._resize()
         self.setting.stop.updated(samples * self.n_learners)
         self._charge()
@@ -288,7 +320,7 @@ class TableRun:
         self._n_armed += 1
         workloads, seconds = self._regime(self.learner.epoch(self._drawn * self.n_learners))
         self._armed[step] = workloads
-        self._drawn += self._samples(step)
+        self._drawn += self.samples(step)
         shape = self.bookings.shape(min(step, 1))
         if not self._varies:
             self._last[step] = np.ones(len(self.members))
@@ -312,7 +344,7 @@ class TableRun:
             self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads)).unroll(2))
         return self._regimes[key]
 
-    def _samples(self, step: int) -> int:
+    def samples(self, step: int) -> int:
         return self._armed[step][0].batch_size * self.setting.workers[0].accumulation
 
     def _resize(self) -> None:
@@ -331,7 +363,7 @@ class TableRun:
         task: Records = self.executor.tasks[row]
         return task
 
-    def _began(self, step: int, rank: int) -> float:
+    def began(self, step: int, rank: int) -> float:
         """Return when a rank began the gradient of a step, s."""
         row = self.steps.rows[self.steps.slot(step)].start + self.bookings.shape(step).begins[rank]
         return float(self.executor.tasks["start"][row])
@@ -362,7 +394,7 @@ class TableRun:
             return
         key = plan.key[shape.rows]
         for keys in launched:
-            of_step = self.bookings.keys[min(step, len(self.bookings.keys) - 1)]
+            of_step = self.steps.keys[shape.step]
             exchanged = np.flatnonzero(key == keys[0] - self.steps.keys[slot].start + of_step.start)
             self.bookings.exchange(f"{len(keys)} buckets of step {step}", rank[exchanged], rows, exchanged)
 
@@ -387,6 +419,9 @@ class TableRun:
 
     def _missing(self, step: int, row: int) -> str:
         """Return what a task waits for, in words."""
+        plan = self.steps.plan
+        if plan.every[row]:
+            return f"the average of step {step + 1}"
         if self.steps.plan.kind[row] != FORWARD:
             return f"the gradients of step {step}"
         if self.workers[0].accumulation > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import simpy
@@ -14,8 +15,7 @@ from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
 from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
 from ddlsim.plan.program import LiveSteps
-from ddlsim.runtime.carrier import Carrier, Dense, Exchanges
-from ddlsim.runtime.coded import Coded
+from ddlsim.runtime.carrier import Carrier, CollectiveCarrier, Exchanges
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
@@ -136,8 +136,7 @@ class Travel:
     def collective(self, keys: list[int]) -> int:
         """Prepare a collective, simulated by a schedule, that carries `keys`; return its id."""
         carrier, step, part, nbytes = self._carried(keys)
-        assert isinstance(carrier, Dense | Coded)  # others go by processes
-        schedule, size = carrier.schedule(step, part, nbytes)
+        schedule, size = cast(CollectiveCarrier, carrier).schedule(step, part, nbytes)  # others go by processes
         return self.loop.collective(schedule, carrier.communicator.all_nodes, size)
 
     def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
@@ -150,7 +149,6 @@ class Travel:
         carrier, step, part, nbytes = self._carried(keys)
         members = [self.executor.members(key) for key in keys]
         if carrier.way == "known":
-            assert isinstance(carrier, Dense | Coded)
             finished = self.loop.env.event()
 
             def ended(end: float) -> None:
@@ -158,7 +156,7 @@ class Travel:
                 if queue >= 0:
                     self.loop.trigger_at(finished, end)
 
-            carrier.communicator.run(carrier.phases(step, part, nbytes), ended)
+            carrier.communicator.run(cast(CollectiveCarrier, carrier).phases(step, part, nbytes), ended)
         else:
             ends = [carrier.carry(worker, step, part, nbytes) for worker in carrier.communicator.workers]
             for place, arrival in enumerate(ends):

@@ -7,24 +7,18 @@ normalisation are the mean of the workers' (momentum could carry a variance belo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Count, Decay, Positive, checked, one_of
 from ddlsim.learning import Array, Value
 from ddlsim.optim import Momentum, Optimizer
-from ddlsim.runtime import (
-    Averaging,
-    Outer,
-    Process,
-    Replica,
-    Setting,
-    WithFabric,
-    communicator,
-    local_sgd,
-    start_replicas,
-)
+from ddlsim.plan.local_steps import Average
+from ddlsim.plan.plan import Every
+from ddlsim.runtime import Outer, Replica, Setting, WithFabric, communicator
 from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.own_models import Rule, run_local_steps
 
 
 @checked
@@ -56,8 +50,7 @@ class BMUF(WithFabric):
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         outer = Outer(setting.learner, Momentum(self.momentum(len(setting.workers))))
-        average = Averaging(communicator(setting, self), lambda mean: outer.towards(mean, self.block_rate))
-        start_replicas(setting, lambda replica: local_sgd(replica, self.period, average))
+        _start(self, setting, lambda mean: outer.towards(mean, self.block_rate))
 
 
 @checked
@@ -90,8 +83,7 @@ class DiLoCo(WithFabric):
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         outer = Outer(setting.learner, self.outer)
-        average = Averaging(communicator(setting, self), lambda mean: outer.towards(mean, self.outer_rate))
-        start_replicas(setting, lambda replica: local_sgd(replica, self.period, average))
+        _start(self, setting, lambda mean: outer.towards(mean, self.outer_rate))
 
 
 @checked
@@ -131,16 +123,18 @@ class SlowMo(WithFabric):
             gamma = replicas[0].rate  # all have made as many steps
             return slow.towards(mean, self.slow_rate * gamma, unit=gamma) if gamma else slow.follow(mean)
 
-        average = Averaging(communicator(setting, self), move)
-        replicas = start_replicas(setting, lambda replica: self.work(replica, average))
+        def merge(replica: Replica, model: Value[Array]) -> None:
+            replica.worker.params = model
+            if self.buffers == "reset":
+                replica.forget()
 
-    def work(self, replica: Replica, average: Averaging) -> Process:
-        """One worker's life."""
-        worker = replica.worker
-        while True:
-            yield from replica.local_step()
-            if replica.step % self.period == 0:
-                worker.params = yield from average.mean(worker, replica.step, worker.params)
-                if self.buffers == "reset":
-                    replica.forget()
-            replica.end_step()
+        replicas = _start(self, setting, move, merge)
+
+
+def _start(
+    strategy: BMUF | DiLoCo | SlowMo, setting: Setting, then: Callable[[Value[Array]], Value[Array]],
+    merge: Callable[[Replica, Value[Array]], None] | None = None,
+) -> list[Replica]:  # fmt: skip
+    """Start workers who go on with what `then` makes of the mean of their models; return their replicas."""
+    rule = Rule(Average(Every(strategy.period)), [communicator(setting, strategy)], then=then, merge=merge)
+    return run_local_steps(setting, [rule], owner=type(strategy).__name__)

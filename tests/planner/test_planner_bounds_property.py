@@ -46,6 +46,7 @@ from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.planner.bounds import Bounds
 from ddlsim.planner.candidates import Candidate, nature_of
 from ddlsim.run.plans import least_seconds
+from ddlsim.strategies.plans import plan_of
 from ddlsim.run.prepare import prepare
 from ddlsim.runtime import Setting, Strategy
 from ddlsim.runtime.worker import Process, Worker, factors
@@ -240,7 +241,7 @@ def test_a_rank_draws_the_factors_of_the_worker_that_it_stands_for() -> None:
         star(4, bandwidth=1e9, latency=0.0, host=SLOW), "char-transformer", Parallel(tensor=2, micro_batch=8), 32, 4,
         compute=Measured(1e-2, 8), jitter=Lognormal(0.5), seed=1,
     )  # fmt: skip
-    plan = experiment.strategy.plan(prepare(experiment).workloads, 1, 2)  # type: ignore[attr-defined]
+    plan = plan_of(experiment.strategy, prepare(experiment).workloads, 1, 2)
     seconds = least_seconds(plan, experiment, np.zeros(len(plan)), 4)
     for rank, worker in enumerate((0, 2)):
         passes = plan.rows(FORWARD, BACKWARD)
