@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -496,9 +496,12 @@ class JobsWorld:
     faults: tuple[ddlsim.LinkFault, ...]
 
 
-def jobs_world(seed: int) -> JobsWorld:
+def jobs_world(seed: int, numbers: Sequence[int] | None = None) -> JobsWorld:
     """Return random jobs of one random cluster with a storage, prices and powers: with simulated and known costs,
-    splits of models, samples from the storage and crashes; and background traffic."""
+    splits of models, samples from the storage and crashes; and background traffic.
+
+    numbers  of the jobs to take; None: the first four that ddlsim runs on the cluster
+    """
     draw = Draw(f"jobs {seed}")
     jobs: list[ddlsim.Job | ddlsim.Background] = []
     own = None
@@ -520,12 +523,15 @@ def jobs_world(seed: int) -> JobsWorld:
             one = with_crashes(draw, one)
         placement = draw.choice(("packed", "spread", "random"))
         job = ddlsim.Job(one, f"job {number}", start=draw.choice((0.0, 0.01, 0.1)), placement=placement)
-        try:
-            ddlsim.simulate_jobs([job], queue=True)
-        except ddlsim.DdlsimError:
-            continue  # its parts do not fit together on this cluster
+        if numbers is None:
+            try:
+                ddlsim.simulate_jobs([job], queue=True)
+            except ddlsim.DdlsimError:
+                continue  # its parts do not fit together on this cluster
+        elif number not in numbers:
+            continue
         jobs.append(job)
-        if len(jobs) == 4:
+        if len(jobs) == (4 if numbers is None else len(numbers)):
             break
     assert own is not None
     ends = draw.sample([own.node_names[node] for node in own.workers.tolist()], 2)
