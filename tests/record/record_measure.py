@@ -6,6 +6,7 @@ Only public results are read, so that what computes them may change: tables, sha
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import json
 import math
@@ -260,6 +261,20 @@ def differences(name: str, record: Mapping[str, Row], changes: Mapping[str, Mapp
     if lines and "refused" in found and "refused" not in wanted:
         lines.append(f"it says: {found['message']}")
     return lines
+
+
+@functools.cache
+def files() -> tuple[dict[str, Row], dict[str, dict[str, Any]]]:
+    """Return the record and the changes, read once in a process."""
+    return read_record(), read_changes()
+
+
+def compared(name: str) -> list[str]:
+    """Return what differs in a row, as lines, or the one that says what went wrong with it."""
+    try:
+        return differences(name, *files())
+    except Exception as error:  # whatever it is, the other rows shall be compared as well
+        return [f"{type(error).__name__}: {error}"]
 
 
 def chosen(patterns: Sequence[str]) -> list[str]:

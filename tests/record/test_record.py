@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+from typing import Any
 
 import pytest
 import record_measure as rm
@@ -22,7 +23,14 @@ NAMES = list(ROWS)
 QUICK = 64
 SAMPLE = NAMES[11 :: len(NAMES) // QUICK]
 KINDS = list(dict.fromkeys(name.partition("/")[0] for name in NAMES))
-record, changes = functools.cache(rm.read_record), functools.cache(rm.read_changes)
+
+
+def record() -> dict[str, rm.Row]:
+    return rm.files()[0]
+
+
+def changes() -> dict[str, dict[str, Any]]:
+    return rm.files()[1]
 
 
 def compare(names: list[str]) -> None:

@@ -1,5 +1,6 @@
 """Random worlds: a cluster, a model, a strategy and all that can be varied about a run, drawn from a seed.
 
+The rows of `tests/record` are some of these worlds: what the same seed draws must stay what it is.
 `world(seed)` is a :class:`World`; some of them ddlsim refuses, as their parts do not fit together. What nothing here
 can draw is missing from the guarantees that `worlds_invariants` checks, so a test asks for every part.
 """
@@ -32,8 +33,6 @@ from ddlsim.cluster import (
 )
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
-from ddlsim.run.feeding import takes_samples
-from ddlsim.strategies.overlap import overlap_named
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
     Exponential,
@@ -258,7 +257,7 @@ def compression(draw: Draw, learns: bool, served: bool) -> Any:
 
 def may_compress(strategy: Any) -> bool:
     """Whether what a run sends may be compressed: queues fuse and cut buckets, servers' work is that of dense ones."""
-    overlap = overlap_named(getattr(strategy, "overlap", "none"))
+    overlap = getattr(strategy, "overlap", None)
     if isinstance(strategy, sg.QsparseLocalSGD | sg.SPARTA):
         return False  # one says its compression, the other is one
     served = getattr(strategy, "work", None) is not None or getattr(strategy, "local_reduction", False)
@@ -444,7 +443,7 @@ def world(seed: int) -> World:
     shared = Draw(f"machines {seed}")
     if shared.random() < 0.15:
         one = one.with_(speed=ddlsim.Spread(shared.choice((0.08, 0.5))))
-    if shared.random() < 0.15 and takes_samples(one.strategy, one.n_workers):
+    if shared.random() < 0.15 and (not isinstance(one.strategy, sg.Parallel) or one.strategy.pipeline == 1):
         one = one.with_(input=ddlsim.Copies(
             shared.choice(("device", "host")), prepare=shared.choice((0.0, "1 ms")), cut=shared.choice((0.0, 2.0))
         ))  # fmt: skip
