@@ -69,7 +69,7 @@ def sha256(values: np.ndarray) -> str:
 
 
 def of_links(links: Any, seconds: float) -> Row:
-    """Return bytes and busy seconds of the links that carry anything; which these are shows in the weighted sums."""
+    """Return bytes and busy seconds of all links."""
     return {
         "link_nbytes": array(links["nbytes"]),
         "link_busy": array(links["busy"] * seconds),
@@ -120,11 +120,11 @@ def of_result(result: ddlsim.Result) -> Row:
 
 def of_jobs(jobs: ddlsim.Jobs) -> Row:
     """Return what is recorded of several jobs."""
+    carried = [*jobs.names, *(["background"] if jobs.traffic else [])]
     row: Row = {
         "time": jobs.end_time,
         "goodputs": [float(goodput) for goodput in jobs.goodputs],
-        "link_nbytes": array(jobs.links["utilisation"] * jobs.end_time),
-        "link_busy": array(jobs.links["busy"] * jobs.end_time),
+        **of_links(jobs.links.assign(nbytes=jobs.links[carried].sum(axis=1)), jobs.end_time),
     }
     for ran in jobs.runs:
         row[f"{ran.name}: start"], row[f"{ran.name}: end"] = ran.start, ran.end
@@ -234,6 +234,9 @@ def read_changes() -> dict[str, dict[str, Any]]:
 def write_changes(changes: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the list of changes, one row a line."""
     lines = [json.dumps({"row": name, **changes[name]}) for name in ROWS if name in changes]
+    if not lines:
+        CHANGES.unlink(missing_ok=True)
+        return
     CHANGES.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
