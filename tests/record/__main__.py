@@ -1,10 +1,14 @@
 """Compare what ddlsim computes with the record.
 
-python -m tests.record --compare                   # all rows; prints what differs, exit status 1 if anything does
-python -m tests.record --compare -k faults -j 2    # the rows with "faults" in their name, on two processes
-python -m tests.record --changes "REASON" [NAME...]  # lists rows that differ as changed, with their new values
-python -m tests.record --list                      # the names of the rows
-python -m tests.record --write                     # makes the record; refuses if there is one
+python -m tests.record --compare                     prints what differs; exit status 1 if anything does
+python -m tests.record --compare -k faults -j 2      the rows with "faults" in their name, on two processes
+python -m tests.record --changes "REASON" [NAME...]  lists rows that differ as changed, with their new values
+python -m tests.record --list                        prints the names of the rows
+python -m tests.record --write                       makes the record; refuses if there is one
+
+The record is never made again: rows that change on purpose, and new rows, are listed in changes.jsonl with a reason. A
+listed row that is as recorded again is an error; --changes takes it from the list. After a merge of two lists, run
+--changes for the rows of both.
 """
 
 from __future__ import annotations
@@ -51,15 +55,16 @@ def write(processes: int) -> int:
 
 
 def compare(names: Sequence[str], processes: int) -> int:
-    began, record = time.time(), rm.read_record()
+    began = time.time()
+    record, changes = rm.files()
     wrong, fields = 0, Counter[str]()
-    known = [name for name in names if name in record]
+    known = [name for name in names if name in record or name in changes]
     for name, lines in each(rm.compared, known, processes):
         if lines:
             wrong += 1
             fields.update(line.partition(":")[0].rpartition(" ")[2] for line in lines)
             print(name, *lines, sep="\n    ", flush=True)
-    missing = [name for name in names if name not in record] + [name for name in record if name not in ROWS]
+    missing = [name for name in names if name not in known] + [name for name in record if name not in ROWS]
     for name in missing:
         print(f"{name}: is not both in the record and among the rows")
     print(f"{len(known)} rows compared in {time.time() - began:.0f} s, {wrong} differ")
@@ -71,13 +76,13 @@ def compare(names: Sequence[str], processes: int) -> int:
 def list_changes(reason: str, names: Sequence[str], processes: int) -> int:
     record, changes = rm.read_record(), rm.read_changes()
     for name, row in each(rm.measure, names, processes):
-        fields = {field: row.get(field) for field in rm.different(record[name], row)}
+        fields = {field: row.get(field) for field in rm.different(record.get(name, {}), row)}
         before = changes.pop(name, None)
         if not fields:
             if before is not None:
                 print(f"{name}: is as recorded again; taken from the list")
             continue
-        if "refused" in fields and (message := row.get("message")) != record[name].get("message"):
+        if "refused" in fields and (message := row.get("message")) != record.get(name, {}).get("message"):
             fields["message"] = message
         reasons = [] if before is None else [before["reason"]]
         if before is None or rm.different(before["fields"], fields):

@@ -243,9 +243,11 @@ def write_changes(changes: Mapping[str, Mapping[str, Any]]) -> None:
 def expected(name: str, record: Mapping[str, Row], changes: Mapping[str, Mapping[str, Any]]) -> Row:
     """Return what a row must be today: as recorded, but for what is listed as changed.
 
+    Of a row that is newer than the record, everything is listed.
+
     Raises AssertionError for a change that is none.
     """
-    row = dict(record[name])
+    row = dict(record.get(name, {}))
     if name in changes:
         fields = changes[name]["fields"]
         for field, value in fields.items():
