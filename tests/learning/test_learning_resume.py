@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from bundled_strategies import BUNDLED, N_WORKERS, VARIANTS, Bundled
 from learning_reference import STAR
 
 import ddlsim
@@ -34,6 +35,14 @@ STRATEGIES = [
     ddlsim.ParameterServer(servers=2), ddlsim.AsyncParameterServer(),
     ddlsim.AsyncParameterServer(servers=3, apply_time="10 us"), ddlsim.GossipSGD(0.5),
 ]  # fmt: skip
+#: every bundled strategy that learns, and rules with a state of their own
+ALL = {
+    **{name: one for name, one in (BUNDLED | VARIANTS).items() if one.data},
+    "inverse": Bundled(ddlsim.AsyncParameterServer(accumulate=2, staleness_scaling="inverse")),
+    "compensated": Bundled(
+        ddlsim.AsyncParameterServer(servers=2, delay_compensation=ddlsim.DelayCompensation(2.0, adaptive=0.9))
+    ),
+}
 N_UPDATES = 24
 
 
@@ -267,3 +276,26 @@ def test_what_cannot_be_saved_says_why(tmp_path):
     with pytest.raises(ConfigError, match=r"no such file; result.save"):
         ddlsim.resume(tmp_path / "run.npz", experiment())
     assert list(Path(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_strategy_continues_as_the_run_without_a_break(name, tmp_path):
+    """Saved after 7 updates (between evaluations), then after 10 (with one): what waits or is under way comes back."""
+    one, path = ALL[name], tmp_path / "run.npz"
+
+    def experiment(updates):
+        training = ddlsim.Training(
+            one.data, rate=0.05, evaluate_every=5, optimizer=ddlsim.Momentum(0.9), updates=updates
+        )
+        return ddlsim.Experiment(
+            STAR, one.model, one.strategy, one.batch_size, N_WORKERS, jitter=ddlsim.Lognormal(0.5), training=training
+        )
+
+    whole = run(experiment(N_UPDATES))
+    run(experiment(7)).save(path)
+    ddlsim.resume(path, experiment(10)).save(path)
+    continued = ddlsim.resume(path, experiment(N_UPDATES))
+    assert continued.params.tobytes() == whole.params.tobytes()
+    assert continued.history.equals(whole.history)
+    assert continued.recorder.updates == whole.recorder.updates
+    assert continued.recorder.staleness == whole.recorder.staleness

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 from draws import seeds
 from typer.testing import CliRunner
+from worlds_generator import world
 
 import ddlsim
 from ddlsim.cli import app
 from ddlsim.errors import ConfigError
 from ddlsim.run.written import python_of, toml_of
-from tests.worlds.worlds_generator import world
 
 
 def _in_words(seed):
