@@ -131,7 +131,7 @@ def _template(workload: Workload, averages: Sequence[Average], accumulation: int
         merge(i)
     add(UPDATE, workload.optimizer, end=n_layers)
     for i in after:
-        if averages[i].delay == 0:
+        if averages[i].delay == 0 and not averages[i].at_begin:
             bring(i)
         merge(i)
         if averages[i].delay and not averages[i].at_begin:

@@ -288,13 +288,23 @@ class StepProgram:
             "key": flat(np.where(template.key[row] >= 0, key_begins[slot] + first[row] + instances, -1)),
             "place": flat(place),
             "queue": flat(every.queue[row]),
-            "step": flat(slot + np.zeros(len(row), dtype=np.int64)),
+            "step": flat(slot + (live + 1) * self._late(every, follows)),
             "missing": flat(every.missing[row]),
             "waits": flat(waits),
             "slow": flat(every.slow[row]),
             "counts": flat(counts),
             "following": following.ravel(),
         }
+
+    def _late(self, every: TaskColumns, step: int) -> Ints:
+        """Return 1 for collectives of a template's step that no task of the step waits for, (n,): averages that travel
+        beside local steps."""
+        template, (begin, end) = self.template, self._bounds[step : step + 2]
+        waited = np.zeros(len(template), dtype=np.bool_)
+        before = np.repeat(np.arange(len(template)), np.diff(every.offsets))
+        waited[before[template.step[every.following] == template.step[before]]] = True
+        late: Ints = ((template.kind >= ALL_REDUCE) & (template.every > 0) & ~waited)[begin:end] * np.int64(1)
+        return late
 
     @cached_property
     def _places(self) -> Ints:
@@ -389,6 +399,16 @@ class LiveSteps:
     def slot(self, step: int) -> int:
         """Return where a step is executed."""
         return step if step <= self.live else 1 + (step - 1) % self.live
+
+    def slot_of(self, task: int) -> int:
+        """Return the slot of a task. Those that a step does not wait for count by themselves: their number in
+        ``tasks.step`` is the slot behind the last one."""
+        return int(self.tasks.step[task]) % (self.live + 1)
+
+    @cached_property
+    def has_late(self) -> bool:
+        """Whether there are tasks that their step does not wait for."""
+        return bool(self.tasks.step.max(initial=0) > self.live)
 
     @cached_property
     def key_sizes(self) -> Floats:

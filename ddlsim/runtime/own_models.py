@@ -162,9 +162,9 @@ class OwnModels:
             operations += [("bring", i), ("merge", i)]
         operations.append(("update", -1))
         for i in after:
-            average = self.rules[i].average
-            late = average.delay and not average.at_begin
-            operations += [("bring", i)] * (average.delay == 0) + [("merge", i)] + [("bring", i)] * bool(late)
+            brings = [] if self.rules[i].average.at_begin else [("bring", i)]
+            merges = [("merge", i)]
+            operations += merges + brings if self.rules[i].average.delay else brings + merges
         return operations
 
     # ------------------------------------------------------------ what a run asks for

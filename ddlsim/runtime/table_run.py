@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -192,6 +193,9 @@ class TableRun:
         self._varies = any(worker.factors is not UNVARIED for worker in setting.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
+        self._late = [steps.has_late] * len(steps.rows)  # whether tasks that a slot's step does not wait for are left
+        self._in_slot = list(range(len(steps.rows)))  # the step that is executed in each
+        self._waiting: deque[int] = deque()  # slots whose steps have ended
         self._n_armed = 0
         self._drawn = 0  # samples of each who learns in the steps that are armed
         self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
@@ -272,6 +276,9 @@ class TableRun:
                 if not loop.network.waiting_parties:
                     loop.env.pass_time(limit)
                 return
+            if slot > self.steps.live:
+                self._late_ended(slot - self.steps.live - 1)
+                continue
             self._ended.add(slot)
             while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
                 self._end_step()
@@ -288,13 +295,26 @@ class TableRun:
         self._book(step, rows)
         samples = self.samples(step)
         self.done += 1
-        if slot > 0:  # where the step so many steps later is executed
-            n_keys = self.steps.keys[-1].stop - self.steps.keys[1].start
-            kind = self._kind(self._n_armed)
-            self.executor.arm(slot, self.steps.rows[slot], self.steps.keys[slot], self._arm(), kind, n_keys)
+        if slot > 0:
+            self._waiting.append(slot)
+            self._arm_waiting()
         self._resize()
         self.setting.stop.updated(samples * self.n_learners)
         self._charge()
+
+    def _arm_waiting(self) -> None:
+        """Let slots whose tasks have all ended be executed as later steps, in their order."""
+        while self._waiting and not self._late[self._waiting[0]]:
+            slot = self._waiting.popleft()
+            n_keys = self.steps.keys[-1].stop - self.steps.keys[1].start
+            kind = self._kind(self._n_armed)
+            self._late[slot], self._in_slot[slot] = self.steps.has_late, self._n_armed
+            self.executor.arm(self.steps.rows[slot], self.steps.keys[slot], self._arm(), kind, n_keys)
+
+    def _late_ended(self, slot: int) -> None:
+        """The tasks of a slot that its step does not wait for have ended, too."""
+        self._late[slot] = False
+        self._arm_waiting()
 
     def _deadlock(self) -> DeadlockError:
         rows = self.steps.rows[self.steps.slot(self.done)]
@@ -306,8 +326,8 @@ class TableRun:
     # ------------------------------------------------------------ compute times
 
     def _step_in(self, slot: int) -> int:
-        """Return the step under way that is executed in a slot."""
-        return next(step for step in range(self.done, self.done + self.steps.live + 1) if self.steps.slot(step) == slot)
+        """Return the step that is executed in a slot."""
+        return self._in_slot[slot]
 
     def _seconds(self, plan: Plan) -> list[Floats]:
         """Return the seconds of the tasks of a first and a later step, NaN where they are asked for."""

@@ -167,7 +167,7 @@ class Travel:
 
     def begins(self, row: int) -> float:
         plan, task, row = self.steps.plan, row, int(self.steps.row[row])
-        step, part, rank = self.step_in(int(self.steps.tasks.step[task])), int(plan.part[row]), int(plan.rank[row])
+        step, part, rank = self.step_in(self.steps.slot_of(task)), int(plan.part[row]), int(plan.rank[row])
         worker = self.workers[rank]
         self.loop.env.pass_time(self.executor.now)
         if self.coding[row]:
@@ -222,7 +222,7 @@ class Travel:
     def _carried(self, keys: list[int]) -> tuple[Carrier, int, int, float]:
         """Return who carries `keys` as one, in which step, as which part, and their bytes."""
         plan, task = self.steps.plan, int(self._task[keys[0]])
-        row, slot = int(self.steps.row[task]), int(self.steps.tasks.step[task])
+        row, slot = int(self.steps.row[task]), self.steps.slot_of(task)
         if self.setting.recorder.keep_spans and plan.queues:
             self.launched.setdefault(slot, []).append(keys)
         nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
