@@ -193,6 +193,7 @@ class TableRun:
         self._varies = any(worker.factors is not UNVARIED for worker in setting.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
+        self._refused: dict[int, ConfigError] = {}  # why a step cannot be executed
         self._late = [steps.has_late] * len(steps.rows)  # whether tasks that a slot's step does not wait for are left
         self._in_slot = list(range(len(steps.rows)))  # the step that is executed in each
         self._waiting: deque[int] = deque()  # slots whose steps have ended
@@ -289,6 +290,8 @@ class TableRun:
     def _end_step(self) -> None:
         """All tasks of a step have ended, and those of all steps before."""
         step, slot = self.done, self.steps.slot(self.done)
+        if step in self._refused:
+            raise self._refused[step]
         self._ended.discard(slot)
         rows = self.executor.tasks[self.steps.rows[slot]]
         self.model.learn_until(step)
@@ -338,7 +341,11 @@ class TableRun:
         """Return the seconds of the next step's tasks, with its factors, of what the workers compute then."""
         step = self._n_armed
         self._n_armed += 1
-        workloads, seconds = self._regime(self.learner.epoch(self._drawn * self.n_learners))
+        try:
+            workloads, seconds = self._regime(self.learner.epoch(self._drawn * self.n_learners))
+        except ConfigError as error:  # of a step that the run may never come to
+            self._refused.setdefault(step, error)
+            workloads, seconds = next(reversed(self._regimes.values()))
         self._armed[step] = workloads
         self._drawn += self.samples(step)
         shape = self.bookings.shape(min(step, 1))
@@ -361,7 +368,7 @@ class TableRun:
         key = id(workers[0].workload_at(epoch))
         if key not in self._regimes:
             workloads = [worker.workload_at(epoch) for worker in workers if worker.workload_at is not None]
-            self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads)).unroll(2))
+            self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads)).unroll_all(2))
         return self._regimes[key]
 
     def samples(self, step: int) -> int:
