@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from draws import slow
 from typer.testing import CliRunner
 
 import ddlsim
@@ -101,7 +102,7 @@ def test_scaling_table_and_json(tmp_path):
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        ("topologies", ddlsim.cluster_names),
+        slow("topologies", ddlsim.cluster_names),
         ("models", ddlsim.model_names),
         ("devices", ddlsim.device_names),
     ],

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from draws import latin
 
 import ddlsim
 from ddlsim import (
@@ -83,8 +84,7 @@ def same(one, other):
     return seen(one) == seen(other) and one.nbytes_sent == pytest.approx(other.nbytes_sent, rel=1e-12)
 
 
-@pytest.mark.parametrize("learns", [False, True], ids=["clock", "learning"])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("name", "learns"), latin(STRATEGIES, [False, True]))
 def test_jobs_on_links_of_their_own_are_what_they_are_alone(name, learns):
     training = Training("digits", rate=0.05, updates=6, evaluate_every=2) if learns else None
     model = "digits-cnn" if learns else "lenet5"

@@ -1,6 +1,7 @@
 """Runs of the centralised strategies continue bit for bit: what waits, is late or was cancelled included."""
 
 import pytest
+from draws import few
 from learning_reference import STAR
 
 import ddlsim
@@ -24,7 +25,7 @@ def experiment(strategy, updates):
     return ddlsim.Experiment(STAR, "digits-cnn", strategy, 8, 4, jitter=ddlsim.Lognormal(0.5), training=training)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.label)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 4), ids=lambda s: s.label)
 def test_continuing_is_the_run_without_a_break(strategy, tmp_path):
     """Saved after 7 updates (between evaluations), then after 10 (with one)."""
     path = tmp_path / "run.npz"

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 from compression_reference import COMPRESSORS, STRATEGIES, learn, timing
+from draws import latin
 
 import ddlsim
 from ddlsim.compression import NoCompression
 from ddlsim.errors import ConfigError
 
-PAIRS = [(strategy, compressor) for strategy in STRATEGIES for compressor in COMPRESSORS]
+PAIRS = latin(STRATEGIES, COMPRESSORS)
 
 
 @pytest.mark.parametrize(("strategy", "compressor"), PAIRS)
@@ -97,6 +98,7 @@ def test_accuracy_with_and_without_error_feedback():
     assert without < with_ - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "down", "n_updates"), [
     (ddlsim.ParameterServer(), ddlsim.ErrorFeedback(ddlsim.TopK(0.1)), 200),  # Tang et al. 2019, DoubleSqueeze
     (ddlsim.AsyncParameterServer(), ddlsim.TopK(0.1), 800),  # four times fewer samples each

@@ -1,6 +1,7 @@
 """Decentralised runs that were saved and continued: models, averages under way and drawn partners come out the same."""
 
 import pytest
+from draws import few
 from learning_reference import STAR
 
 import ddlsim
@@ -12,11 +13,11 @@ def experiment(strategy, updates):
     return ddlsim.Experiment(STAR, "digits-cnn", strategy, 8, 4, jitter=ddlsim.Lognormal(0.3), training=training)
 
 
-@pytest.mark.parametrize("strategy", [
+@pytest.mark.parametrize("strategy", few([
     ddlsim.AdaComm(4, 2), ddlsim.BMUF(3), ddlsim.DaSGD(3, 2), ddlsim.OverlapLocalSGD(3), ddlsim.DPSGD(),
     ddlsim.ADPSGD(), ddlsim.GossipSGD(0.5), ddlsim.DiLoCo(3), ddlsim.SlowMo(3), ddlsim.SPARTA(0.1),
     ddlsim.CHOCOSGD(0.5), ddlsim.HierarchicalLocalSGD(2, 2, 2), ddlsim.FedAvg(0.5, local_steps=2), ddlsim.FedBuff(2, 2),
-], ids=lambda s: s.label)  # fmt: skip
+], 5), ids=lambda s: s.label)  # fmt: skip
 def test_continuing_is_bit_for_bit_the_run_without_a_break(strategy, tmp_path):
     whole = run(experiment(strategy, 24))
     run(experiment(strategy, 11)).save(tmp_path / "run.npz")

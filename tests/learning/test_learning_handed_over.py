@@ -98,7 +98,7 @@ SYMMETRIC = {
 }  # fmt: skip
 
 
-@each
+@each(2)
 def test_what_is_handed_over_is_the_last_row_and_numbers_do_not_matter(case, normalised, tmp_path):
     n = case.n_workers
     order = tuple(range(n))

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from draws import few
 from test_learning_conformance import CASES
 
 import ddlsim
@@ -119,7 +120,7 @@ SPLIT = ddlsim.Parallel | ddlsim.FSDP | ddlsim.Hybrid
 WHOLE = [case for case in CASES if not isinstance(case.strategy, SPLIT)]
 
 
-@pytest.mark.parametrize("case", WHOLE, ids=str)
+@pytest.mark.parametrize("case", few(WHOLE, 12), ids=str)
 def test_every_strategy_follows_phases(case, pooled):
     """Both batches occur, in their order; the accounts of the run add up, which every run checks."""
     phases = (Phase(1.0, 16, 2), Phase(2.0, 24, 4))

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from draws import few
 from learning_reference import STAR
 
 import ddlsim
@@ -64,7 +65,7 @@ def assert_same(result, whole):
 
 
 @pytest.mark.parametrize("model", ["digits-cnn", "normalised"])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.label)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 3, start=1), ids=lambda s: s.label)
 def test_continuing_is_bit_for_bit_the_run_without_a_break(strategy, model, normalised, tmp_path):
     """After 7 updates (between evaluations), then after 10 (with one), then to the end."""
     path, model = tmp_path / "run.npz", normalised if model == "normalised" else model
@@ -89,7 +90,7 @@ def interrupted_after(monkeypatch, n_instants, wanted):
         return run(wanted), len(seen)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.label)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 2), ids=lambda s: s.label)
 def test_a_run_may_be_interrupted_at_any_time(strategy, normalised, monkeypatch, tmp_path):
     """Here gradients wait to be averaged, parameters are on their way, and servers' queues are not empty."""
     path = tmp_path / "run.npz"

@@ -226,6 +226,7 @@ def test_random_networks_shares_add_up(seed):
 # ------------------------------------------------------------ what else there is
 
 
+@pytest.mark.slow
 def test_known_costs_book_their_bytes_on_all_paths():
     """`cost="nccl"`: a link that carried everything would take longer than the tuner expects."""
     runs = [

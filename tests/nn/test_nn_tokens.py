@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draws import slow
 
 import ddlsim
 from ddlsim.data import DataSet, load_data, sentences, split
@@ -79,7 +80,7 @@ def test_parameters_lie_as_the_model_counts_them():
     assert [slot.stop - slot.start for slot in network.slots] == sizes
 
 
-@pytest.mark.parametrize("strategy", [ddlsim.AllReduce(), ddlsim.AsyncParameterServer()])
+@pytest.mark.parametrize("strategy", [ddlsim.AllReduce(), slow(ddlsim.AsyncParameterServer())])
 def test_a_transformer_learns(strategy):
     training = ddlsim.Training("sentences", optimizer=ddlsim.Adam(), rate=0.003, updates=60, evaluate_every=60)
     result = ddlsim.simulate(

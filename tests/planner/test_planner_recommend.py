@@ -7,6 +7,7 @@ import json
 import math
 
 import pytest
+from draws import few
 
 import ddlsim
 from ddlsim import AllReduce, Experiment, LocalSGD, Measured, Momentum, ParameterServer, Target, TopK, Training
@@ -67,7 +68,7 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", few(TARGETS, 3))
 def test_the_choice_is_that_of_an_exhaustive_search(name: str) -> None:
     target = TARGETS[name]
     found, wanted = plan(target), exhaustive(target)
@@ -318,6 +319,7 @@ def test_targets_that_make_no_sense(fields: dict[str, object], text: str) -> Non
         Target(**fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_failures_decide_and_the_plan_says_how_to_live_with_them():
     """By goodput 16 GPUs that fail seldom; the interval is near Daly's, and a spare pays where repairs take hours."""
     failures = ddlsim.Failures("300 h", per="host", repair="5 h", restart="5 min")

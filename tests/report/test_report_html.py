@@ -245,6 +245,7 @@ def test_a_large_study_stays_small_on_disk():
     assert text.count("<tr id=") == 500 + 100
 
 
+@pytest.mark.slow
 def test_a_study_that_learns_is_ranked_by_its_target():
     text = html_report(learners())
     words = " ".join(re.sub(r"<[^>]*>", " ", text).split())

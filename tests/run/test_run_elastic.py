@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import few, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -154,10 +155,10 @@ def test_the_batch_of_all_can_stay(tmp_path):
 
 @pytest.mark.parametrize(
     "strategy",
-    [
+    few([
         AllReduce("ring"), ddlsim.ParameterServer(), ddlsim.LocalSGD(2), ddlsim.DPSGD(), ddlsim.SlowMo(),
         ddlsim.BackupWorkers(1),
-    ],
+    ], 3),
     ids=lambda each: type(each).__name__,
 )  # fmt: skip
 def test_every_strategy_of_replicas_has_it(tmp_path, strategy):
@@ -171,9 +172,10 @@ def test_every_strategy_of_replicas_has_it(tmp_path, strategy):
     assert life.useful + life.lost + life.down == pytest.approx(life.end)
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("share", seeds(1, 4))  # of 100 examples
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_times_add_up_whatever_fails(data, tmp_path_factory):
+def test_times_add_up_whatever_fails(share, data, tmp_path_factory):
     """Random worlds: no dead end, all seconds accounted for, groups of the workers that are there."""
     rows = data.draw(
         st.lists(st.tuples(st.floats(1.0, 900.0), st.integers(0, 3), st.floats(0.0, 300.0)), max_size=12)

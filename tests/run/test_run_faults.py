@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+from draws import few
 
 import ddlsim
 from ddlsim import Affine, Background, ConfigError, LinkFault, SlowDown, Stop, Training
@@ -107,7 +108,7 @@ CLOS = leaf_spine(2, 2, 2, bandwidth="100 Mbit/s", latency="70 us")
 TRUNKS = [(f"leaf{leaf}", f"spine{spine}") for leaf in range(2) for spine in range(2)]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", few(STRATEGIES, 3))
 def test_every_strategy_goes_round_a_link_that_is_down(name):
     def took(*faults):
         return ddlsim.simulate(

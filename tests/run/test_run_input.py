@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from draws import few
 
 import ddlsim
 from ddlsim import Cache, Input, Measured
@@ -287,6 +288,7 @@ def test_in_files(tmp_path):
     assert result.shares["input"] >= 0.0
 
 
+@pytest.mark.slow
 def test_what_the_page_shows_runs(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "storage.md").read_text(encoding="utf-8")
     namespace: dict[str, object] = {}
@@ -373,7 +375,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", few(SHARED, 1))
 @pytest.mark.parametrize("strategy", [ddlsim.AllReduce("ring", "none"), ddlsim.AsyncParameterServer()], ids=str)
 def test_jobs_share_what_serves_samples(name, strategy):
     """Two jobs of two workers each take what one of four workers takes: 0.128 instead of 0.064 s a step."""

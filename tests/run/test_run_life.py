@@ -106,7 +106,8 @@ def test_it_is_said_everywhere():
     plain = json.loads(result.to_json())
     assert plain["life"]["end"] == 30 * 86_400.0
     assert plain["goodput"] == result.goodput
-    table = ddlsim.Study(experiment(), {"failures.spares": [0, 1], "checkpoints.every": ["5 min", "20 min"]}).run()
+    parameters = {"failures.spares": [0, 1], "checkpoints.every": ["5 min", "20 min"]}
+    table = ddlsim.Study(experiment(), parameters).run(jobs=1)
     assert table.frame["goodput"].nunique() == 4
     assert (table.frame["throughput"] == result.throughput).all()
 
@@ -149,6 +150,7 @@ def test_strategies_that_synchronise_have_lives():
         assert 0.5 < life.effective < 1.0
 
 
+@pytest.mark.slow
 def test_the_best_interval_is_dalys():
     found = ddlsim.best_checkpoint_interval(
         experiment(
@@ -168,6 +170,7 @@ def test_the_best_interval_is_dalys():
         ddlsim.best_checkpoint_interval(experiment(failures=None))
 
 
+@pytest.mark.slow
 def test_what_the_page_shows_runs(tmp_path, capsys):
     page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text(encoding="utf-8")
     namespace = {}

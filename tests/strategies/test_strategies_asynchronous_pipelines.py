@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from draws import few
 
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Momentum, Parallel, Training, simulate
 from ddlsim.cluster import star
@@ -49,7 +50,7 @@ def test_the_slowest_stage_works_all_the_time(micro_batch):
         assert result.step_time == pytest.approx(batch_size / samples * slowest, rel=1e-6)
 
 
-@pytest.mark.parametrize("slow", [0, 1, 2, 3])
+@pytest.mark.parametrize("slow", few([0, 1, 2, 3], 2))
 @pytest.mark.parametrize("strategy", [
     Parallel(pipeline=4, data=2, order="pipedream"), Parallel(pipeline=4, data=2, order="2bw", micro_batch=2),
 ])  # fmt: skip
@@ -153,6 +154,7 @@ def test_a_quadratic_is_stable_up_to_the_bound_of_the_delay(order, p, tmp_path):
     assert losses[1.1][-1] > 10 * losses[1.1][1]
 
 
+@pytest.mark.slow
 def test_it_learns():
     result = simulate(
         "office-1gbe", "cifar-cnn", Parallel(pipeline=4, data=2, order="pipedream"),

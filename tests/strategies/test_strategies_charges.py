@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from draws import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,8 +92,8 @@ def test_a_link_that_the_tuner_does_not_look_at_is_noted():
 @pytest.mark.parametrize("algorithm", ["ring", "double_binary_tree"])
 @pytest.mark.parametrize(
     ("name", "n"),
-    [("dgx-a100-pod", 8), ("dgx-a100-pod", 16), ("dgx-h100-pod", 32), ("dgx1-v100", 8), ("dgx1-v100-16", 32),
-     ("cloud-25g-16x8-v100", 16), ("aws-p2-16xlarge-16", 32)],
+    [slow("dgx-a100-pod", 8), ("dgx-a100-pod", 16), slow("dgx-h100-pod", 32), ("dgx1-v100", 8), ("dgx1-v100-16", 32),
+     ("cloud-25g-16x8-v100", 16), slow("aws-p2-16xlarge-16", 32)],
 )  # fmt: skip
 def test_nccl_uses_the_links_that_it_claims(name, n, algorithm):
     """Rings and trees over all network cards and NVLinks: the tuner's time is enough, and no link is used beyond it."""

@@ -23,6 +23,8 @@ from ddlsim.validation import calibrate, load_calibration, predict_interval
 from ddlsim.workload.buckets import per_layer
 
 SWEEPS = Path(__file__).parents[2] / "accuracy" / "data" / "collectives.yaml"
+#: two machines of each leaf: an interval builds the cluster for every draw
+POD = "dgx-a100-pod+hosts_per_leaf=2"
 CALIBRATED = ddlsim.AllReduce(cost="calibrated")
 
 
@@ -40,7 +42,7 @@ def sweep(case, n_ranks, n_hosts):
 
 @pytest.fixture(scope="module")
 def a100():
-    return calibrate(sweep("nccl_a100_8gpu_allreduce", 8, 1), "dgx-a100-pod")
+    return calibrate(sweep("nccl_a100_8gpu_allreduce", 8, 1), POD)
 
 
 def experiment(cluster, strategy=CALIBRATED, **more):
@@ -130,7 +132,7 @@ def test_result_and_manifest_say_it(a100):
 
 def test_a_file_gives_the_same_run(a100, tmp_path):
     path = tmp_path / "calibrated.toml"
-    a100.save(path, "dgx-a100-pod")
+    a100.save(path, POD)
     (tmp_path / "experiment.toml").write_text(
         'cluster = "calibrated.toml"\nmodel = "resnet50"\nworkers = 8\nsteps = 3\n'
         'compute = { type = "measured", step_time = "60 ms", batch_size = 32 }\n'
@@ -171,7 +173,8 @@ def test_intervals_hold_the_curves_scatter(a100):
     ("algorithm", "theirs"), [("ring", "ring"), ("double_binary_tree", "tree"), ("auto", None)], ids=lambda v: str(v)
 )
 def test_the_tuners_estimate_is_the_time_of_a_bucket(algorithm, theirs):
-    strategy, cluster = ddlsim.AllReduce(algorithm, "layer", cost="nccl"), ddlsim.load_cluster("cloud-25g-16x8-v100")
+    cluster = ddlsim.load_cluster("cloud-25g-16x8-v100+n_hosts=2")
+    strategy = ddlsim.AllReduce(algorithm, "layer", cost="nccl")
     result = ddlsim.simulate(experiment(cluster, strategy, workers=16, compute=ddlsim.Measured("1 s", 32), steps=1))
     spans = network_spans(result)
     for i, bucket in enumerate(per_layer(result.workloads[0])):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draws import slow
 
 import ddlsim
 from ddlsim import (
@@ -49,6 +50,7 @@ def test_it_ends_with_the_weights_of_one_worker(optimizer):
         assert result.history["updates"].max() == 20
 
 
+@pytest.mark.slow
 def test_transformers_learn_with_it():
     one, four = (
         trained(strategy, workers, 16, Adam(), "char-transformer", "sentences")
@@ -80,8 +82,7 @@ def nbytes_of_a_step(strategy, n, micro_batches, **more):
     return sent / (4.0 * runs[0].workloads[0].model.gradient_nbytes(1))
 
 
-@pytest.mark.parametrize("m", [1, 3])
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(("n", "m"), [slow(2, 1), (4, 1), (2, 3), slow(4, 3)])
 def test_bytes_by_stage(n, m):
     """(N - 1)/N (g + w) P of stages 1 and 2, (g + 2 w) P of stage 3; each micro-batch scatters its gradients from stage
     2 on, and gathers in stage 3."""

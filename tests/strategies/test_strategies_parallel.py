@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from draws import few
 
 import ddlsim
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
@@ -202,7 +203,7 @@ COMPRESSORS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("compressor", few(COMPRESSORS, 3), ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("strategy", [
     Parallel(pipeline=2, micro_batch=8, overlap="layer"),
     Parallel(pipeline=2, order="zb-v", overlap="layer", sharded=True),

@@ -160,10 +160,10 @@ def test_contradictions_come_first(call, tmp_path):
     lines += [f"collective,all_reduce,2,2,{2**k},{2e-5 + 2**k / 1.25e9},nccl" for k in range(10, 28)]
     lines += ["point_to_point,one_way,2,2,2500000000,10,tcp"]
     (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
-    code, out, _ = call("calibrate", "all.csv", "--cluster", "aws-10g-16")
+    code, out, _ = call("calibrate", "all.csv", "--cluster", "aws-10g-16+n_hosts=2")
     assert code == 0
     assert out.startswith("warning: 1 measurements by tcp contradict the links between hosts")
-    code, out, err = call("calibrate", "all.csv", "--cluster", "aws-10g-16", "--json")
+    code, out, err = call("calibrate", "all.csv", "--cluster", "aws-10g-16+n_hosts=2", "--json")
     assert code == 0
     assert json.loads(out)["parameters"]
     assert "measurements by tcp contradict" in err

@@ -132,6 +132,7 @@ def test_collectives_that_were_not_fitted_lie_in_their_intervals(calibration):
     assert statistics.median((i.high - i.low) / 2 / i.value for i, _ in intervals) < 0.1
 
 
+@pytest.mark.slow
 def test_intervals_are_as_wide_as_unseen_sizes_need(calibration):
     """Every size of the sweep left out in turn: at most one in ten outside, and large ones are sure within 3 %."""
     rows = sweep()
@@ -273,6 +274,7 @@ def test_a_measured_rate_refutes_a_limit_of_connections():
         assert current_parameters(changed)["between.bandwidth"] == pytest.approx(rate)
 
 
+@pytest.mark.slow
 def test_frames_are_found_where_the_file_names_a_transport_only():
     told = with_detail(load_cluster(star(2, bandwidth="100 Mbit/s", latency="35 us")), transport="roce", unordered=True)
     found = calibrate(sweep(), told)
