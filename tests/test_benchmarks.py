@@ -30,7 +30,7 @@ def test_all_workloads_are_run_here(workloads):
 
 
 @pytest.mark.parametrize(
-    "name", [slow(name) if name == "first-result" else name for name in sorted(RELATIVE | ABSOLUTE)]
+    "name", [slow(name) if name in ("first-result", "gpt3-1024") else name for name in sorted(RELATIVE | ABSOLUTE)]
 )
 def test_a_workload_runs(workloads, name):
     measured = workloads.once(name, tiny=True)

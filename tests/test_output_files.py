@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from draws import slow
 
 import ddlsim
 from ddlsim.errors import ConfigError
@@ -186,10 +187,19 @@ def write():
 
 
 NAMES = [
-    "trace.json", "result.json", "timeline.png", "timeline.svg", "timeline.pdf", "run.npz", "cluster.json",
-    "cluster.graphml", "report.html", "table.csv", "table.json",
-    pytest.param("table.parquet", marks=pytest.mark.slow),
-]  # fmt: skip
+    "trace.json",
+    "result.json",
+    "timeline.png",
+    "timeline.svg",
+    slow("timeline.pdf"),
+    "run.npz",
+    "cluster.json",
+    "cluster.graphml",
+    slow("report.html"),
+    "table.csv",
+    "table.json",
+    slow("table.parquet"),
+]
 
 
 @pytest.mark.posix

@@ -124,6 +124,7 @@ def test_show_model():
     assert sum(layer["parameters"] for layer in data["layers"]) == data["parameters"] == 61_706
 
 
+@pytest.mark.slow
 def test_show_plan(tmp_path):
     path = tmp_path / "x.goal"
     path.write_text("num_ranks 2\nrank 0 {\nl1: calc 1000000\nl2: send 1000b to 1\nl2 requires l1\n}\n"
@@ -144,6 +145,7 @@ def test_show_plan(tmp_path):
     assert "2 tasks of 2 ranks in 1 step: 2 all-reduce" in run("show", "plan", str(tmp_path / "t.et"))
 
 
+@pytest.mark.slow
 def test_a_transport_is_switched_off_in_one_word(tmp_path):
     """On the command line, in a file and in Python, both ways: nine GPUs in two machines, between which TCP is slow."""
     path, times = tmp_path / "alexnet.toml", {}

@@ -90,7 +90,7 @@ def interrupted_after(monkeypatch, n_instants, wanted):
         return run(wanted), len(seen)
 
 
-@pytest.mark.parametrize("strategy", few(STRATEGIES, 2), ids=lambda s: s.label)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 1), ids=lambda s: s.label)
 def test_a_run_may_be_interrupted_at_any_time(strategy, normalised, monkeypatch, tmp_path):
     """Here gradients wait to be averaged, parameters are on their way, and servers' queues are not empty."""
     path = tmp_path / "run.npz"
@@ -187,6 +187,7 @@ def test_charged_evaluations_by_simulated_time_are_repeated(every, tmp_path):
     assert_same(ddlsim.resume(path, experiment(STRATEGIES[3], **more)), run(experiment(STRATEGIES[3], **more)))
 
 
+@pytest.mark.slow
 def test_without_jitter_many_things_happen_at_once(tmp_path):
     path = tmp_path / "run.npz"
     for strategy in STRATEGIES:

@@ -123,7 +123,7 @@ def test_layers_of_tokens(tmp_path: Path, name: str):
     check_gradient(build_network(write_model(tmp_path, "[5]", TOKENS[name]), 1, np.float64), 4)
 
 
-@pytest.mark.parametrize("name", ["lenet5", "digits-cnn", "char-transformer", "clicks-dlrm"])
+@pytest.mark.parametrize("name", ["lenet5", "digits-cnn", slow("char-transformer"), "clicks-dlrm"])
 def test_bundled_models(name: str):
     check_gradient(build_network(name, 1, np.float64), 5)
 

@@ -39,7 +39,7 @@ CASES = [
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("uneven", [False, True])
-@pytest.mark.parametrize(("name", "workers", "model", "algorithm", "overlap"), rows(CASES, 3))
+@pytest.mark.parametrize(("name", "workers", "model", "algorithm", "overlap"), rows(CASES, 2))
 def test_a_plan_takes_as_long_as_the_run(name, workers, model, algorithm, overlap, uneven, accumulation):
     cluster = ddlsim.load_cluster(name)
     workers = min(workers, len(cluster.workers))

@@ -219,6 +219,7 @@ def test_a_plan_says_what_no_run_of_the_model_simulates() -> None:
     assert not [note for note in plan(workers=[4]).notes if "is not simulated" in note]
 
 
+@pytest.mark.slow
 def test_several_clusters() -> None:
     """The second cluster has a hundredfold network and is ten times as dear: fastest or cheapest decides."""
     fast = load_cluster(star(8, bandwidth="100 Gbit/s", latency="1 us")).with_costs(price="36 USD/h")
@@ -234,6 +235,7 @@ def test_clusters_of_the_same_name_are_told_apart() -> None:
     assert str(found.best).startswith("8 workers of star-8 (2)")
 
 
+@pytest.mark.slow
 def test_usual_strategies_have_a_server_on_each_machine() -> None:
     found = plan(strategies=None, compressions=[None], workers=[1, 2, 4, 8])
     servers = [f.candidate for f in found.found if f.candidate.strategy == "parameter server (1 per machine)"]

@@ -253,6 +253,7 @@ def test_a_model_that_fits_nowhere_points_to_splits():
         recommend(CLUSTER, "gpt3-6.7b", workers=[2], batch_sizes=[64], jobs=1)
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path):
     table = tmp_path / "plan.csv"
     done = CliRunner().invoke(app, [

@@ -69,6 +69,7 @@ def test_pictures_that_move(tmp_path, suffix):
     assert again.read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_and_their_buttons_have_signs(tmp_path):
     build("ring", 2).animate(tmp_path / "ring.html")
     page = (tmp_path / "ring.html").read_text(encoding="utf-8")

@@ -110,7 +110,7 @@ def by_hand(turns, n_start, rate_of):
     return params
 
 
-@pytest.mark.parametrize("rate", ["same", "linear", "square-root"])
+@pytest.mark.parametrize("rate", few(["same", "linear", "square-root"], 1))
 def test_survivors_learn_what_they_would_alone(tmp_path, rate):
     failures = traced(tmp_path, (33.0, 3, 1e9), (77.0, 1, 1e9))
     result = ddlsim.simulate(learning(failures, Elastic(1, rejoin="5 s", rate=rate)))
@@ -196,6 +196,7 @@ def test_times_add_up_whatever_fails(share, data, tmp_path_factory):
         assert life.effective == 1.0
 
 
+@pytest.mark.slow
 def test_a_month_and_its_lives():
     result = ddlsim.simulate(timed())
     assert result.life.end == DAYS
@@ -324,6 +325,7 @@ def test_a_group_never_has_more_than_the_batch_of_all(tmp_path):
             assert most - n_workers < n_workers * elastic.batch_size(batch_size, n_workers, 8) <= most
 
 
+@pytest.mark.slow
 def test_faults_are_on_the_clock_of_the_training(tmp_path):
     """They are not restarted with each group, and follow the workers whose ranks change."""
     rows = (100.0, 0, 200.0), (500.0, 1, 100.0)

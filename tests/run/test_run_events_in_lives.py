@@ -148,6 +148,7 @@ def test_what_is_learnt_comes_when_it_came(model):
     assert life.useful == pytest.approx(life.end - life.lost - life.down)
 
 
+@pytest.mark.slow
 def test_random_faults_come_all_the_time(model):
     """A machine of four is slow for half of the time: the slowest counts, but in a sixteenth of it."""
     result = lived(model, faults=[RandomFaults("500 s", "500 s", factor=2.0)], max_time="200000 s")

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+from bundled_strategies import some
 from draws import few
 
 import ddlsim
@@ -13,17 +14,7 @@ from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 
 GRAPH = star(6, bandwidth="100 Mbit/s", latency="70 us")
 SWITCH = next(iter(GRAPH.neighbors("h0")))
-STRATEGIES = {
-    "all-reduce": ddlsim.AllReduce("ring", "none"),
-    "ddp": ddlsim.AllReduce("ring"),
-    "server": ddlsim.ParameterServer(),
-    "asynchronous": ddlsim.AsyncParameterServer(),
-    "stale": ddlsim.StaleSynchronous(2),
-    "local": ddlsim.LocalSGD(2),
-    "gossip": ddlsim.DPSGD(),
-    "ad-psgd": ddlsim.ADPSGD(),
-    "sharded": ddlsim.ShardedUpdate(),
-}
+STRATEGIES = some("all-reduce ddp server asynchronous stale local neighbours ad-psgd sharded")
 
 
 def simulated(strategy, **options):

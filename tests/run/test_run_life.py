@@ -144,6 +144,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, says):
         ddlsim.simulate(experiment(**changes))
 
 
+@pytest.mark.slow
 def test_strategies_that_synchronise_have_lives():
     for strategy in (AllReduce("ring"), LocalSGD(period=4), ddlsim.ParameterServer(), ddlsim.DPSGD()):
         life = ddlsim.simulate(experiment(strategy=strategy, steps=8)).life
@@ -181,6 +182,7 @@ def test_what_the_page_shows_runs(tmp_path, capsys):
     assert ddlsim.load_experiment(tmp_path / "run.toml").failures.spares == 2
 
 
+@pytest.mark.slow
 def test_spot_machines_are_cheaper_and_warn():
     cluster = CLUSTER.with_costs(price="3 USD/h")
     spot = {"failures": Failures("2 h", per="host", repair="5 min", warning="2 min", discount=0.6)}

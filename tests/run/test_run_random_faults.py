@@ -111,7 +111,7 @@ def test_seeds_have_faults_of_their_own_and_longer_runs_the_same_ones():
 # ------------------------------------------------------------ what a run has
 
 
-@pytest.mark.parametrize("name", few(STRATEGIES, 3))
+@pytest.mark.parametrize("name", few(STRATEGIES, 2))
 def test_every_strategy_has_them_as_if_they_were_put_down(name):
     strategy = STRATEGIES[name]
     plain = simulated(strategy)

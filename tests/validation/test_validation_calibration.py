@@ -291,6 +291,7 @@ def test_a_size_left_out_lies_in_its_interval(one_host, nbytes):
     assert interval.high < 6 * interval.low  # says something
 
 
+@pytest.mark.slow
 def test_a_calibrated_file_says_the_same_as_the_calibration(one_host, tmp_path):
     found = calibrate(TABLE, one_host, step_times=np.random.default_rng(0).gamma(50.0, 0.002, 40))
     path = tmp_path / "calibrated.toml"
@@ -567,6 +568,7 @@ def test_scatter_by_class_of_links_goes_into_the_file(tmp_path):
     assert again.scatter["inside"] < again.scatter["between"]
 
 
+@pytest.mark.slow
 def test_more_ranks_than_machines_are_spread_over_them():
     """32 ranks on 4 machines of 8 GPUs; what was measured on other hosts counts first."""
     rows = measured(machines(4), [row("one_way", 2, s) for s in SIZES] + nccl((10**5, 10**7), 8, 1))

@@ -55,6 +55,7 @@ def test_calibrate_and_validate(call, tmp_path):
     assert (tmp_path / "all.csv").read_text().startswith("place,run,workers")
 
 
+@pytest.mark.slow
 def test_json_for_programs(call):
     code, out, _ = call("calibrate", TABLE, "--cluster", "two.toml", "--json")
     assert code == 0
@@ -67,6 +68,7 @@ def test_json_for_programs(call):
     assert found["summary"]["held_out"]["n"] == len(found["rows"]) == 2
 
 
+@pytest.mark.slow
 def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
     words = ("validate", "runs.csv", "-c", "two.toml", "-m", "digits-cnn")
     code, _, err = call(*words, "--tolerance", "0.1%")

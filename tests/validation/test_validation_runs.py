@@ -5,6 +5,7 @@ import math
 import sys
 
 import pytest
+from draws import rows
 
 import ddlsim
 from ddlsim.cluster.calibrated import with_parameters
@@ -97,11 +98,11 @@ def test_the_order_of_options_is_judged():
 
 @pytest.mark.parametrize(
     ("changes", "what", "factor"),
-    [
+    rows([
         ({"c0": "60 ms", "c1": "9 ms"}, "compute time", 1.5),
         ({"bandwidth": 0.7}, "bandwidth", 0.7),
         ({"jitter": 0.3}, "waiting", 0.3),
-    ],
+    ], 1),
     ids=["compute", "bandwidth", "waiting"],
 )
 def test_the_cause_of_an_error_is_found(truth, changes, what, factor):

@@ -51,6 +51,7 @@ def test_remedies_do_what_they_say(call: tuple[object, ...]) -> None:
     assert saved == sorted(saved, reverse=True)
 
 
+@pytest.mark.slow
 def test_several_remedies_are_put_together_where_none_is_enough() -> None:
     question = {"batch_size": 2, "precision": "fp16", "optimizer": "adam"}
     first, *others = fits("gpt3-175b", "a100-80g", **question).remedies  # type: ignore[arg-type]
