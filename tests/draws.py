@@ -1,4 +1,4 @@
-"""Which cases run in `make test`: a part of many, spread evenly. The others are left to `make test-slow`."""
+"""A part of many cases for `make test`. The others are marked slow, for `make test-slow`."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ def few(cases: Iterable[Any], quick: int, *, start: int = 0) -> list[Any]:
     Tests of several rules on the same cases differ in `start`, so that every case is in `make test` with some rule.
     """
     listed = list(cases)
-    quick = min(quick, len(listed))
-    chosen = {(start + i * len(listed) // quick) % len(listed) for i in range(quick)}
+    chosen = _spread(len(listed), quick, start)
     return [case if i in chosen else slow(case) for i, case in enumerate(listed)]
 
 
-def rows(cases: Iterable[Sequence[Any]], quick: int, *, start: int = 0) -> list[Any]:
+def rows(cases: Iterable[Any], quick: int, *, start: int = 0) -> list[Any]:
     """Return what :func:`few` does, of cases that have a value for each of several arguments."""
-    listed = list(cases)
-    chosen = few(range(len(listed)), quick, start=start)
-    return [listed[each] if isinstance(each, int) else _slow_row(listed[each.values[0]]) for each in chosen]
+    listed = [case if hasattr(case, "marks") else pytest.param(*case) for case in cases]
+    chosen = _spread(len(listed), quick, start)
+    mark = pytest.mark.slow
+    return [case if i in chosen else case._replace(marks=[*case.marks, mark]) for i, case in enumerate(listed)]
 
 
-def _slow_row(case: Any) -> Any:
-    if hasattr(case, "marks"):  # made by pytest.param
-        return case._replace(marks=[*case.marks, pytest.mark.slow])
-    return slow(*case)
+def _spread(n: int, quick: int, start: int) -> set[int]:
+    quick = min(quick, n)
+    return {(start + i * n // quick) % n for i in range(quick)}
 
 
 def pairwise(*factors: Sequence[Any]) -> list[Any]:
