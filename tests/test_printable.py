@@ -200,6 +200,7 @@ def test_tables_take_no_markup(capsys):
     assert "[/red] [bold]x" in printed
 
 
+@pytest.mark.slow
 def test_an_encoding_without_a_character_is_no_reason_to_fail(nasty_file):
     done = ddlsim_("show", "topology", str(nasty_file), stdout=subprocess.PIPE, env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr.decode()

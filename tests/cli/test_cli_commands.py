@@ -103,7 +103,7 @@ def test_scaling_table_and_json(tmp_path):
     ("command", "names"),
     [
         slow("topologies", ddlsim.cluster_names),
-        ("models", ddlsim.model_names),
+        slow("models", ddlsim.model_names),
         ("devices", ddlsim.device_names),
     ],
 )

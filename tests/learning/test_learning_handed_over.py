@@ -142,6 +142,7 @@ COMPRESSED = [
 ]
 
 
+@pytest.mark.slow
 def test_one_worker_has_the_statistics_of_plain_sgd(normalised):
     params, state = plain(normalised, 12)
     training = ddlsim.Training("digits", rate=RATE, updates=12, sharding="shared", evaluate_every=5)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draws import slow
 
 import ddlsim
 from ddlsim.data import DataSet, load_data, sentences, split
@@ -80,7 +79,8 @@ def test_parameters_lie_as_the_model_counts_them():
     assert [slot.stop - slot.start for slot in network.slots] == sizes
 
 
-@pytest.mark.parametrize("strategy", [ddlsim.AllReduce(), slow(ddlsim.AsyncParameterServer())])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [ddlsim.AllReduce(), ddlsim.AsyncParameterServer()])
 def test_a_transformer_learns(strategy):
     training = ddlsim.Training("sentences", optimizer=ddlsim.Adam(), rate=0.003, updates=60, evaluate_every=60)
     result = ddlsim.simulate(

@@ -68,7 +68,7 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("name", few(TARGETS, 3))
+@pytest.mark.parametrize("name", few(TARGETS, 2))
 def test_the_choice_is_that_of_an_exhaustive_search(name: str) -> None:
     target = TARGETS[name]
     found, wanted = plan(target), exhaustive(target)

@@ -75,6 +75,7 @@ def test_after_a_restart_the_weights_are_those_of_an_undisturbed_run_only_later(
     assert result.simulated_time == plain.end_time  # without what disturbs it
 
 
+@pytest.mark.slow
 def test_bytes_of_a_checkpoint_go_over_the_network():
     nbytes = 4 * 25_557_032 * 2  # weights and momentum in fp32
     result = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="h4")))

@@ -92,7 +92,8 @@ def test_a_link_that_the_tuner_does_not_look_at_is_noted():
 @pytest.mark.parametrize("algorithm", ["ring", "double_binary_tree"])
 @pytest.mark.parametrize(
     ("name", "n"),
-    [slow("dgx-a100-pod", 8), ("dgx-a100-pod", 16), slow("dgx-h100-pod", 32), ("dgx1-v100", 8), ("dgx1-v100-16", 32),
+    [slow("dgx-a100-pod", 8), slow("dgx-a100-pod", 16), slow("dgx-h100-pod", 32), ("dgx1-v100", 8),
+     slow("dgx1-v100-16", 32),
      ("cloud-25g-16x8-v100", 16), slow("aws-p2-16xlarge-16", 32)],
 )  # fmt: skip
 def test_nccl_uses_the_links_that_it_claims(name, n, algorithm):
