@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from draws import seeds
+from draws import few, pairwise, rows, seeds
 from plan_examples import changed, hand_made, random_plan, two_ranks, workload
 
 import ddlsim
@@ -39,7 +39,7 @@ CASES = [
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("uneven", [False, True])
-@pytest.mark.parametrize(("name", "workers", "model", "algorithm", "overlap"), CASES)
+@pytest.mark.parametrize(("name", "workers", "model", "algorithm", "overlap"), rows(CASES, 2))
 def test_a_plan_takes_as_long_as_the_run(name, workers, model, algorithm, overlap, uneven, accumulation):
     cluster = ddlsim.load_cluster(name)
     workers = min(workers, len(cluster.workers))
@@ -62,7 +62,7 @@ def test_a_plan_takes_as_long_as_the_run(name, workers, model, algorithm, overla
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("overlap", ["none", "layer", "ddp", DdpBuckets("5 MB", "1 MB")])
+@pytest.mark.parametrize("overlap", few(["none", "layer", "ddp", DdpBuckets("5 MB", "1 MB")], 2, start=1))
 @pytest.mark.parametrize(
     ("name", "workers", "model"), [("cloud-25g-16x8-v100", 10, "resnet50"), ("lab-heterogeneous", 4, "alexnet")]
 )
@@ -220,10 +220,16 @@ def test_algorithms_by_kind():
         plan.execute("minicluster", {"push_pull": "ring"})
 
 
-@pytest.mark.parametrize("overlap", ["none", "layer", "ddp", "horovod", "priority"])
-@pytest.mark.parametrize(("name", "workers", "servers"), [("minicluster", 3, 1), ("cloud-25g-16x8-v100", 8, 3)])
-@pytest.mark.parametrize(("reduction", "algorithm"), [(False, "direct"), (True, "tree"), ("star", "star")])
-def test_parameter_servers_as_a_plan(overlap, name, workers, servers, reduction, algorithm):
+@pytest.mark.parametrize(
+    ("overlap", "where", "how"),
+    pairwise(
+        ["none", "layer", "ddp", "horovod", "priority"],
+        [("minicluster", 3, 1), ("cloud-25g-16x8-v100", 8, 3)],
+        [(False, "direct"), (True, "tree"), ("star", "star")],
+    ),
+)
+def test_parameter_servers_as_a_plan(overlap, where, how):
+    (name, workers, servers), (reduction, algorithm) = where, how
     cluster = ddlsim.load_cluster(name)
     strategy = ddlsim.ParameterServer(servers, "own", overlap, reduction)
     result = ddlsim.simulate(cluster, "alexnet", strategy, workers=workers, steps=3, warmup=0, batch_size=8)

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import rows
 from strategies_reference import uniform_star
 
 from ddlsim import (
@@ -90,7 +91,7 @@ SYNCHRONOUS_FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "expected"), SYNCHRONOUS_FORMS)
+@pytest.mark.parametrize(("strategy", "expected"), rows(SYNCHRONOUS_FORMS, 3))
 def test_exponential_times(strategy: Strategy, expected: float) -> None:
     """(H_P - H_(P-K))/mu, or K/(P mu) where nobody stops: what is left of an exponential time is as long as new.
     Backup workers: the first N of N + b, (H_(N+b) - H_b)/mu."""

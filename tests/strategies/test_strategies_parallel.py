@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from draws import few
 
 import ddlsim
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
@@ -23,11 +24,11 @@ INSTANT = star(8, bandwidth=1e15, latency=0.0)
 
 @pytest.mark.parametrize(
     "strategy",
-    [
+    few([
         *(Parallel(pipeline=2, order=order, micro_batch=2) for order in ORDERS),
         Parallel(pipeline=2, interleave=2, micro_batch=2, recompute="stage"),
         Parallel(pipeline=2, sharded=True, overlap="layer"), Parallel(pipeline=4, data=1), Parallel(overlap="none"),
-    ],
+    ], 4),
 )  # fmt: skip
 def test_a_run_is_its_plan_again_and_again(strategy):
     result = simulate("dgx1-v100", "resnet18", strategy, batch_size=32, workers=4, steps=3, warmup=1)
@@ -180,7 +181,7 @@ def test_its_fabric():
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("order", ["1f1b", "zb-v", "pipedream"])
+@pytest.mark.parametrize("order", few(["1f1b", "zb-v", "pipedream"], 1))
 def test_sums_of_known_cost(order, sharded):
     """Of one stage they take what those of data parallelism do; stages sum beside each other."""
     if order == "pipedream" and sharded:
@@ -202,7 +203,7 @@ COMPRESSORS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("compressor", few(COMPRESSORS, 3), ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("strategy", [
     Parallel(pipeline=2, micro_batch=8, overlap="layer"),
     Parallel(pipeline=2, order="zb-v", overlap="layer", sharded=True),
@@ -316,9 +317,9 @@ def test_stages_of_equal_layers():
         simulate("dgx1-v100", "resnet18", Parallel(pipeline=2, cut="layers"), batch_size=16, workers=4)
 
 
-@pytest.mark.parametrize("strategy", [
+@pytest.mark.parametrize("strategy", few([
     Parallel(tensor=16, micro_batch=64), Parallel(tensor=16, micro_batch=64, algorithm="ring"),
-])  # fmt: skip
+], 1))  # fmt: skip
 def test_tensor_groups_across_machines(strategy):
     """Their all-reduces leave through all interfaces of a machine; a ring leaves through one. What NCCL runs is the
     default."""
