@@ -25,7 +25,7 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.codec import rounded
 from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, algorithm_of, name_of
+from ddlsim.runtime.fabric import AllReduceAlgorithm, Collectives, Fabric, RankOrder, algorithm_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
@@ -149,9 +149,10 @@ class FSDP:
         more += "" if self.recompute == "none" else f", {self.recompute} recomputation"
         return f"FSDP (stage {self.stage}{more})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
+    def collectives(self) -> Collectives:
+        """Return the algorithms of all three kinds, which are simulated."""
+        algorithms = {"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}
+        return Collectives(algorithms if self.all_reduce is None else {**algorithms, "all_reduce": self.all_reduce})
 
     def on_fabric(self, fabric: Fabric) -> FSDP:
         """Return it with collectives that are the halves of a fabric's all-reduce. Raises ConfigError for one that has
@@ -214,22 +215,19 @@ class FSDP:
             "cut": "-", "p2p": "-",
         }  # fmt: skip
 
-    def in_small(self) -> FSDP:
+    def scaled_down(self) -> FSDP:
         """Return a way to learn for two workers with any model that is as exact."""
         return FSDP(stage=self.stage)
 
-    def n_replicas(self, n_workers: int) -> int:
-        """Every worker learns from samples of its own."""
-        return n_workers
-
-    def stage_of(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker computes, all of the model, and the memory that it takes: of P parameters in fp16 with
+    def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
+        """Return what workers compute, all of the model, and the memory that it takes: of P parameters in fp16 with
         Adam 4 P + 12 P / N bytes in stage 1, 2 P + 14 P / N in stage 2, 16 P / N in stage 3, and what is gathered of
         `prefetch` + 1 units."""
-        sharers = n_workers if self.shard is None else self.shard
-        return Stage(workload, state=1.0 / sharers, memory=_memory(self, workload, n_workers))
+        n_workers = len(workloads)
+        state = 1.0 / (n_workers if self.shard is None else self.shard)
+        return [Stage(each, state=state, memory=_memory(self, each, n_workers)) for each in workloads]
 
-    def lighter(
+    def lower_memory_variants(
         self, workload: Workload, batch_size: int, n_workers: int, room: float
     ) -> Iterator[tuple[FSDP, Changes]]:
         """Yield ways to share out more, or to keep less, that may fit in so many bytes, and what is other about them,
@@ -322,7 +320,7 @@ class FSDP:
             element=ELEMENT_NBYTES[self.param_dtype or work.precision],
         )  # fmt: skip
         least = least_step(costs, shard, cluster if whole else None, np.array(nodes))
-        stage = self.stage_of(workloads[0], 0, n_workers)
+        stage = self.stages(workloads)[0]
         assert stage.memory is not None
         held = stage.memory.activations
         return Outlook(steps * least, lambda: [(stage, held)], "passes and bytes of sharded steps")

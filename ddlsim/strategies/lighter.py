@@ -64,7 +64,7 @@ def lighter_parallel(
             if held + (kept(sizes, recompute) if fills else 0.0) > room:
                 continue
             more = {"recompute": recompute, "sharded": sharded}
-            changes = {name: value for name, value in more.items() if value != getattr(strategy, name)}
+            changes = {name: value for name, value in more.items() if value != vars(strategy)[name]}
             far = sizes.distance(wanted) + AGAIN[recompute] - _cost(strategy) + SHARED[1] * ("sharded" in changes)
             ways.append((round(far, 9), len(ways), {**sizes.unlike(wanted), **changes}))
     for _, _, changes in sorted(ways, key=lambda way: way[:2]) if named else ():

@@ -151,7 +151,6 @@ class Parallel(WithFabric):
         """How many updates old the weights are that each stage computes gradients with."""
         return stage_delays(str(self.order), self.pipeline) if self._asynchronous else (0,) * self.pipeline
 
-    @property
     def n_workers(self) -> int | None:
         """Workers that the layout is for, if it says how many replicas there are."""
         return None if self.data is None else self.data * self.pipeline * self.tensor
@@ -182,7 +181,7 @@ class Parallel(WithFabric):
         the samples of an update and so many workers."""
         check_sizes(self, model, batch_size, n_workers)
 
-    def lighter(
+    def lower_memory_variants(
         self, workload: Workload, batch_size: int, n_workers: int, room: float
     ) -> Iterator[tuple[Parallel, Changes]]:
         """Yield ways to share the batch out over as many workers that may fit in so many bytes, and what is other about
@@ -195,7 +194,7 @@ class Parallel(WithFabric):
         sizes: dict[str, object] = {name: getattr(self, name) for name in names}
         return sizes | {"data": self.mesh(n_workers).data, "stage": int(self.sharded), "shard": None}
 
-    def in_small(self) -> Parallel:
+    def scaled_down(self) -> Parallel:
         """Return a way to learn for two workers with any model that is as exact; a table of passes stays."""
         if not isinstance(self.order, str):
             return self
@@ -207,12 +206,8 @@ class Parallel(WithFabric):
         """Return how many replicas learn from samples of their own."""
         return self.mesh(n_workers).data
 
-    def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker computes of the model, and the memory that it takes beside activations."""
-        return self._stage(rank, [workload] * n_workers, self._cuts([workload] * n_workers))
-
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
-        """Return the :meth:`stage` of each worker, where devices may differ."""
+        """Return what each worker computes of the model, and the memory that it takes beside activations."""
         cuts = self._cuts(workloads)
         return [self._stage(rank, workloads, cuts) for rank in range(len(workloads))]
 
@@ -421,7 +416,7 @@ class Parallel(WithFabric):
         def holds() -> Iterator[tuple[Stage, float]]:
             held = rank_holds(self._split(work, cuts, seconds), order, recompute=again)
             for place, nbytes in enumerate(held.tolist()):
-                yield self.stage(work, int(mesh.ranks[0, place, 0]), len(workloads)), nbytes
+                yield self._stage(int(mesh.ranks[0, place, 0]), workloads, cuts), nbytes
 
         return Outlook(least, holds)
 

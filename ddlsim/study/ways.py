@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
+from ddlsim.strategies import contract
+from ddlsim.strategies.contract import Contract
 from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.study.changes import changed
 from ddlsim.study.designs import paths_of
@@ -24,26 +26,17 @@ class Row(NamedTuple):
     error: str = ""
 
 
-@runtime_checkable
-class Family(Protocol):
-    """What stands for several strategies among the values of a study, such as :class:`~ddlsim.Splits`."""
-
-    def ways(
-        self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]
-    ) -> Iterator[object]:
-        """Yield the strategies that go with the rest of a configuration, and count why others do not."""
-
-
 def each_way(
     named_rows: Sequence[Mapping[str, object]], rows: Sequence[Mapping[str, object]], base: Experiment, loader: Loader
 ) -> Iterator[Row]:
-    """Yield the configurations of a design, all ways in the place of a :class:`Family`.
+    """Yield the configurations of a design, with all strategies in the place of an object such as
+    :class:`~ddlsim.Splits`.
 
     named_rows, rows  what the table shows of each, and its settings
     """
     for named, row in zip(named_rows, rows, strict=True):
-        family = row.get("strategy")
-        if not isinstance(family, Family):
+        family = contract.of(row.get("strategy"))
+        if not family.defines("ways"):
             yield Row(named, row)
             continue
         rest = {path: value for path, value in row.items() if path != "strategy"}
@@ -63,15 +56,15 @@ def each_way(
             yield Row({**named, key: shown}, {**row, "strategy": way})
 
 
-def _ways(family: Family, experiment: Experiment, loader: Loader) -> list[object]:
+def _ways(family: Contract, experiment: Experiment, loader: Loader) -> list[object]:
     cluster, model, senseless = experiment.cluster, experiment.model, Counter[str]()
     assert isinstance(cluster, Cluster)
     assert isinstance(model, Model)
     n_workers = loader.n_workers(experiment)
-    ways: list[object] = list(family.ways(cluster, model, n_workers, experiment.batch_size, senseless))
+    ways = list(family.ways(cluster, model, n_workers, experiment.batch_size, senseless))
     if not ways:
         raise ConfigError(
-            f"{type(family).__name__}: no way to share {model.name} out over {n_workers} workers with batch_size = "
+            f"{family.name}: no way to share {model.name} out over {n_workers} workers with batch_size = "
             f"{experiment.batch_size}: {text_of_senseless(senseless)}"
         )
     return ways

@@ -167,7 +167,7 @@ def test_the_last_product_of_a_layer_is_not_computed_again():
     spared = len(blocks(work.model.layers)) * work.forward[last:end].sum()
     assert seconds["full"] - seconds["early-stop"] == pytest.approx(spared)
     assert 0.2 < spared / (seconds["full"] - seconds["none"]) < 0.36
-    memory = [FSDP(recompute=each).stage_of(work, 0, 8).memory for each in ("full", "early-stop")]
+    memory = [FSDP(recompute=each).stages([work] * 8)[0].memory for each in ("full", "early-stop")]
     assert memory[0] == memory[1]
 
 

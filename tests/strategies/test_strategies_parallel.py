@@ -15,7 +15,6 @@ from ddlsim.plan.pipeline_orders import ORDERS
 from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import run
 from ddlsim.runtime import table_run
-from ddlsim.workload.stage import stages_of
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
@@ -145,7 +144,7 @@ def test_balanced_stages_take_devices_into_account(devices):
     result = simulate(graph, "resnet152", Parallel(pipeline=4, micro_batch=4), batch_size=64, steps=1, warmup=0)
     seconds = result.workers.compute
     assert seconds.max() < 1.15 * seconds.mean()
-    layers = [stage.workload.model.layers for stage in stages_of(result.experiment.strategy, result.workloads)]
+    layers = [stage.workload.model.layers for stage in result.experiment.strategy.stages(result.workloads)]
     assert sum(layers, ()) == result.workloads[0].model.layers
 
 
@@ -275,7 +274,7 @@ def test_tensor_groups(more):
     assert result.step_time > without.step_times[-1]
     assert any("tensor groups of 2 workers are simulated as one" in text for text in result.notes)
     whole, part = (
-        each.stage(result.workloads[0], 0, 8).memory for each in (Parallel(pipeline=2, micro_batch=4), strategy)
+        each.stages(result.workloads[:1] * 8)[0].memory for each in (Parallel(pipeline=2, micro_batch=4), strategy)
     )
     assert part.weights < 0.6 * whole.weights
     assert part.optimizer < (0.3 if "sharded" in more else 0.6) * whole.optimizer
@@ -302,7 +301,7 @@ def test_stages_of_equal_layers():
         strategy = Parallel(pipeline=4, micro_batch=2, cut=cut)
         result = simulate("ib-800g-a100+n_hosts=1", model, strategy, batch_size=16, workers=4, steps=2,
                           precision="fp16")  # fmt: skip
-        parts = [strategy.stage(result.workloads[0], rank, 4).workload.model.layers for rank in range(4)]
+        parts = [stage.workload.model.layers for stage in strategy.stages(result.workloads[:1] * 4)]
         heads = [sum(1 for layer in part if layer.heads) for part in parts]
         assert sum(heads) == 12
         assert (heads == [3, 3, 3, 3]) == (cut == "layers")
@@ -363,7 +362,7 @@ def test_evaluations_take_the_time_of_the_first_stage(strategy: Parallel):
         runs[charged] = ddlsim.simulate(
             "office-1gbe", "digits-cnn", strategy, batch_size=16, workers=4, training=training
         )
-    stage = strategy.stage(runs[True].workloads[0], 0, 4).workload
+    stage = strategy.stages(runs[True].workloads[:1] * 4)[0].workload
     seconds = stage.forward_time * 359 / stage.batch_size
     spans = [span for span in runs[True].traced.recorder.spans if span.name == "evaluation"]
     assert {span.track for span in spans} == {"worker 0"}
