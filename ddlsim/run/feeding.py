@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
 
 
-def check_input(strategy: object, n_workers: int) -> None:
-    """Raise ConfigError where not every worker takes samples of its own."""
-    if contract.of(strategy).n_replicas(n_workers) != n_workers:
-        raise ConfigError(
-            f"input: with {type(strategy).__name__} workers share a batch, and only some of them read samples; it is "
-            "for workers with batches of their own: leave it out"
-        )
-
-
 def with_input(
     input: Copies, cluster: Cluster, nodes: Sequence[int], workloads: Sequence[tuple[Workload, Device]],
     compute: object,
@@ -103,7 +94,12 @@ def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int])
     have or that workers cannot read from, or by copies to workers that share a batch."""
     input = experiment.input
     if isinstance(input, Copies):
-        check_input(experiment.strategy, len(nodes))
+        strategy = contract.of(experiment.strategy)
+        if strategy.n_replicas(len(nodes)) != len(nodes):
+            raise ConfigError(
+                f"input: with {strategy.name} workers share a batch, and only some of them read samples; it is for "
+                "workers with batches of their own: leave it out"
+            )
         return
     if input is None or input.storage is None:
         return

@@ -25,8 +25,7 @@ from ddlsim.run.notes import level_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import Strategy, contract
-from ddlsim.strategies.lighter import said, state_of
-from ddlsim.strategies.split_rules import MESH
+from ddlsim.strategies.split_rules import MESH, said, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes

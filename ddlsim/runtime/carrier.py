@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import simpy
@@ -89,22 +89,22 @@ class OfKinds:
 
 @dataclass(eq=False)
 class Dense(Carrier):
-    """Vectors travel as they are: by collectives of a `kind`, by the fabric's algorithm or another one, or by a
-    schedule of their `own`."""
+    """Vectors travel as they are: by collectives of a `kind`, by the fabric's algorithm or another one, or by
+    `schedules` of a number of bytes."""
 
     communicator: Communicator
     kind: str = "all_reduce"
     algorithm: str | Collective | None = None
-    own: Schedule | None = None
+    schedules: Callable[[float], Schedule] | None = None
 
     def __post_init__(self) -> None:
         self.what = self.kind.replace("_", "-")
-        if self.own is None:
+        if self.schedules is None:
             self.communicator.prepare(self.kind, self.algorithm)
 
     @property
     def way(self) -> Way:
-        return "schedule" if self.own is not None or self.communicator.simulated else "known"
+        return "schedule" if self.schedules is not None or self.communicator.simulated else "known"
 
     def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
         communicator, key = self.communicator, (self, step, index)
@@ -113,22 +113,12 @@ class Dense(Carrier):
         return communicator.follow(key, worker, nbytes, lambda: self.schedule(step, index, nbytes)[0])
 
     def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
-        if self.own is not None:
-            return self.own, nbytes
+        if self.schedules is not None:
+            return self.schedules(nbytes), nbytes
         return self.communicator.schedule(nbytes, self.kind, self.algorithm), nbytes
 
     def phases(self, step: int, index: int, nbytes: float) -> tuple[Phase, ...]:
         return self.communicator.phases(self.kind, nbytes)
-
-
-@dataclass(eq=False)
-class _Scheduled(Dense):
-    """Vectors travel as they are, by the schedules of a plan."""
-
-    schedules: Callable[[float], Schedule] = field(kw_only=True)
-
-    def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
-        return self.schedules(nbytes), nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +137,7 @@ class OfGroups:
     def carrier(self, kind: int, group: int, *, parts: bool) -> Carrier:
         members = [self.workers[rank] for rank in self.groups[group]]
         communicator = Communicator(self.setting, Fabric(rank_order="given"), members)
-        return _Scheduled(communicator, KINDS[kind], schedules=functools.partial(self.schedules, kind, group))
+        return Dense(communicator, KINDS[kind], schedules=functools.partial(self.schedules, kind, group))
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
         return self.setting.learner.mean(gradients)

@@ -134,8 +134,8 @@ class Contract:
 
     @_optional
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> Sequence[int]:
-        """Node of each rank of the plan, given those of the workers. Default: those of the workers."""
-        return list(nodes)
+        """Node of each rank of the plan, given those of the workers. Default: those of ``plan_workers``."""
+        return [nodes[worker] for worker in self.plan_workers(len(nodes))]
 
     @_optional
     def plan_workers(self, n_workers: int) -> Sequence[int]:

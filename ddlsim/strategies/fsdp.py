@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -29,10 +29,10 @@ from ddlsim.runtime.fabric import AllReduceAlgorithm, Collectives, Fabric, RankO
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
-from ddlsim.strategies.lighter import Changes, lighter_fsdp
 from ddlsim.strategies.overlap import NoOverlap, overlap_named
 from ddlsim.strategies.replica_groups import OfReplicas
 from ddlsim.strategies.shares import check_shares
+from ddlsim.strategies.split_rules import lower_memory_fsdp
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Model
@@ -227,12 +227,7 @@ class FSDP:
         state = 1.0 / (n_workers if self.shard is None else self.shard)
         return [Stage(each, state=state, memory=_memory(self, each, n_workers)) for each in workloads]
 
-    def lower_memory_variants(
-        self, workload: Workload, batch_size: int, n_workers: int, room: float
-    ) -> Iterator[tuple[FSDP, Changes]]:
-        """Yield ways to share out more, or to keep less, that may fit in so many bytes, and what is other about them,
-        the nearest first."""
-        return lighter_fsdp(self, workload, batch_size, n_workers, room)
+    lower_memory_variants = lower_memory_fsdp
 
     def _units(self, model: Model) -> tuple[int, ...]:
         """Return the layers with which units begin."""

@@ -72,7 +72,7 @@ class ParameterServer:
             if self.work is not None:
                 memory = memory_nodes(setting.cluster, setting.nodes)
                 return WorkingServers(members, nodes, self.work, memory, hosts, star=star)
-            return Dense(members, own=schedule)
+            return Dense(members, schedules=lambda nbytes: schedule)
 
         start_group(setting, overlap, members, carrier)
 

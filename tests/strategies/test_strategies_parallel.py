@@ -15,6 +15,7 @@ from ddlsim.plan.pipeline_orders import ORDERS
 from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import run
 from ddlsim.runtime import table_run
+from ddlsim.strategies import contract
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
@@ -269,7 +270,7 @@ def test_tensor_groups(more):
     assert result.plan.n_ranks == 4
     assert len(result.workers) == 8
     assert result.samples_per_update == 32
-    nodes = strategy.plan_nodes(result.cluster, result.cluster.workers.tolist())
+    nodes = contract.of(strategy).plan_nodes(result.cluster, result.cluster.workers.tolist())
     without = strategy.plan(result.workloads, 3, 4).execute(result.cluster, nodes=nodes)
     assert result.step_time > without.step_times[-1]
     assert any("tensor groups of 2 workers are simulated as one" in text for text in result.notes)
