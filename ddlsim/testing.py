@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked, whole
 from ddlsim.compression import TopK, average, exchange, settle
-from ddlsim.compression.contract import AnyCompressor, TwoRounds
+from ddlsim.compression.contract import AnyCompressor, full
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
@@ -110,7 +110,7 @@ def _messages(coder: AnyCompressor, vector: Array, state: object, step: int) -> 
     payload, state = coder.encode(vector, state, stream(1, 0, f"encode {step}"))
     sent = [payload]
     if coder.traits.n_rounds == 2:
-        payload, state = cast("TwoRounds[Any, Any]", coder).follow_up(average(coder, sent), state)
+        payload, state = full(coder).follow_up(average(coder, sent), state)
         sent.append(payload)
     return sent, settle(coder, payload, coder.decode(payload), state)
 

@@ -24,20 +24,13 @@ from ddlsim.workload.stage import Outlook, Stage
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: method -> its parameters, positional and by keyword: those that a class must define, and those that it may
-REQUIRED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "start": (("setting",), ()),
-    "buckets": (("workload",), ()),  # of an overlap policy
-}
-OPTIONAL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+#: names of parameters, positional and by keyword
+Parameters = tuple[tuple[str, ...], tuple[str, ...]]
+#: the parameters of methods that a class must define (``buckets``: of an overlap policy), and of those that it may
+REQUIRED: dict[str, Parameters] = {"start": (("setting",), ()), "buckets": (("workload",), ())}
+OPTIONAL: dict[str, Parameters] = {}
 #: a method describes what another one does: a subclass that overrides the second must override the first, too
-_DESCRIBES = (
-    ("plan", "start"),
-    ("outlook", "start"),
-    ("outlook", "plan"),
-    ("peak_memory", "plan"),
-    ("stages", "stage"),
-)
+_DESCRIBES = {"plan": ("start",), "outlook": ("start", "plan"), "peak_memory": ("plan",), "stages": ("stage",)}
 
 
 def _optional(default: Callable[Concatenate[Contract, P], R]) -> Callable[Concatenate[Contract, P], R]:
@@ -309,8 +302,8 @@ def _methods_of(kind: type) -> Mapping[str, Any]:
                 ) from None
             methods[name], place[name] = attribute, i
             break
-    for name, described in _DESCRIBES:
-        if name in methods and place[name] > place.get(described, len(kind.__mro__)):
+    for name, described in _DESCRIBES.items():
+        if name in methods and place[name] > min(place.get(each, len(kind.__mro__)) for each in described):
             del methods[name]
     return methods
 

@@ -52,10 +52,6 @@ HALVES = {
 }  # fmt: skip
 
 
-def _maybe_in_order(overlap: str | InOrder | None, where: str) -> str | InOrder | None:
-    return None if overlap is None else in_order(overlap, where)
-
-
 @checked
 @dataclass(frozen=True)
 class FSDP:
@@ -109,7 +105,7 @@ class FSDP:
     units: Sequence[Index] | None = None
     no_sync: bool = False
     recompute: Annotated[str, one_of("none", "selective", "full", "early-stop")] = "none"
-    overlap: Annotated[str | InOrder | None, by(_maybe_in_order)] = None
+    overlap: Annotated[str | InOrder, by(in_order)] | None = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
     reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
     all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
