@@ -32,7 +32,6 @@ from ddlsim.cluster import (
 )
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
-from ddlsim.run.feeding import takes_samples
 from ddlsim.strategies import contract
 from ddlsim.strategies.overlap import overlap_named
 from ddlsim.workload.compute import Affine, Measured
@@ -445,7 +444,7 @@ def world(seed: int) -> World:
     shared = Draw(f"machines {seed}")
     if shared.random() < 0.15:
         one = one.with_(speed=ddlsim.Spread(shared.choice((0.08, 0.5))))
-    if shared.random() < 0.15 and takes_samples(one.strategy, one.n_workers):
+    if shared.random() < 0.15 and contract.of(one.strategy).n_replicas(one.n_workers) == one.n_workers:
         one = one.with_(input=ddlsim.Copies(
             shared.choice(("device", "host")), prepare=shared.choice((0.0, "1 ms")), cut=shared.choice((0.0, 2.0))
         ))  # fmt: skip
