@@ -93,5 +93,3 @@ def _within(compressor: AnyCompressor, tensors: Tensors, part: slice) -> dict[st
                 "servers; use one server"
             )
     return found
-
-

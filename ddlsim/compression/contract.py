@@ -161,9 +161,7 @@ def check_gradient(gradient: Vector, n: int | None = None) -> None:
             "pass gradient.ravel().astype(np.float32)"
         )
     if n is not None and gradient.size != n:
-        raise ConfigError(
-            f"gradient: {gradient.size} elements, but the state is for {n}; call init({gradient.size})"
-        )
+        raise ConfigError(f"gradient: {gradient.size} elements, but the state is for {n}; call init({gradient.size})")
     # Sums of float32 numbers do not overflow a float64, so this one is finite unless an element is not.
     if not math.isfinite(float(gradient.sum(dtype=np.float64))):
         bad = np.flatnonzero(~np.isfinite(gradient))

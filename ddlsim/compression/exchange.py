@@ -31,9 +31,7 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
             f"use its own collective, {traits.collective!r}"
         )
     if len({payload.nbytes for payload in payloads}) != 1:
-        raise ConfigError(
-            f"{title(compressor)}: payloads of different sizes; workers must be at the same step"
-        )
+        raise ConfigError(f"{title(compressor)}: payloads of different sizes; workers must be at the same step")
     return full(compressor).combine(payloads)
 
 
@@ -98,9 +96,7 @@ def exchange(
         )
     sizes = sorted({gradient.size for gradient in gradients})
     if len(sizes) != 1:
-        raise ConfigError(
-            f"{title(compressor)}: gradients of sizes {sizes}: must be one or more, of one size"
-        )
+        raise ConfigError(f"{title(compressor)}: gradients of sizes {sizes}: must be one or more, of one size")
     return finish(compressor, [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)])
 
 
@@ -119,9 +115,7 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
 
 
 @checked
-def sent_nbytes(
-    collective: Collective, nbytes: Sequence[float] | npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def sent_nbytes(collective: Collective, nbytes: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the bytes that each worker sends, shape (n_workers,), when their messages have sizes `nbytes`.
 
     all_reduce     2 (N - 1)/N S: a ring or any bandwidth-optimal algorithm

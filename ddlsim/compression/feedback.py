@@ -57,9 +57,7 @@ class ErrorFeedback(Generic[S, P]):
     def init(self, n: int, seed: int = 0) -> FeedbackState[S]:
         return FeedbackState(np.zeros(n, np.float32), self.inner.init(n, seed))
 
-    def encode(
-        self, gradient: Vector, state: FeedbackState[S], rng: np.random.Generator
-    ) -> tuple[P, FeedbackState[S]]:
+    def encode(self, gradient: Vector, state: FeedbackState[S], rng: np.random.Generator) -> tuple[P, FeedbackState[S]]:
         check_gradient(gradient, state.residual.size)
         corrected = gradient + state.residual
         payload, inner = self.inner.encode(corrected, state.inner, rng)

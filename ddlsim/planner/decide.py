@@ -329,9 +329,7 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
     return True, []
 
 
-def _choices(
-    found: list[Found], what: Lesson | None, search: Search, n_best: int
-) -> tuple[list[Choice], list[str]]:
+def _choices(found: list[Found], what: Lesson | None, search: Search, n_best: int) -> tuple[list[Choice], list[str]]:
     if not any(one.figures is not None for one in found):
         whole = not any(contract.of(one.candidate.experiment.strategy).shares_batch for one in found)
         hint = "; to share the model out over workers give strategies=[ddlsim.Splits()] (--split)" if whole else ""

@@ -160,4 +160,3 @@ class CodedServers(Carrier):
     def _average(self, mean: _Mean, piece: int, server: int) -> Process:
         yield from self._work(piece, server)
         mean.ready.succeed()
-

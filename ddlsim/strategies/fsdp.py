@@ -294,8 +294,14 @@ class FSDP:
         return slices if self.stage == 3 else slices[::-1]
 
     def outlook(
-        self, workloads: Sequence[Workload], micro_batches: int, steps: int, cluster: Cluster, nodes: Sequence[int],
-        *, whole: bool,
+        self,
+        workloads: Sequence[Workload],
+        micro_batches: int,
+        steps: int,
+        cluster: Cluster,
+        nodes: Sequence[int],
+        *,
+        whole: bool,
     ) -> Outlook | None:
         """Return what can be said of `steps` steps of stage 3 without their plan
         (``ddlsim/plan/fully_sharded.py``); None of other stages, and where workers differ.

@@ -334,9 +334,7 @@ class Parallel(WithFabric):
         return as_one_rank(chunks, self.tensor, lambda chunk: _memory(chunk.workload, holding).activations,
                            gather=None if self.sequence else seconds)  # fmt: skip
 
-    def _exchange_seconds(
-        self, cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]]
-    ) -> Seconds:
+    def _exchange_seconds(self, cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]]) -> Seconds:
         """Return what collectives in a tensor group take."""
         inside = self.tp_comm_overlap
         return exchange_seconds(cluster, places, members, inside=inside, algorithm=self.algorithm)
@@ -383,8 +381,14 @@ class Parallel(WithFabric):
         )  # fmt: skip
 
     def outlook(
-        self, workloads: Sequence[Workload], micro_batches: int, steps: int, cluster: Cluster, nodes: Sequence[int],
-        *, whole: bool,
+        self,
+        workloads: Sequence[Workload],
+        micro_batches: int,
+        steps: int,
+        cluster: Cluster,
+        nodes: Sequence[int],
+        *,
+        whole: bool,
     ) -> Outlook | None:
         """Return what can be said of `steps` steps without their plan; None where workers differ, or the order is one
         whose steps are not apart.
@@ -434,9 +438,7 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 
 
 @functools.lru_cache(maxsize=256)
-def _stage(
-    chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int
-) -> Stage:
+def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int) -> Stage:
     """Return what a worker has that keeps so many versions of its weights."""
     work = joined(chunks)
     memory = _memory(work, _holding(work, shards, tensor, sequence, recompute))
@@ -478,9 +480,7 @@ def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
     return tuple(first for first, _ in ranges[:: len(ranges) // chunks][1:])
 
 
-def cut_places(
-    workload: Workload, stages: int, chunks: int, of_chunks: Sequence[Workload] = ()
-) -> tuple[int, ...]:
+def cut_places(workload: Workload, stages: int, chunks: int, of_chunks: Sequence[Workload] = ()) -> tuple[int, ...]:
     """Return where a model is cut into balanced chunks: between blocks if there are enough of them.
 
     of_chunks  the model as the device of each chunk computes it, where devices differ

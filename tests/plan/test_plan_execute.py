@@ -336,7 +336,9 @@ class Renamed(AllReduce):
         (ddlsim.ParameterServer(placement="colocated", work=ddlsim.ServerWork()), {}, "with work is not a table"),
         (ddlsim.AsyncParameterServer(placement="colocated"), {}, "the step of .* has no static task graph"),
         (
-            ddlsim.DPSGD(), {}, "the step of .* has no static task graph; those of AllReduce, EmbeddingParallel, "
+            ddlsim.DPSGD(),
+            {},
+            "the step of .* has no static task graph; those of AllReduce, EmbeddingParallel, "
             "ExpertParallel, FSDP, Hybrid, LocalSGD, Parallel, ParameterServer and ShardedUpdate have$",
         ),
         (Later(), {}, "has no static task graph"),

@@ -244,9 +244,7 @@ def test_it_is_written_in_a_file(tmp_path):
     assert load_experiment(path).strategy == FSDP(micro_batch=4, shard=4, recompute="full")
     other = path.read_text().replace("stage = 3", 'stage = 2\noverlap = { type = "ddp", cap = "1 MB" }')
     path.write_text(other.replace("shard = 4\n", ""))
-    assert load_experiment(path).strategy == FSDP(
-        stage=2, micro_batch=4, overlap=DdpBuckets("1 MB"), recompute="full"
-    )
+    assert load_experiment(path).strategy == FSDP(stage=2, micro_batch=4, overlap=DdpBuckets("1 MB"), recompute="full")
 
 
 def test_memory_that_is_too_small_is_told():

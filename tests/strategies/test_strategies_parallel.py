@@ -154,11 +154,17 @@ def test_balanced_stages_take_devices_into_account(devices):
     [
         ({"pipeline": 3}, {}, "Parallel: pipeline 3 x tensor 1 = 3: must divide the 4 workers; the nearest that "),
         ({"pipeline": 2, "data": 3}, {}, "data 3 x pipeline 2 x tensor 1 = 6: must be the 4 workers"),
-        ({"pipeline": 2, "micro_batch": 3}, {},
-         "64: must be a multiple of 6, data 2 x micro_batch 3; the nearest that work: batch_size=66; batch_size=60"),
+        (
+            {"pipeline": 2, "micro_batch": 3},
+            {},
+            "64: must be a multiple of 6, data 2 x micro_batch 3; the nearest that work: batch_size=66; batch_size=60",
+        ),
         ({"pipeline": 2, "interleave": 2, "order": "gpipe"}, {}, "interleave = 2: has no effect with order = 'gpipe'"),
-        ({"pipeline": 4, "interleave": 2, "micro_batch": 32}, {},
-         "= 64: must be a multiple of 128, data 1 x micro_batch 32 x pipeline 4"),
+        (
+            {"pipeline": 4, "interleave": 2, "micro_batch": 32},
+            {},
+            "= 64: must be a multiple of 128, data 1 x micro_batch 32 x pipeline 4",
+        ),
         ({"pipeline": 4, "interleave": 30}, {}, "pipeline 4 x 30 chunks = 120: resnet18 has "),
         ({"pipeline": 2, "order": "gpipe", "p2p": "in turns"}, {}, "goes with order = '1f1b' and interleave = 1 only"),
         ({"order": "1b1f"}, {}, "unknown pipeline order '1b1f'; did you mean"),
