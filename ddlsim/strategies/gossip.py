@@ -73,7 +73,7 @@ class Neighbours:
         return [*packed, Op(ls.WORK, "encode"), Op(ls.POST)]
 
     def receive(self, step: str) -> list[Op]:
-        """Return what waits until all messages of a `step` (a name) have been delivered and all parameters have come."""
+        """Return what waits until all that a worker sent in a `step` (a name) has arrived, and all that it receives."""
         come = Op(ls.AWAIT, "neighbours", waits=f"its neighbours' parameters of step {step}")
         return [come, *([Op(ls.ASK, follow=self._come)] if self.packs else []), Op(ls.WORK, "decode")]
 
