@@ -17,7 +17,7 @@ from draws import few
 from learning_reference import learn, plain_sgd
 
 import ddlsim
-from ddlsim.strategies import Strategy
+from ddlsim.strategies import Strategy, contract
 from ddlsim.testing import check_strategy
 
 
@@ -155,7 +155,8 @@ def test_the_clock_does_not_depend_on_values(case):
     n_updates = 40
     training = ddlsim.Training(rate=case.rate, updates=n_updates, evaluate_every=20)
     times = [t for t, _ in some(case, training).recorder.updates]
-    often = math.ceil(n_updates / case.strategy.updates(n_updates, case.n_workers))  # steps of all for an update
+    each = contract.of(case.strategy).updates(n_updates, case.n_workers)
+    often = math.ceil(n_updates / each)  # steps of all for an update
     timing = ddlsim.simulate(
         "office-1gbe", "digits-cnn", case.strategy, 16, case.n_workers, jitter=ddlsim.Lognormal(0.3),
         steps=n_updates * often, warmup=0, optimizer="sgd",

@@ -179,8 +179,8 @@ def test_memory_has_all_versions():
     for order, versions in (("1f1b", (1, 1, 1, 1)), ("pipedream", (4, 3, 2, 1)), ("2bw", (2, 2, 2, 2))):
         strategy = Parallel(pipeline=4, order=order)
         for rank, n in enumerate(versions):
-            memory = strategy.stage(whole.workloads[0], rank, 4).memory
-            plain = Parallel(pipeline=4).stage(whole.workloads[0], rank, 4).memory
+            memory = strategy.stages(whole.workloads[:1] * 4)[rank].memory
+            plain = Parallel(pipeline=4).stages(whole.workloads[:1] * 4)[rank].memory
             assert memory.weights == n * plain.weights
             assert (memory.gradients, memory.optimizer) == (plain.gradients, plain.optimizer)
 

@@ -37,7 +37,7 @@ from ddlsim import (
     load_model,
     simulate,
 )
-from ddlsim.strategies import Strategy
+from ddlsim.strategies import Strategy, contract
 from ddlsim.workload import order_statistics
 from ddlsim.workload.jitter import Jitter
 
@@ -51,7 +51,7 @@ def run(
     cluster: Cluster | None = None, speed: list[float] | None = None, model: str = "digits-cnn",
 ) -> Result:  # fmt: skip
     """One-second steps; by default nothing but computing takes time."""
-    steps = math.ceil(updates / strategy.updates(1000, n) * 1000)
+    steps = math.ceil(updates / contract.of(strategy).updates(1000, n) * 1000)
     return simulate(
         cluster or uniform_star(n + 1, **FREE), model, strategy, 8, n, steps=steps, warmup=0,
         compute=Measured(compute, 8), jitter=jitter, speed=speed,

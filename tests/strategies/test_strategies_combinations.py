@@ -63,7 +63,7 @@ from ddlsim import (
 )
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
-from ddlsim.runtime.fabric import HasFabric
+from ddlsim.strategies import contract
 
 STRATEGIES = [
     AllReduce(overlap="none"), AllReduce(overlap="layer"), ShardedUpdate(), ShardedUpdate(overlap="layer"),
@@ -122,11 +122,11 @@ def cluster() -> ddlsim.Cluster:
 def possible(row: list[object]) -> bool:
     """Whether what is chosen first leaves a choice of what comes after: the rest of a refused run is not tried."""
     strategy = row[0]
-    if len(row) > 2 and row[2] is not None and not isinstance(strategy, HasFabric):
+    if len(row) > 2 and row[2] is not None and contract.of(strategy).collectives().fabric is None:
         return False
     if len(row) > 1 and row[1] is not None and isinstance(strategy, QsparseLocalSGD | SPARTA):
         return False
-    if len(row) > 1 and row[1] is not None and not isinstance(strategy, HasFabric):
+    if len(row) > 1 and row[1] is not None and contract.of(strategy).collectives().fabric is None:
         tracked = isinstance(strategy, DPSGD | CHOCOSGD | ADPSGD | GossipSGD | ElasticAveraging | FedAvg)
         if tracked and (isinstance(row[1], ErrorFeedback | SignSGD | Compression)):
             return isinstance(row[1], Compression) and isinstance(strategy, ElasticAveraging | FedAvg)

@@ -58,10 +58,9 @@ from ddlsim.runtime import loop as loop_module
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.servers import server_nodes
-from ddlsim.strategies import Setting, Strategy
+from ddlsim.strategies import Setting, Strategy, contract
 from ddlsim.strategies.overlap import Overlap, overlap_named
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.stage import at_once
 
 OVERLAPS: dict[str, Overlap | str] = {
     "none": "none",
@@ -156,8 +155,8 @@ CLUSTER = cluster()
 
 def experiment(strategy: Strategy, *, jitter: bool = True, n: int = N, seed: int = 5) -> Experiment:
     """Four workers of unequal speed with jitter and a slow-down, or without any of these."""
-    batch_size = 8 * n if hasattr(strategy, "micro_batch_size") else 8  # of all workers together
-    measured = Measured(0.004, at_once(strategy, batch_size, n))
+    batch_size = 8 * n if contract.of(strategy).shares_batch else 8  # of all workers together
+    measured = Measured(0.004, contract.of(strategy).samples_at_once(batch_size, n))
     if not jitter:
         return Experiment(CLUSTER, "lenet5", strategy, batch_size, n, steps=3, warmup=1, compute=measured, seed=seed)
     return Experiment(
@@ -348,7 +347,7 @@ def test_workers_together_are_at_most_their_sum(name: str) -> None:
     assert 0.0 < result.efficiency <= 1.0 + 1e-9
     assert result.speedup == pytest.approx(N * result.efficiency, rel=1e-9)
     assert not result.interrupted
-    assert len(result.recorder.updates) == STRATEGIES[name].updates(4, N)
+    assert len(result.recorder.updates) == contract.of(STRATEGIES[name]).updates(4, N)
 
 
 # ---------------------------------------------------------------- ends that are not the planned one

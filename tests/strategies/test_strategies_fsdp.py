@@ -168,7 +168,7 @@ def test_the_last_product_of_a_layer_is_not_computed_again():
     spared = len(blocks(work.model.layers)) * work.forward[last:end].sum()
     assert seconds["full"] - seconds["early-stop"] == pytest.approx(spared)
     assert 0.2 < spared / (seconds["full"] - seconds["none"]) < 0.36
-    memory = [FSDP(recompute=each).stage_of(work, 0, 8).memory for each in ("full", "early-stop")]
+    memory = [FSDP(recompute=each).stages([work] * 8)[0].memory for each in ("full", "early-stop")]
     assert memory[0] == memory[1]
 
 
@@ -245,9 +245,7 @@ def test_it_is_written_in_a_file(tmp_path):
     assert load_experiment(path).strategy == FSDP(micro_batch=4, shard=4, recompute="full")
     other = path.read_text().replace("stage = 3", 'stage = 2\noverlap = { type = "ddp", cap = "1 MB" }')
     path.write_text(other.replace("shard = 4\n", ""))
-    assert load_experiment(path).strategy == FSDP(
-        stage=2, micro_batch=4, overlap=DdpBuckets("1 MB"), recompute="full"
-    )
+    assert load_experiment(path).strategy == FSDP(stage=2, micro_batch=4, overlap=DdpBuckets("1 MB"), recompute="full")
 
 
 def test_memory_that_is_too_small_is_told():
