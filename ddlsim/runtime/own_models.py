@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import simpy
@@ -14,7 +14,7 @@ from ddlsim.collectives import Schedule
 from ddlsim.learning import Array, Value
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import UPDATE, Every, Ints
-from ddlsim.runtime.carrier import Carrier, CollectiveCarrier
+from ddlsim.runtime.carrier import Carrier, Way
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.exchange import carrier_of
@@ -46,14 +46,14 @@ class Rule:
     rounds: list[_Rounds] = field(default_factory=list)
 
 
-class _Rounds:
+class _Rounds(Carrier):
     """The rounds of an average in one group: a :class:`~ddlsim.runtime.carrier.Carrier` that counts the steps in which
     they take place."""
 
     def __init__(self, models: OwnModels, number: int, rule: Rule, communicator: Communicator) -> None:
         self._models, self._number, self.rule, self.communicator = models, number, rule, communicator
-        self.carrier = cast(CollectiveCarrier, carrier_of(communicator)(self._vector))
-        self.what, self.decodes, self.way = self.carrier.what, self.carrier.decodes, self.carrier.way
+        self.carrier = carrier_of(communicator)(self._vector)
+        self.what, self.decodes, self.compresses = self.carrier.what, self.carrier.decodes, self.carrier.compresses
         self.common = models.learner.initial
         #: by round: what all knew when it began, and what was brought
         self._begun: dict[int, tuple[Value[Array], list[Value[Array] | None]]] = {}
@@ -101,6 +101,10 @@ class _Rounds:
         return self._models.learner.plane.apply(np.subtract, value, common)
 
     # ------------------------------------------------------------ as a carrier
+
+    @property
+    def way(self) -> Way:
+        return self.carrier.way
 
     def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
         return self.carrier.encode_seconds(worker, self._round(step), 0)

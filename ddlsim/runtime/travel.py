@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import numpy as np
 import simpy
@@ -15,7 +14,7 @@ from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
 from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
 from ddlsim.plan.program import LiveSteps
-from ddlsim.runtime.carrier import Carrier, CollectiveCarrier, Exchanges
+from ddlsim.runtime.carrier import Carrier, Exchanges
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
@@ -136,7 +135,7 @@ class Travel:
     def collective(self, keys: list[int]) -> int:
         """Prepare a collective, simulated by a schedule, that carries `keys`; return its id."""
         carrier, step, part, nbytes = self._carried(keys)
-        schedule, size = cast(CollectiveCarrier, carrier).schedule(step, part, nbytes)  # others go by processes
+        schedule, size = carrier.schedule(step, part, nbytes)  # others go by processes
         return self.loop.collective(schedule, carrier.communicator.all_nodes, size)
 
     def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
@@ -156,7 +155,7 @@ class Travel:
                 if queue >= 0:
                     self.loop.trigger_at(finished, end)
 
-            carrier.communicator.run(cast(CollectiveCarrier, carrier).phases(step, part, nbytes), ended)
+            carrier.communicator.run(carrier.phases(step, part, nbytes), ended)
         else:
             ends = [carrier.carry(worker, step, part, nbytes) for worker in carrier.communicator.workers]
             for place, arrival in enumerate(ends):

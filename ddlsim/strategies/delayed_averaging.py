@@ -15,9 +15,9 @@ from ddlsim.learning import Array, Value
 from ddlsim.plan.local_steps import Average
 from ddlsim.plan.plan import Every
 from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.fabric import WithFabric, cost_said, name_of
+from ddlsim.runtime.fabric import cost_said, name_of
 from ddlsim.runtime.own_models import Rule, run_local_steps
-from ddlsim.runtime.replica import Replica
+from ddlsim.runtime.replica import Periodic, Replica
 from ddlsim.runtime.setting import Setting
 
 
@@ -28,7 +28,7 @@ def _continued(mean: Array, params: Array, begun: Array) -> Array:
 
 @checked
 @dataclass(frozen=True)
-class DaSGD(WithFabric):
+class DaSGD(Periodic):
     """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441): the average of the models is merged
     in `delay` d local steps after the all-reduce began.
 
@@ -66,7 +66,7 @@ class DaSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class OverlapLocalSGD(WithFabric):
+class OverlapLocalSGD(Periodic):
     """Overlap-Local-SGD (Wang, Liang and Joshi 2020, arXiv:2002.09539): every `period` steps the models are
     pulled towards an anchor z, which is the average of one period before and has arrived meanwhile.
 
@@ -111,7 +111,7 @@ class OverlapLocalSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class CoCoDSGD(WithFabric):
+class CoCoDSGD(Periodic):
     """Computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1): the models are averaged
     while the workers make the next `period` local steps, and the steps are added to the average.
 

@@ -16,14 +16,15 @@ from ddlsim.learning import Array, Value
 from ddlsim.optim import Momentum, Optimizer
 from ddlsim.plan.local_steps import Average
 from ddlsim.plan.plan import Every
-from ddlsim.runtime import Outer, Replica, Setting, WithFabric, communicator
+from ddlsim.runtime import Outer, Replica, Setting, communicator
 from ddlsim.runtime.fabric import cost_said, name_of
 from ddlsim.runtime.own_models import Rule, run_local_steps
+from ddlsim.runtime.replica import Periodic
 
 
 @checked
 @dataclass(frozen=True)
-class BMUF(WithFabric):
+class BMUF(Periodic):
     """Blockwise model-update filtering (Chen and Huo 2016, ICASSP): momentum on top of local SGD.
 
     Every `period` local steps, with the mean x of the workers' models and the global model W:
@@ -55,7 +56,7 @@ class BMUF(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class DiLoCo(WithFabric):
+class DiLoCo(Periodic):
     """Distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1):
 
     theta_i <- InnerOpt(theta_i, g_i(theta_i))                     `period` H times, from theta_i = theta
@@ -88,7 +89,7 @@ class DiLoCo(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class SlowMo(WithFabric):
+class SlowMo(Periodic):
     """Slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1), with local SGD as its base:
 
     x_i <- x_i - gamma d_i                          `period` tau times, from x_i = x; d_i of the run's optimizer

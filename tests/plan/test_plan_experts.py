@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from strategy_plans import plan_of
 from unrolled import experts
 
 import ddlsim
@@ -14,7 +15,6 @@ from ddlsim import ConfigError, ExpertParallel, load_model
 from ddlsim.cluster import star
 from ddlsim.plan.experts import expert_elements
 from ddlsim.plan.plan import ALL_REDUCE, KINDS
-from ddlsim.strategies.plans import plan_of
 from ddlsim.workload.buckets import one_bucket, per_layer
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import load_device
