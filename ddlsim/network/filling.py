@@ -7,6 +7,7 @@ with LAST, because compilers unroll loops of known length, which does not pay fo
 from __future__ import annotations
 
 import numpy as np
+from numba.cpython.unsafe.numbers import trailing_zeros
 
 from ddlsim.compiler import called, inlined
 from ddlsim.network.state import LAST
@@ -15,26 +16,35 @@ SAME = 1e-13  # relative; shares and rates this close differ by rounding only
 BELOW = 1.0 - 1e-9  # a channel with a level so much below the threshold has only flows below it, whatever the rounding
 FROZEN = -(1 << 30)
 MANY_ALIKE = np.uint64(16)  # channels with the least share are filled together if they are one in so many
-ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+ZERO, ONE, TWO, THREE, FOUR, SIX = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4), np.uint64(6)
 
 
 @called
-def collect_all(n_active, threshold, shift, channels, filling, fill, loads, rates, nexts, hops, shares, pool, freezing):  # type: ignore[no-untyped-def]
+def collect_all(  # type: ignore[no-untyped-def]
+    n_active, threshold, shift, occupied, channels, filling, fill, loads, rates, nexts, hops, shares, pool, freezing
+):
     """Make all flows not below the threshold ready for the filling; return (channels, flows) to be filled.
 
-    The channels are listed in ``fill[].component``. What is left of a channel that fills up below the threshold is not
+    Only channels with flows are looked at, in ascending order: they are few of all where ranks take turns. They are
+    listed in ``fill[].component``. What is left of a channel that fills up below the threshold is not
     counted where it carries most flows (that of a server, say), one after the other.
     """
-    n_channels = np.uint64(channels.size)
     hubs = False
-    for channel in range(n_channels):
-        filling[channel].residual = channels[channel].capacity
-        filling[channel].unfrozen = channels[channel].used
-        if 2 * channels[channel].used > n_active and channels[channel].level < threshold * BELOW:
-            filling[channel].unfrozen = FROZEN
-            hubs = True
-        if not channels[channel].level < threshold:
-            channels[channel].level = np.inf
+    n_used = ZERO
+    for word in range(np.uint64(occupied.size)):
+        left = occupied[word]
+        while left != ZERO:
+            channel = (word << SIX) + trailing_zeros(left)
+            left &= left - ONE  # clears the lowest bit
+            fill[n_used].component = channel
+            n_used += ONE
+            filling[channel].residual = channels[channel].capacity
+            filling[channel].unfrozen = channels[channel].used
+            if 2 * channels[channel].used > n_active and channels[channel].level < threshold * BELOW:
+                filling[channel].unfrozen = FROZEN
+                hubs = True
+            if not channels[channel].level < threshold:
+                channels[channel].level = np.inf
     n_frozen = ZERO
     for flow in range(np.uint64(n_active)):  # without branches, which would be unpredictable
         nexts[flow] = -1.0
@@ -53,7 +63,8 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, loads, rate
             entry += ONE
             other = hops[entry]
     n = ZERO
-    for channel in range(n_channels):
+    for i in range(n_used):
+        channel = np.uint64(fill[i].component)
         if filling[channel].unfrozen > 0:
             fill[n].component = channel
             n += ONE

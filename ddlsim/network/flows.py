@@ -131,9 +131,16 @@ def put_on(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
         net.flow_share[entry] = share
     net.channels[channel].used = n + 1
     if n == 0:
+        net.occupied[channel >> 6] |= bit_of(channel)
         net.channels[channel].since = net.reals[NOW]
         if net.counts[SHAPED] == 1:
             load_reverse(net, channel)
+
+
+@inlined
+def bit_of(channel):  # type: ignore[no-untyped-def]
+    """Return a channel's bit in its word of ``Net.occupied``."""
+    return np.uint64(1) << (np.uint64(channel) & np.uint64(63))
 
 
 @inlined
@@ -146,6 +153,8 @@ def unlist(net: Net, channel, entry):  # type: ignore[no-untyped-def]
     net.pool[offset + place] = moved
     net.flow_place[moved] = place
     net.channels[channel].used = n
+    if n == 0:
+        net.occupied[channel >> 6] &= ~bit_of(channel)
     return n
 
 

@@ -59,7 +59,7 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
     """
     shift = np.uint64(net.counts[HOP_SHIFT])
     net.fill[0].component = channel
-    net.channels[channel].mark = epoch
+    net.marks[channel] = epoch
     n = 1
     i = 0
     while i < n:
@@ -86,8 +86,8 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
                 entry = flow << shift
                 while net.flow_hops[entry] != LAST:
                     other = net.flow_hops[entry]
-                    if net.channels[other].mark != epoch:
-                        net.channels[other].mark = epoch
+                    if net.marks[other] != epoch:
+                        net.marks[other] = epoch
                         net.fill[n].component = other
                         n += 1
                     entry += ONE
@@ -178,8 +178,8 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
     n_active = net.counts[N_ACTIVE]
     n_old = n_active - net.counts[N_NEW]
     n, found = collect_all(
-        n_active, threshold, shift, net.channels, net.filling, net.fill, net.loads, net.flow_rate, net.flow_next,
-        net.flow_hops, net.flow_share, net.pool, net.freezing,
+        n_active, threshold, shift, net.occupied, net.channels, net.filling, net.fill, net.loads,
+        net.flow_rate, net.flow_next, net.flow_hops, net.flow_share, net.pool, net.freezing,
     )  # fmt: skip
     fill_component(net, n, found)
     rates, nexts, ends = net.flow_rate, net.flow_next, net.flow_end
@@ -205,7 +205,7 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
         else:
             for i in range(n_dirty):
                 channel = net.dirty[i]
-                if net.channels[channel].mark != epoch and net.channels[channel].used > 0:
+                if net.marks[channel] != epoch and net.channels[channel].used > 0:
                     before = found
                     n, found = collect(net, channel, epoch, threshold, found)
                     fill_component(net, n, found - before)

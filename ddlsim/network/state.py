@@ -19,6 +19,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Entries = npt.NDArray[np.uint32]
+Words = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int32]
 Records = npt.NDArray[Any]  # structured; compiled code reads fields as attributes, which mypy cannot know
 
@@ -118,9 +119,9 @@ def record(**fields: str) -> np.dtype[np.void]:
 
 #: capacity bytes/s; its flows are pool[first:first+used] of `room` places; level: share at which it last filled
 #: up, inf if it did not; nbytes carried, with the low word of the sum; busy s; since: start of the present busy
-#: interval; mark: an EPOCH
+#: interval. 64 bytes: the events of a flow touch all of it, so a record is one cache line (build.channel_records)
 CHANNEL = record(
-    capacity="f", level="f", nbytes="f", nbytes_low="f", busy="f", since="f", mark="i", first="n", room="n", used="n"
+    capacity="f", level="f", nbytes="f", nbytes_low="f", busy="f", since="f", first="n", room="n", used="n"
 )
 #: what the filling has left of a channel, bytes/s and flows; place: in the list of channels to be filled
 FILLING = record(residual="f", unfrozen="n", place="n")
@@ -209,6 +210,8 @@ class Net(NamedTuple):
     counts: Ints
     reals: Floats
     channels: Records  # CHANNEL
+    marks: Ints  # (n_channels,) an EPOCH
+    occupied: Words  # a bit per channel: whether flows are on it (a few of thousands, often)
     buckets: Records  # BUCKET, one per channel; empty unless SHAPED
     filling: Records  # FILLING, one per channel
     fill: Records  # FILL, one per channel
@@ -267,7 +270,7 @@ class Net(NamedTuple):
     detours: Records  # DETOUR
 
 
-Array = TypeVar("Array", Ints, Floats, Entries, Places, Records)
+Array = TypeVar("Array", Ints, Floats, Entries, Words, Places, Records)
 
 
 def grown(array: Array, size: int) -> Array:
