@@ -10,8 +10,9 @@ import numpy as np
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 from ddlsim.compiler import called, inlined
-from ddlsim.network.state import LAST
+from ddlsim.network.state import BLOCK, LAST
 
+INFINITE = 0x7FF0 << 48  # the bits of inf
 SAME = 1e-13  # relative; shares and rates this close differ by rounding only
 BELOW = 1.0 - 1e-9  # a channel with a level so much below the threshold has only flows below it, whatever the rounding
 FROZEN = -(1 << 30)
@@ -116,6 +117,27 @@ def least(keys, low, high):  # type: ignore[no-untyped-def]
     for i in range(fours, high):
         a = min(a, keys[i])
     return min(min(a, b), min(c, d))
+
+
+@called
+def soonest_ends(n_active, ends, soonest):  # type: ignore[no-untyped-def]
+    """Note the least planned end of each block of flows; return the least of all, inf if there is no flow.
+
+    Times are positive, so they are in the order of their bits, and compilers use vector instructions for the least of
+    integers, but not of floats, of which some could be NaN.
+    """
+    n = np.uint64(n_active)
+    size = np.uint64(BLOCK)
+    first = np.inf
+    for block in range((n + size - ONE) // size):
+        low = block * size
+        bits = np.int64(INFINITE)
+        for flow in range(low, min(low + size, n)):
+            end = np.float64(ends[flow]).view(np.int64)
+            bits = end if end < bits else bits
+        soonest[block] = np.int64(bits).view(np.float64)
+        first = min(first, soonest[block])
+    return first
 
 
 @called

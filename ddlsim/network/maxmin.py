@@ -21,10 +21,11 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.filling import ONE, SAME, ZERO, collect_all, fill_few, fill_many, least, set_all_rates
-from ddlsim.network.flows import link_bytes, mark_dirty
+from ddlsim.network.filling import ONE, SAME, ZERO, collect_all, fill_few, fill_many, set_all_rates, soonest_ends
+from ddlsim.network.flows import end_flow, link_bytes, mark_dirty
 from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
+    BLOCK,
     EPOCH,
     HEAP_VALID,
     HOP_SHIFT,
@@ -254,9 +255,35 @@ def build_heap(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
+    """Take the flows that end by `limit` off their channels; return how many slots `scratch` lists.
+
+    Called after :func:`next_end`, so that only blocks in which a flow ends are looked through.
+    """
+    n = 0
+    if net.counts[HEAP_VALID] == 1:
+        while net.counts[N_ACTIVE] > 0 and net.heap[0].time <= limit:
+            net.scratch[n] = end_flow(net, net.heap[0].item)
+            n += 1
+        return n
+    size = np.uint64(BLOCK)
+    high = np.uint64(net.counts[N_ACTIVE])
+    while high > ZERO:
+        low = (high - ONE) // size * size
+        if net.soonest[low // size] <= limit:
+            for i in range(high - low):
+                flow = high - ONE - i  # downwards, as a flow that ends gives its number to the last one
+                if net.flow_end[flow] <= limit:
+                    net.scratch[n] = end_flow(net, np.int64(flow))
+                    n += 1
+        high = low
+    return n
+
+
+@inlined
 def next_end(net: Net):  # type: ignore[no-untyped-def]
-    """Return when the next flow ends, inf if there is none."""
+    """Return when the next flow ends, inf if there is none; :func:`end_flows` relies on what is noted on the way."""
     n = net.counts[N_ACTIVE]
     if net.counts[HEAP_VALID] == 1:
         return net.heap[0].time if n > 0 else np.inf
-    return least(net.flow_end, ZERO, np.uint64(n))
+    return soonest_ends(n, net.flow_end, net.soonest)

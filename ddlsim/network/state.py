@@ -94,6 +94,7 @@ N_REALS = 15
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
+BLOCK = 64  # flows that are searched together for those that end
 SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of equal sums)
 
 # Values of SLOT.state
@@ -224,6 +225,7 @@ class Net(NamedTuple):
     flow_rate: Floats
     flow_next: Floats  # the rate that the filling gives it; negative: not yet. Else any number >= 0
     flow_end: Floats  # planned end
+    soonest: Floats  # the least of them among each BLOCK flows, as of the last search for the next end (without heap)
     flow_hops: Entries  # (n_slots << HOP_SHIFT,) channels, then LAST
     flow_share: Floats  # as flow_hops: the share of its bytes that takes the channel; empty unless SPLIT
     flow_place: Entries  # (n_slots << HOP_SHIFT,) place in each channel's list
