@@ -35,7 +35,7 @@ def collect_all(  # type: ignore[no-untyped-def]
     for word in range(np.uint64(occupied.size)):
         left = occupied[word]
         while left != ZERO:
-            channel = (word << SIX) + trailing_zeros(left)
+            channel = (word << SIX) + trailing_zeros(left)  # type: ignore[call-arg,unused-ignore]
             left &= left - ONE  # clears the lowest bit
             fill[n_used].component = channel
             n_used += ONE
