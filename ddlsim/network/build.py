@@ -27,6 +27,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     counts[st.ROUND_INSTANTS] = NO_BARRIER
     reals = np.zeros(st.N_REALS)
     reals[st.THRESHOLD] = reals[st.NEXT_CHANGE] = np.inf
+    reals[st.NARROWEST] = np.min(capacity, initial=np.inf)
     channels = channel_records(capacity, 0)
     nodes = np.zeros(len(send_overhead), dtype=st.NODE)
     nodes["send_overhead"] = send_overhead
@@ -40,6 +41,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         channels=channels,
         marks=np.zeros(n, dtype=np.int64),
         occupied=np.zeros(_n_words(n), dtype=np.uint64),
+        contended=np.zeros(_n_words(n), dtype=np.uint64),
         buckets=np.zeros(0, dtype=st.BUCKET),
         filling=np.zeros(n, dtype=st.FILLING),
         fill=np.zeros(n, dtype=st.FILL),
@@ -166,6 +168,7 @@ def add_channels(net: Net, capacity: Floats) -> Net:
         channels=channels,
         marks=grown(net.marks, n + more),
         occupied=grown(net.occupied, _n_words(n + more)),
+        contended=grown(net.contended, _n_words(n + more)),
         buckets=np.concatenate([net.buckets, buckets]),
         filling=np.zeros(n + more, dtype=st.FILLING),
         fill=np.zeros(n + more, dtype=st.FILL),

@@ -16,6 +16,8 @@ INFINITE = 0x7FF0 << 48  # the bits of inf
 SAME = 1e-13  # relative; shares and rates this close differ by rounding only
 BELOW = 1.0 - 1e-9  # a channel with a level so much below the threshold has only flows below it, whatever the rounding
 FROZEN = -(1 << 30)
+TWO_SAME = 2.0 * SAME
+MOST_HUBS = np.uint64(8)
 MANY_ALIKE = np.uint64(16)  # channels with the least share are filled together if they are one in so many
 ZERO, ONE, TWO, THREE, FOUR, SIX = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4), np.uint64(6)
 
@@ -72,6 +74,54 @@ def collect_all(  # type: ignore[no-untyped-def]
             if loads.size > 0:
                 weigh(channel, shift, channels, loads, pool, shares, nexts)
     return np.int64(n), n_active - np.int64(n_frozen)
+
+
+@called
+def fill_hubs(n_active, threshold, shift, contended, narrowest, channels, fill, rates, nexts, pool):  # type: ignore[no-untyped-def]
+    """Do what :func:`collect_all` and the filling do, if each flow meets others on one channel, one of a few hubs, that
+    is its bottleneck; return how many flows are not below the threshold, or -1 if that is not so.
+
+    Servers are such hubs. The filling would look at all channels of their clients for each message that begins or ends.
+    """
+    n = ZERO
+    total = 0
+    for word in range(np.uint64(contended.size)):
+        left = contended[word]
+        while left != ZERO:
+            channel = (word << SIX) + trailing_zeros(left)  # type: ignore[call-arg,unused-ignore]
+            left &= left - ONE
+            total += channels[channel].used
+            if n == MOST_HUBS or total > n_active or channels[channel].capacity / channels[channel].used >= narrowest:
+                return np.int64(-1)
+            fill[n].component = channel
+            n += ONE
+    if total < n_active:
+        return np.int64(-1)
+    for flow in range(np.uint64(n_active)):
+        nexts[flow] = -1.0
+    found = 0
+    for i in range(n):
+        hub = np.uint64(fill[i].component)
+        first = np.uint64(channels[hub].first)
+        used = np.uint64(channels[hub].used)
+        level = channels[hub].capacity / channels[hub].used
+        kept = rates[pool[first] >> shift] < threshold
+        if kept and not channels[hub].level < threshold:
+            return np.int64(-1)
+        for p in range(first, first + used):
+            flow = pool[p] >> shift
+            if nexts[flow] >= 0.0 or (rates[flow] < threshold) != kept:
+                return np.int64(-1)
+            nexts[flow] = rates[flow] if kept else level
+        fill[i].key = 0.0 if kept else level
+        found += 0 if kept else channels[hub].used
+        for j in range(i):  # levels that differ by rounding only would become one
+            if abs(fill[j].key - level) <= TWO_SAME * level and fill[j].key != fill[i].key and not kept:
+                return np.int64(-1)
+    for i in range(n):
+        if fill[i].key > 0.0:
+            channels[fill[i].component].level = fill[i].key
+    return np.int64(found)
 
 
 @inlined

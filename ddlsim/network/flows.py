@@ -135,11 +135,13 @@ def put_on(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
         net.channels[channel].since = net.reals[NOW]
         if net.counts[SHAPED] == 1:
             load_reverse(net, channel)
+    elif n == 1:
+        net.contended[channel >> 6] |= bit_of(channel)
 
 
 @inlined
 def bit_of(channel):  # type: ignore[no-untyped-def]
-    """Return a channel's bit in its word of ``Net.occupied``."""
+    """Return a channel's bit in its word of ``Net.occupied`` and ``Net.contended``."""
     return np.uint64(1) << (np.uint64(channel) & np.uint64(63))
 
 
@@ -155,6 +157,8 @@ def unlist(net: Net, channel, entry):  # type: ignore[no-untyped-def]
     net.channels[channel].used = n
     if n == 0:
         net.occupied[channel >> 6] &= ~bit_of(channel)
+    elif n == 1:
+        net.contended[channel >> 6] &= ~bit_of(channel)
     return n
 
 

@@ -21,7 +21,18 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.filling import ONE, SAME, ZERO, collect_all, fill_few, fill_many, set_all_rates, soonest_ends
+from ddlsim.network.changes import has_changes
+from ddlsim.network.filling import (
+    ONE,
+    SAME,
+    ZERO,
+    collect_all,
+    fill_few,
+    fill_hubs,
+    fill_many,
+    set_all_rates,
+    soonest_ends,
+)
 from ddlsim.network.flows import end_flow, link_bytes, mark_dirty
 from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
@@ -34,6 +45,7 @@ from ddlsim.network.state import (
     N_DIRTY,
     N_HEAP,
     N_NEW,
+    NARROWEST,
     NOW,
     RERATED,
     ROUND_NEW,
@@ -178,12 +190,17 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
     shift = np.uint64(net.counts[HOP_SHIFT])
     n_active = net.counts[N_ACTIVE]
     n_old = n_active - net.counts[N_NEW]
-    n, found = collect_all(
-        n_active, threshold, shift, net.occupied, net.channels, net.filling, net.fill, net.loads,
-        net.flow_rate, net.flow_next, net.flow_hops, net.flow_share, net.pool, net.freezing,
-    )  # fmt: skip
-    fill_component(net, n, found)
-    rates, nexts, ends = net.flow_rate, net.flow_next, net.flow_end
+    channels, rates, nexts, ends, pool = net.channels, net.flow_rate, net.flow_next, net.flow_end, net.pool
+    found = -1
+    if net.counts[SPLIT] + net.counts[SHAPED] == 0 and not has_changes(net):
+        narrowest = net.reals[NARROWEST]
+        found = fill_hubs(n_active, threshold, shift, net.contended, narrowest, channels, net.fill, rates, nexts, pool)
+    if found < 0:
+        n, found = collect_all(
+            n_active, threshold, shift, net.occupied, channels, net.filling, net.fill, net.loads,
+            rates, nexts, net.flow_hops, net.flow_share, pool, net.freezing,
+        )  # fmt: skip
+        fill_component(net, n, found)
     net.counts[RERATED] += set_all_rates(n_old, net.reals[NOW], rates, nexts, ends)
     for flow in range(n_old, n_active):
         set_rate(net, flow, net.flow_next[flow])

@@ -90,7 +90,8 @@ NEXT_CHANGE = 8  # when something changes next, whatever messages do; inf: never
 ISSUED = 9  # bytes of all messages issued so far, and
 ISSUED_HOPS = 11  # the sum of each one's bytes times the channels of its route
 DELIVERED = 13  # bytes of those that have been delivered
-N_REALS = 15
+NARROWEST = 15  # the least capacity of a channel, bytes/s, where capacities do not change
+N_REALS = 16
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
@@ -213,6 +214,7 @@ class Net(NamedTuple):
     channels: Records  # CHANNEL
     marks: Ints  # (n_channels,) an EPOCH
     occupied: Words  # a bit per channel: whether flows are on it (a few of thousands, often)
+    contended: Words  # likewise: whether several are
     buckets: Records  # BUCKET, one per channel; empty unless SHAPED
     filling: Records  # FILLING, one per channel
     fill: Records  # FILL, one per channel
