@@ -151,9 +151,10 @@ def unlist(net: Net, channel, entry):  # type: ignore[no-untyped-def]
     offset = net.channels[channel].first
     n = net.channels[channel].used - 1
     place = net.flow_place[entry]
-    moved = net.pool[offset + n]
-    net.pool[offset + place] = moved
-    net.flow_place[moved] = place
+    if place < n:  # else, as on most links, nothing of the list has to be loaded into the cache
+        moved = net.pool[offset + n]
+        net.pool[offset + place] = moved
+        net.flow_place[moved] = place
     net.channels[channel].used = n
     if n == 0:
         net.occupied[channel >> 6] &= ~bit_of(channel)
