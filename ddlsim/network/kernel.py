@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ddlsim.compiler import addressed, entry, inlined
+from ddlsim.network.calendar import next_timer, pop_timer
 from ddlsim.network.changes import apply_next
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.flows import add_flow
@@ -50,7 +51,6 @@ from ddlsim.network.state import (
     Ints,
     Net,
 )
-from ddlsim.network.timers import next_timer, pop_timer
 from ddlsim.network.transport import has_to_wait, next_in_line
 from ddlsim.network.view import attach
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from ddlsim.cluster.transports import MOST_TIMEOUT
 from ddlsim.compiler import inlined
+from ddlsim.network.calendar import push_timer
 from ddlsim.network.shaping import wire_bytes
 from ddlsim.network.state import CLEARED, EPOCH, HOP_SHIFT, NOW, Net
-from ddlsim.network.timers import push_timer
 
 # ---------------------------------------------------------------- rendezvous
 
