@@ -5,6 +5,7 @@ A worker waits only when an average is late. Optimizer states (momentum) stay wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,13 +13,15 @@ import numpy as np
 from ddlsim.arguments import Count, Decay, Index, Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.plan.local_steps import Average
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
 from ddlsim.runtime.communicator import communicator
 from ddlsim.runtime.fabric import cost_said, name_of
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic, Replica
 from ddlsim.runtime.setting import Setting
+from ddlsim.workload.compute import Workload
 
 
 def _continued(mean: Array, params: Array, begun: Array) -> Array:
@@ -53,6 +56,14 @@ class DaSGD(Periodic):
         """Period, delay and algorithm."""
         return f"DaSGD ({self.period} steps, {self.delay} late, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    @property
+    def _average(self) -> Average:
+        return Average(Every(self.period), self.delay)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         xi = self.merge
@@ -60,7 +71,7 @@ class DaSGD(Periodic):
         def merge(replica: Replica, mean: Value[Array]) -> None:
             replica.worker.params = xi * replica.worker.params + (1.0 - xi) * mean
 
-        rule = Rule(Average(Every(self.period), self.delay), [communicator(setting, self)], merge=merge)
+        rule = Rule(self._average, [communicator(setting, self)], merge=merge)
         run_local_steps(setting, [rule], owner="DaSGD")
 
 
@@ -87,6 +98,14 @@ class OverlapLocalSGD(Periodic):
         """Period and algorithm."""
         return f"overlap local SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    @property
+    def _average(self) -> Average:
+        return Average(Every(self.period), self.period, first=self.period)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         alpha, plane = self.alpha, setting.learner.plane
@@ -104,8 +123,7 @@ class OverlapLocalSGD(Periodic):
             velocities[rank] = self.momentum * velocities[rank] + ahead if rank in velocities else ahead
             return (anchors[rank] + velocities[rank]).carrying(worker.params)
 
-        average = Average(Every(self.period), self.period, first=self.period)
-        rule = Rule(average, [communicator(setting, self)], bring=bring, merge=merge)
+        rule = Rule(self._average, [communicator(setting, self)], bring=bring, merge=merge)
         run_local_steps(setting, [rule], owner="OverlapLocalSGD")
 
 
@@ -125,6 +143,14 @@ class CoCoDSGD(Periodic):
         """Period and algorithm."""
         return f"CoCoD-SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    @property
+    def _average(self) -> Average:
+        return Average(Every(self.period, 1), self.period - 1, at_begin=True)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         begun: dict[int, Value[Array]] = {}
@@ -137,6 +163,5 @@ class CoCoDSGD(Periodic):
             worker = replica.worker
             worker.params = worker.learner.plane.mix(_continued, mean, worker.params, begun[worker.rank])
 
-        average = Average(Every(self.period, 1), self.period - 1, at_begin=True)
-        rule = Rule(average, [communicator(setting, self)], bring=bring, merge=merge)
+        rule = Rule(self._average, [communicator(setting, self)], bring=bring, merge=merge)
         run_local_steps(setting, [rule], owner="CoCoDSGD")

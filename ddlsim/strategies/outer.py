@@ -7,19 +7,21 @@ normalisation are the mean of the workers' (momentum could carry a variance belo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Count, Decay, Positive, checked, one_of
 from ddlsim.learning import Array, Value
 from ddlsim.optim import Momentum, Optimizer
-from ddlsim.plan.local_steps import Average
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
 from ddlsim.runtime import Outer, Replica, Setting, communicator
 from ddlsim.runtime.fabric import cost_said, name_of
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic
+from ddlsim.workload.compute import Workload
 
 
 @checked
@@ -47,6 +49,10 @@ class BMUF(Periodic):
     def label(self) -> str:
         """Period and algorithm."""
         return f"BMUF ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
@@ -80,6 +86,10 @@ class DiLoCo(Periodic):
         """Period, outer optimizer and algorithm."""
         outer = type(self.outer).__name__
         return f"DiLoCo ({self.period} steps, outer {outer}, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
@@ -115,6 +125,10 @@ class SlowMo(Periodic):
     def label(self) -> str:
         """Period, slow momentum and algorithm."""
         return f"SlowMo ({self.period} steps, {self.momentum:g}, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""

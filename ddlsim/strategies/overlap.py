@@ -28,8 +28,8 @@ from ddlsim.workload.compute import Workload
 class Overlap(Protocol):
     """When gradients travel; ``buckets`` is enough: workers exchange them in order, beside the backward pass.
 
-    A policy that does otherwise tells what workers do as a table: ``plan(workloads, steps, accumulation)``, by
-    :func:`ddlsim.plan.data_parallel`, a queue of its own, or row by row. All steps after the first must be alike.
+    A policy that does otherwise returns a step program: ``program(workloads, accumulation)``, by
+    :func:`ddlsim.plan.data_parallel` with a queue of its own, or with changed tasks.
     """
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated
@@ -13,12 +14,14 @@ from ddlsim.arguments import checked, number
 from ddlsim.compression.contract import count
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.plan.local_steps import Average
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
 from ddlsim.runtime import Replica, Setting, WithFabric, communicator
 from ddlsim.runtime.fabric import cost_said, name_of
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.streams import stream
+from ddlsim.workload.compute import Workload
 
 Indices = Value[npt.NDArray[np.int64]]
 
@@ -51,6 +54,14 @@ class SPARTA(WithFabric):
         """Share and algorithm."""
         return f"SPARTA ({100 * self.p:g} %, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    @property
+    def _average(self) -> Average:
+        return Average(Every(1), share=self.p)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError in a run that compresses."""
         if setting.compression is not None:
@@ -74,5 +85,5 @@ class SPARTA(WithFabric):
             replica.worker.params = plane.apply(_put, params, drawn(replica.step), mean).carrying(params)
 
         members = [communicator(setting, self)]
-        rule = Rule(Average(Every(1), share=self.p), members, bring=bring, merge=merge, models=False)
+        rule = Rule(self._average, members, bring=bring, merge=merge, models=False)
         run_local_steps(setting, [rule], owner="SPARTA")

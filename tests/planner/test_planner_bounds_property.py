@@ -95,8 +95,8 @@ class OwnPlan(AllReduce):
     def start(self, setting: Setting) -> None:
         LocalSGD(2).start(setting)
 
-    def plan(self, workloads: list[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        return LocalSGD(2).plan(workloads, steps, accumulation)
+    def plan(self, workloads: list[Workload], steps: int, accumulation: int) -> Plan:
+        return LocalSGD(2).program(workloads, accumulation).unroll(steps)
 
 
 @dataclass(frozen=True)
