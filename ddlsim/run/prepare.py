@@ -335,7 +335,7 @@ def _memory_warnings(
     whole = [workload for workload, _ in workloads]
     held: list[float | None] = [None] * n_workers
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
-    if parts and strategy.defines("plan"):
+    if parts and strategy.has_plan:
         accumulation = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
         peak = strategy.peak_memory(whole, accumulation)
         for rank, worker in enumerate(strategy.plan_workers(n_workers)):

@@ -81,7 +81,8 @@ class ParameterServer:
         steps. ``local_reduction`` is a matter of execution."""
         if self.work is not None:
             raise ConfigError("plan: the step of servers with work is not a table yet; leave work out to see it")
-        return through_servers(AllReduce(overlap=self.overlap).plan(workloads, steps, accumulation), self.servers)
+        program = AllReduce(overlap=self.overlap).program(workloads, accumulation)
+        return through_servers(program.unroll(steps), self.servers)
 
     def _check_compression(self) -> None:
         if self.local_reduction:
