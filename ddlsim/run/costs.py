@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
-from ddlsim.run.crashes import seconds_away
+from ddlsim.run.living import seconds_away
 from ddlsim.workload.devices import Device, load_device
 
 if TYPE_CHECKING:

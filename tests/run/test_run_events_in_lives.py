@@ -201,7 +201,7 @@ def test_a_lifetime_is_what_a_run_to_its_end_is(model, seed):
 
 
 def test_too_many_random_faults_are_one_line(model, monkeypatch):
-    monkeypatch.setattr("ddlsim.run.drawn_faults.MOST", 1000)
+    monkeypatch.setattr("ddlsim.life.faults.MOST", 1000)
     monkeypatch.setattr("ddlsim.run.paces.MOST_FAULTS", 500)
     started = [RandomFaults("1 s", "1 ms", factor=2.0, per="device")]
     never = {"checkpoints": None, "failures": Failures(math.inf)}
