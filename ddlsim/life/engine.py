@@ -56,7 +56,7 @@ class Life:
 
     samples      samples that counted, in elastic runs
     computed     s that each worker computed, (n_workers,), in elastic runs
-    away         s that each worker was out of service, (n_workers,), in elastic runs
+    away         s that each worker was out of service, (n_workers,), in runs that go on without it
     groups       (s from which on, workers that trained then) of elastic runs; 0 workers: too few machines were there
     history      evaluations of an elastic run that learns
     model        what an elastic run that learns hands over

@@ -80,15 +80,32 @@ class Fault(Protocol):
 
 
 def effects_of(faults: Iterable[Any], cluster: Cluster, nodes: Sequence[int], field: str = "faults") -> list[Effect]:
-    """Return the effects of all faults at known times. Raises ConfigError for workers and links that are not there."""
+    """Return the effects of all faults at known times. Raises ConfigError for effects that cannot be, such as those on
+    workers and links that are not there."""
     effects = []
     for fault in at_known_times(faults):
         for effect in fault.effects(cluster, nodes):
-            last = max([*(rank for rank, _ in effect.slowed), *effect.stopped], default=-1)
-            if last >= len(nodes):
-                raise ConfigError(f"{field}: rank {last} of {fault} is not among the {len(nodes)} workers")
+            _check(effect, fault, cluster, len(nodes), field)
             effects.append(effect)
     return effects
+
+
+def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field: str) -> None:
+    numbers = {
+        "rank": ([*(rank for rank, _ in effect.slowed), *effect.stopped], n_workers, "workers"),
+        "channel": ([channel for channel, _ in effect.links], cluster.n_channels, "channels"),
+        "link": (effect.avoided, len(cluster.link_src), "links"),
+    }
+    for what, (chosen, n, all_of_them) in numbers.items():
+        if wrong := [number for number in chosen if not 0 <= number < n]:
+            raise ConfigError(f"{field}: {what} {max(wrong)} of {fault} is not among the {n} {all_of_them}")
+    least = 1.0 if field == "faults" else 0.0  # of a fault; a slow-down may be a speed-up
+    factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
+    if factors:
+        raise ConfigError(f"{field}: factor {factors[0]:g} of {fault}: must be at least 1 for workers, 0 for links")
+    times = effect.start, effect.end
+    if not all(isinstance(time, float | int) for time in times) or not 0.0 <= times[0] < times[1]:
+        raise ConfigError(f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be s in order, from 0 on")
 
 
 def at_known_times(faults: Iterable[Any]) -> list[Fault]:
@@ -135,11 +152,14 @@ def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], be
 # ------------------------------------------------------------ faults at known times
 
 
-def _chosen(ranks: Ranks, what: str) -> tuple[int, ...]:
-    chosen = (ranks,) if isinstance(ranks, int) else tuple(ranks)
-    if not chosen:
-        raise ConfigError(f"{what}: ranks = (): must be one rank or more")
-    return chosen
+def _settle(fault: object, **values: Any) -> None:
+    """Set the fields of a fault, with its times in s."""
+    for name, value in values.items():
+        if name == "ranks":
+            value = (value,) if isinstance(value, int) else tuple(value)
+            if not value:
+                raise ConfigError(f"{type(fault).__name__}: ranks = (): must be one rank or more")
+        object.__setattr__(fault, name, si(value, "time") if name in ("start", "duration", "reroute") else value)
 
 
 @checked
@@ -153,10 +173,7 @@ class SlowDown:
     factor: float
 
     def __init__(self, ranks: Ranks, start: Start, duration: Duration, factor: Positive) -> None:
-        object.__setattr__(self, "ranks", _chosen(ranks, "SlowDown"))
-        object.__setattr__(self, "start", si(start, "time"))
-        object.__setattr__(self, "duration", si(duration, "time"))
-        object.__setattr__(self, "factor", float(factor))
+        _settle(self, ranks=ranks, start=start, duration=duration, factor=float(factor))
 
     def effects(self, cluster: Cluster, nodes: Sequence[int]) -> list[Effect]:
         return [Effect(self.start, self.start + self.duration, slowed=[(rank, self.factor) for rank in self.ranks])]
@@ -178,9 +195,7 @@ class Stop:
     duration: float
 
     def __init__(self, ranks: Ranks, start: Start, duration: Duration) -> None:
-        object.__setattr__(self, "ranks", _chosen(ranks, "Stop"))
-        object.__setattr__(self, "start", si(start, "time"))
-        object.__setattr__(self, "duration", si(duration, "time"))
+        _settle(self, ranks=ranks, start=start, duration=duration)
 
     def effects(self, cluster: Cluster, nodes: Sequence[int]) -> list[Effect]:
         return [Effect(self.start, self.start + self.duration, stopped=self.ranks)]
@@ -216,18 +231,14 @@ class LinkFault:
         factor: Annotated[float, number(0.0, 1.0, hint=" (0: down, 0.25: a quarter of the bandwidth)")] = 0.0,
         reroute: Annotated[float | str, quantity("time", "1 s", zero=True, infinite=True)] | None = None,
     ) -> None:
-        converges = (math.inf if factor else CONVERGENCE) if reroute is None else si(reroute, "time")
-        if factor and converges < math.inf:
+        if factor and reroute is not None and si(reroute, "time") < math.inf:
             raise ConfigError(
                 f"LinkFault: reroute = {reroute!r} has no effect with factor = {factor:g}: a link that is slow keeps "
                 "its routes; leave it out, or use factor = 0"
             )
-        object.__setattr__(self, "source", source)
-        object.__setattr__(self, "target", target)
-        object.__setattr__(self, "start", si(start, "time"))
-        object.__setattr__(self, "duration", si(duration, "time"))
-        object.__setattr__(self, "factor", float(factor))
-        object.__setattr__(self, "reroute", converges)
+        converges = (math.inf if factor else CONVERGENCE) if reroute is None else reroute
+        times = {"start": start, "duration": duration, "reroute": converges}
+        _settle(self, source=source, target=target, factor=float(factor), **times)
 
     def effects(self, cluster: Cluster, nodes: Sequence[int]) -> Iterator[Effect]:
         links, end = links_between(cluster, self.source, self.target), self.start + self.duration

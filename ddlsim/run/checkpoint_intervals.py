@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 TRIED = tuple(np.geomspace(0.25, 4.0, 13).tolist())
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(NamedTuple):
     """An interval between checkpoints in s, the share of the time that counts with it, and its standard error."""
 
     interval: float
@@ -62,8 +61,7 @@ class CheckpointIntervals:
         """One row per interval tried: interval (s), effective (share of the time that counts), error (standard)."""
         import pandas as pd
 
-        return pd.DataFrame([(one.interval, one.effective, one.error) for one in self.tried],
-                            columns=["interval", "effective", "error"])  # fmt: skip
+        return pd.DataFrame(list(self.tried))
 
     def _rows(self) -> list[tuple[str, str]]:
         return [

@@ -20,7 +20,7 @@ from ddlsim.life.checkpoints import NO_CHECKPOINTS
 from ddlsim.life.engine import Group, Stretch
 from ddlsim.life.timeline import OnClock
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import THIRTY_DAYS, copy_seconds, cost_of, holds_parts
+from ddlsim.run.living import THIRTY_DAYS, copy_seconds, holds_parts, interval_of
 from ddlsim.run.paces import Paces
 from ddlsim.units import si
 from ddlsim.workload.input import Input
@@ -107,18 +107,13 @@ class Groups:
         from ddlsim.run.simulate import run  # which knows of results, and they of lives
 
         whole, nodes = self._experiment, [self._nodes[rank] for rank in ranks]
-        experiment = whole.with_(
-            cluster=self._cluster,
-            workers=tuple(self._places[node] for node in nodes),
-            failures=None,
-            elastic=None,
-            checkpoints=None,
-            batch_size=self._batch_size(len(ranks)),
-            max_time=math.inf,
-            speed=None if whole.speed is None else tuple(self._speeds[rank] for rank in ranks),
-            slow_downs=_among(ranks, whole.slow_downs),
-            faults=_among(ranks, whole.faults),
+        speed = None if whole.speed is None else tuple(self._speeds[rank] for rank in ranks)
+        places, size = tuple(self._places[node] for node in nodes), self._batch_size(len(ranks))
+        experiment = whole.with_(failures=None, elastic=None, checkpoints=None, max_time=math.inf).with_(
+            cluster=self._cluster, workers=places, batch_size=size, speed=speed
         )
+        events = {field: _among(ranks, getattr(whole, field)) for field in ("slow_downs", "faults")}
+        experiment = experiment.with_(**events)
         if isinstance(whole.input, Input):  # which has been read once when groups change
             experiment = experiment.with_(input=replace(whole.input, epoch=None))
         clock = experiment
@@ -132,11 +127,7 @@ class Groups:
             raise ConfigError(f"elastic: a group of {len(ranks)} workers: {error}") from None
         ends = np.array([time for time, _ in result.recorder.updates])
         timeline = Timeline(ends, len(result.measured_updates) - 1, math.inf, NO_CHECKPOINTS, math.inf, pace)
-        every, cost = math.inf, NO_CHECKPOINTS
-        if whole.checkpoints is not None:
-            every = whole.checkpoints.interval
-            cost = cost_of(whole.checkpoints, self._cluster, nodes, self._workload)
-            cost.check(every)
+        every, cost = interval_of(whole.checkpoints, self._cluster, nodes, self._workload)
         computing = result.device_seconds["compute"] / result.simulated_time
         group = Group(ranks, timeline, result.samples_per_update, every, cost, computing)
         if experiment.training is None:

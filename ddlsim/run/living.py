@@ -68,8 +68,7 @@ def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], w
                 f"elastic: failures per = {failures.per!r} leave no workers that could go on; use 'device', 'host' or "
                 "'rack', or leave elastic out"
             )
-    if checkpoints is not None:
-        cost_of(checkpoints, cluster, nodes, workload).check(checkpoints.interval)
+    interval_of(checkpoints, cluster, nodes, workload)
 
 
 def check_free(experiment: Experiment) -> None:
@@ -146,6 +145,18 @@ def cost_of(checkpoints: Checkpoints, cluster: Cluster, nodes: Sequence[int], wo
     if checkpoints.asynchronous:
         return Cost(copied, written, load, nbytes)
     return Cost(copied + written, 0.0, load, nbytes)
+
+
+def interval_of(
+    checkpoints: Checkpoints | None, cluster: Cluster, nodes: Sequence[int], workload: Workload
+) -> tuple[float, Cost]:
+    """Return the s of training between two checkpoints, inf without any, and what one costs. Raises ConfigError for one
+    that takes longer than that."""
+    if checkpoints is None:
+        return math.inf, NO_CHECKPOINTS
+    cost = cost_of(checkpoints, cluster, nodes, workload)
+    cost.check(checkpoints.interval)
+    return checkpoints.interval, cost
 
 
 def _goals(to: str, cluster: Cluster, machines: list[int]) -> list[int]:
@@ -229,23 +240,6 @@ def _crashes(
     return [away[each] for each in machine]
 
 
-def _away(result: Outcome, life: int = 0) -> tuple[float, Sequence[Windows]]:
-    """Return the end of a life (s), and when each worker is not there in it."""
-    experiment, failures, down = result.experiment, result.experiment.failures, result.recorder.down
-    assert failures is not None
-    assert down is not None
-    if not stands_for_more(experiment):
-        return result.simulated_time, down
-    return THIRTY_DAYS, _crashes(failures, result.cluster, result.nodes.tolist(), THIRTY_DAYS, experiment.seed, life)
-
-
-def seconds_away(result: Outcome) -> list[float]:
-    """Return how long the machine of each worker is out of service in a run's life, s."""
-    (end, away), failures = _away(result), result.experiment.failures
-    assert failures is not None
-    return [seconds_missing(failures, own, end)["repairing"] for own in away]
-
-
 def _life_of_free(result: Outcome, life: int) -> Life:
     """Return the life of workers that do not stop for each other, in which times are means over them.
 
@@ -254,10 +248,13 @@ def _life_of_free(result: Outcome, life: int) -> Life:
     those who are computing.
     """
     recorder, experiment, n = result.recorder, result.experiment, result.n_workers
-    failures, goes_on = experiment.failures, stands_for_more(experiment)
+    failures, goes_on, away = experiment.failures, stands_for_more(experiment), recorder.down
     assert failures is not None
-    end, away = _away(result, life)
-    if life and not goes_on:
+    assert away is not None
+    end = THIRTY_DAYS if goes_on else result.simulated_time
+    if goes_on:
+        away = _crashes(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, life)
+    elif life:
         raise ConfigError(
             "lives: where workers do not stop for each other, failures are part of the run; use simulate_seeds"
         )
@@ -287,6 +284,7 @@ def _life_of_free(result: Outcome, life: int) -> Life:
         events=tuple((start, rank, each) for start, rank, _ in sorted(crashes)),
         stretches=np.array([[0.0, 0.0, end]]),
         samples=samples,
+        away=np.array([seconds_missing(failures, own, end)["repairing"] for own in away]),
     )
 
 
@@ -306,11 +304,8 @@ def _blocked(result: Outcome, away: Sequence[Windows], end: float) -> float:
 def timeline_of(result: Outcome) -> Timeline:
     """Return the steps of a run and its checkpoints."""
     experiment = result.experiment
-    checkpoints, cost, interval = experiment.checkpoints, NO_CHECKPOINTS, math.inf
-    if checkpoints is not None:
-        cost = cost_of(checkpoints, result.cluster, result.nodes.tolist(), result.workloads[0])
-        interval = checkpoints.interval
-        cost.check(interval)
+    nodes, workload = result.nodes.tolist(), result.workloads[0]
+    interval, cost = interval_of(experiment.checkpoints, result.cluster, nodes, workload)
     learns = experiment.training is not None
     length = si(experiment.max_time, "time")
     length = length if learns or math.isfinite(length) else THIRTY_DAYS

@@ -185,8 +185,8 @@ class UnderWay:
         until = since + min(horizon, max_time)
         random = sampled(experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, until)
         self._random = left_of(random, since)
-        faults = [*experiment.slow_downs, *experiment.faults, *self._random]
-        effects = effects_of(faults, prepared.cluster, prepared.nodes)
+        effects = effects_of(experiment.slow_downs, prepared.cluster, prepared.nodes, "slow_downs")
+        effects += effects_of([*experiment.faults, *self._random], prepared.cluster, prepared.nodes)
         inject(effects, network, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
