@@ -53,9 +53,10 @@ class Event:
         return repr(self.what)
 
     @property
-    def alike(self) -> tuple[str, float]:
+    def alike(self) -> tuple[str, float, float]:
         """What it has in common with the same happening elsewhere."""
-        return type(self.what).__name__, getattr(self.what, "factor", 0.0)
+        what = self.what
+        return type(what).__name__, getattr(what, "factor", 0.0), getattr(what, "reroute", 0.0)
 
 
 def events_of(experiment: Experiment, faults: Iterable[Any]) -> list[Event]:

@@ -216,3 +216,18 @@ def test_too_many_random_faults_are_one_line(model, monkeypatch):
     flaps = RandomFaults("1 s", "1 ms", kind="link", factor=0.5)
     with pytest.raises(ConfigError, match=r"faults: RandomFaults\(.* has more than 1,000 faults"):
         ddlsim.simulate_jobs([Job(job)], faults=[flaps])
+
+
+def test_links_that_are_gone_round_are_not_alike_to_those_that_are_waited_for(model, monkeypatch):
+    """With few environments simulated, what is known of one pair of links stands for the next one, phase by phase."""
+    graph = leaf_spine(2, 2, 2, bandwidth="1 GB/s", latency="0 s")
+    faults = [LinkFault(leaf, "spine0", start, "2000 s") for leaf, start in (("leaf0", "500 s"), ("leaf1", "4000 s"))]
+    options = {"compute": Measured("994 ms", 8), "checkpoints": FREE, "max_time": "10000 s", "faults": faults}
+
+    def steps():
+        return ddlsim.simulate(Experiment(graph, model, AllReduce("ring"), 8, **options)).life.steps
+
+    every_one = steps()
+    monkeypatch.setattr("ddlsim.run.paces.MANY", 0)
+    assert steps() == pytest.approx(every_one, rel=1e-3)
+    assert every_one > 9900
