@@ -126,6 +126,7 @@ def test_the_first_epoch_is_not_repeated(model):
 
 def test_what_is_learnt_comes_when_it_came(model):
     """Without failures, a lifetime is the run; with them, the time after an event is as without it."""
+
     def learnt(**options):
         return ddlsim.simulate(
             GRAPH, "digits-cnn", AllReduce("ring"), 32, 4, compute=Measured("10 s", 32),
