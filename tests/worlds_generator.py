@@ -33,6 +33,7 @@ from ddlsim.cluster import (
 )
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
+from ddlsim.life import SlowDown
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
     Exponential,
@@ -41,7 +42,6 @@ from ddlsim.workload.jitter import (
     NoJitter,
     Pareto,
     ShiftedExponential,
-    SlowDown,
     Uniform,
 )
 
