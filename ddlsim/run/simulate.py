@@ -52,10 +52,9 @@ from ddlsim.run.notes import (
     unsent_warnings,
     window_notes,
 )
-from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
-from ddlsim.run.resume import Saved, manifest, saving
+from ddlsim.run.resume import Interrupt, Pauses, Saved, manifest, saving
 from ddlsim.runtime.loop import Loop, Pause, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
