@@ -182,7 +182,7 @@ def _transport(result: Result) -> list[tuple[str, str]]:
 
 def _costs(result: Result) -> list[tuple[str, str]]:
     """Return what a run costs and draws, as far as that is known, and per million samples."""
-    million = 1e6 / result.useful_throughput
+    million = 1e6 / result.useful_throughput if result.useful_throughput else math.inf
     price, power = result.known("cost_rate"), result.known("power")
     rows = []
     if price is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -114,7 +115,7 @@ def _each(quantity: Literal["cost_rate", "power"], seconds: Callable[[Result], f
 
 
 def _of_sample(result: Result) -> float:
-    return 1.0 / result.useful_throughput
+    return 1.0 / result.useful_throughput if result.useful_throughput else math.inf
 
 
 def _to_accuracy(result: Result) -> float:
