@@ -270,36 +270,32 @@ class _AllWait(_Course):
 
     def run(self) -> Life:
         timeline, outages, checkpoint, stretches = self.timeline, self.outages, 0, []
-        begin = 0.0  # the position that is gone back to
-        while True:
-            start, ends = self.now, self._time(timeline.end, self.now, begin)
+        position = 0.0  # that is gone on from
+        while self.now < self.length:
+            start, begin, ends = self.now, position, self._time(timeline.end, self.now, position)
             if (left := self._leaves(start, begin, min(ends, self.length))) is not None:
                 position, self.now = left
                 stretches.append((start, begin, position))
-                checkpoint, begin = timeline.latest(position, checkpoint), position
+                checkpoint = timeline.latest(position, checkpoint)
                 self.progress(True, "")
                 self._recover(0.0, warned=True)
-                if self.now >= self.length:
-                    return self._over(self.length, position, False, stretches)
                 continue
-            until = min(ends, self.length, outages.next.time)
-            position = timeline.end if until == ends else self._position(until, start, begin)
+            self.now = min(ends, self.length, outages.next.time)
+            position = timeline.end if self.now == ends else self._position(self.now, start, begin)
             stretches.append((start, begin, position))
-            if until == ends or until >= self.length:
-                return self._over(until, position, until == ends, stretches)
+            if self.now == ends or self.now >= self.length:
+                return self._over(self.now, position, self.now == ends, stretches)
             checkpoint = timeline.latest(position, checkpoint)
-            saved = max(float(timeline.saved_at[checkpoint]), begin)
+            position = max(float(timeline.saved_at[checkpoint]), begin)
             self.progress(
-                saved > begin,
-                f", none of them {timeline.every:.6g} s of training apart, so that no "
-                "checkpoint is reached; make checkpoints more often, or use parts that fail less often",
+                position > begin,
+                f", none of them {timeline.every:.6g} s of training apart, so that no checkpoint is reached; make "
+                "checkpoints more often, or use parts that fail less often",
             )
-            lost = until - self._time(saved, start, begin)
+            lost = self.now - self._time(position, start, begin)
             self.spent["lost"] += lost
-            begin, self.now = saved, until
             self._recover(lost)
-            if self.now >= self.length:
-                return self._over(self.length, begin, False, stretches)
+        return self._over(self.length, position, False, stretches)
 
     def _position(self, time: float, start: float, begin: float) -> float:
         """Return the position at a time of what runs since `start` from the position `begin` on."""
