@@ -34,6 +34,7 @@ from ddlsim.cluster import (
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
 from ddlsim.life import SlowDown
+from ddlsim.strategies import contract
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
     Exponential,
@@ -418,7 +419,7 @@ def disturbed(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
     one = one.with_(faults=faults, slow_downs=[SlowDown(draw.randrange(n), *when(), 3.0) for _ in many])
     if draw.random() < 0.4:
         return one
-    free = one.strategy.updates(1000, 2) >= 2000
+    free = contract.of(one.strategy).is_asynchronous
     failures = ddlsim.Failures(
         n * 20.0 * scale, per=draw.choice(("host", "device")), repair=draw.choice((0.0, 5.0)) * scale,
         kind=draw.choice(("crash", "crash", "hang")), notice=0.1 * scale, restart=0.3 * scale, spares=draw.randrange(2),

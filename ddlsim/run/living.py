@@ -21,6 +21,7 @@ from ddlsim.network import Network
 from ddlsim.run.paces import with_epochs
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.worker import Process, all_of
+from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.optimizer_rules import optimizer_nbytes
@@ -44,7 +45,7 @@ def has_life(experiment: Experiment) -> bool:
 def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
     """Raise ConfigError for failures and checkpoints that the experiment cannot have, before it is simulated."""
     failures, elastic, checkpoints = experiment.failures, experiment.elastic, experiment.checkpoints
-    if free := experiment.strategy.updates(1000, 2) >= 2000:
+    if free := contract.of(experiment.strategy).is_asynchronous:
         check_free(experiment)
     if failures is None and elastic is not None:
         raise ConfigError("elastic without failures has no effect; give failures=Failures('50000 h', per='host')")

@@ -22,7 +22,7 @@ from ddlsim.life.faults import at_known_times, horizon_of, phases, sampled
 from ddlsim.life.timeline import STEADY, Floats, Pace
 from ddlsim.run.experiment import Experiment
 from ddlsim.runtime.feed import Mix
-from ddlsim.strategies.plans import whole_cycles
+from ddlsim.strategies import contract
 from ddlsim.workload.input import Input
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def with_epochs(result: Outcome, ends: Floats) -> tuple[Floats, int]:
         steps = math.ceil(n_steps * (epoch - source.epoch + 1)) - len(ends) if fills else cycle
         if steps > 0:
             mixed = dataclasses.replace(source, epoch=epoch if fills else None)
-            warmup, _ = whole_cycles(experiment.strategy, max(experiment.window[0], source.prefetch + 2), 1)
+            warmup, _ = contract.of(experiment.strategy).whole_cycles(max(experiment.window[0], source.prefetch + 2), 1)
             other = experiment.with_(input=mixed, warmup=warmup)
             times = np.diff([time for time, _ in run(other).measured_updates])
             ends = np.concatenate([ends, ends[-1] + np.cumsum(np.resize(times, steps))])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bundled_strategies import BUNDLED, N_WORKERS, VARIANTS, Bundled
+from draws import few
 from learning_reference import STAR
 
 import ddlsim
@@ -73,7 +74,7 @@ def assert_same(result, whole):
 
 
 @pytest.mark.parametrize("model", ["digits-cnn", "normalised"])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.label)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 3, start=1), ids=lambda s: s.label)
 def test_continuing_is_bit_for_bit_the_run_without_a_break(strategy, model, normalised, tmp_path):
     """After 7 updates (between evaluations), then after 10 (with one), then to the end."""
     path, model = tmp_path / "run.npz", normalised if model == "normalised" else model
@@ -98,7 +99,7 @@ def interrupted_after(monkeypatch, n_instants, wanted):
         return run(wanted), len(seen)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.label)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 1), ids=lambda s: s.label)
 def test_a_run_may_be_interrupted_at_any_time(strategy, normalised, monkeypatch, tmp_path):
     """Here gradients wait to be averaged, parameters are on their way, and servers' queues are not empty."""
     path = tmp_path / "run.npz"
@@ -195,6 +196,7 @@ def test_charged_evaluations_by_simulated_time_are_repeated(every, tmp_path):
     assert_same(ddlsim.resume(path, experiment(STRATEGIES[3], **more)), run(experiment(STRATEGIES[3], **more)))
 
 
+@pytest.mark.slow
 def test_without_jitter_many_things_happen_at_once(tmp_path):
     path = tmp_path / "run.npz"
     for strategy in STRATEGIES:
