@@ -293,7 +293,7 @@ def bundled(start, duration):
     return {"slow_downs": [slow], "faults": [link, Stop(0, start, duration / 2)]}
 
 
-@pytest.mark.parametrize("name", ["ddp", "server", "asynchronous", "local", "gossip", "ad-psgd", "sharded"])
+@pytest.mark.parametrize("name", sorted({*STRATEGIES} - {"all-reduce", "stale"}))
 def test_a_fault_of_a_user_does_what_its_effects_say(name):
     strategy = STRATEGIES[name]
     own, known = simulated(strategy, faults=Brownout(0.25, 2.0)), simulated(strategy, **bundled(0.25, 2.0))
