@@ -33,6 +33,7 @@ from ddlsim.cluster import (
 )
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
+from ddlsim.life import SlowDown
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
@@ -42,7 +43,6 @@ from ddlsim.workload.jitter import (
     NoJitter,
     Pareto,
     ShiftedExponential,
-    SlowDown,
     Uniform,
 )
 
