@@ -15,6 +15,7 @@ ORDER = [
     ("units", "readable", "notebook", "bundled", "ties", "output_files", "csv_cells", "named_code", "text_tables"),
     ("plain",),
     ("arguments",),
+    ("schema",),
     ("streams",),
     ("compile_messages",),
     ("compile_cache",),
@@ -51,7 +52,7 @@ ROOMS = {
     "defusedxml": {"cluster", "imports"},
     "yaml": {"imports"},
     "numba": {"compile_messages", "compile_cache", "compiler", "cluster", "network", "nn"},
-    "pydantic": {"cluster", "workload", "measure", "run", "jobs", "study", "planner"},
+    "pydantic": {"cluster", "workload", "measure"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
     "pandas": {"life", "run", "report", "jobs", "study", "planner", "validation"},
@@ -157,9 +158,7 @@ def test_the_page_has_the_packages_in_this_order():
 
 @pytest.mark.parametrize(("packages", "libraries"), rows(), ids=lambda value: ",".join(sorted(value)))
 def test_the_page_names_the_libraries_that_a_package_imports(packages, libraries):
-    used = {
-        module.split(".")[0] for path in MODULES if room(path) in packages for module, _ in imports(path)
-    } - COMMON
+    used = {module.split(".")[0] for path in MODULES if room(path) in packages for module, _ in imports(path)} - COMMON
     assert {INSTALLED.get(name, name) for name in used - sys.stdlib_module_names} == libraries
 
 

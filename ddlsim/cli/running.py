@@ -275,8 +275,8 @@ def _strategy(
     options = {option: value for option, value in given.items() if value is not None}
     if name is None and not options:
         return None
-    from ddlsim.run.files import PARTS, STRATEGIES
-    from ddlsim.run.tables import build, class_named
+    from ddlsim.run.files import SCHEMA, STRATEGIES
+    from ddlsim.schema import Source, class_named
 
     chosen, sizes = split_options(name or ("parameter-server" if servers or placement else "all-reduce"))
     if not names_code(chosen) and chosen not in STRATEGIES:
@@ -294,7 +294,9 @@ def _strategy(
                 f"--strategy {chosen} needs {field.name}: --strategy {chosen}+{field.name}=..., or in an experiment "
                 f'file strategy = {{ type = "{chosen}", {field.name} = ... }}'
             )
-    return build(make, table, PARTS, f"--strategy {chosen}", allow_code=True) if sizes else make(**options)
+    if not sizes:
+        return make(**options)
+    return SCHEMA.build(make, table, f"--strategy {chosen}", Source(allow_code=True))
 
 
 def _value(key: str, text: str) -> object:

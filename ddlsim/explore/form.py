@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ddlsim.explore.settings import COMMON, Setting, settings_of
 from ddlsim.explore.setup import Setup
 from ddlsim.output_files import replacing
 from ddlsim.run.files import COMPRESSORS, STRATEGIES
-from ddlsim.run.tables import Kinds
+from ddlsim.schema import Names, toml_value
 from ddlsim.workload.model import model_names
 from ddlsim.workload.precision import GRADIENT_TYPES
 
@@ -116,7 +115,7 @@ def _kept(name: str, content: bytes) -> Path:
 
 
 def _choice_card(
-    setup: Setup, title: str, field: str, settings: str, kinds: Kinds, choose: Callable[[str], None]
+    setup: Setup, title: str, field: str, settings: str, kinds: Names, choose: Callable[[str], None]
 ) -> pn.Card:
     """Return a choice of a class and widgets of what it can be told."""
     choice = pn.widgets.Select(
@@ -175,10 +174,4 @@ def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
 
 def _written(value: object) -> str:
     """Return a value as TOML writes it; texts without quotes."""
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key} = {_quoted(each)}' for key, each in value.items())} }}"
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _quoted(value: object) -> str:
-    return json.dumps(value) if isinstance(value, str) else _written(value)
+    return value if isinstance(value, str) else toml_value(value)

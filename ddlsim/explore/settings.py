@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import re
-import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from ddlsim.arguments.annotations import rule_of
 from ddlsim.arguments.checking import annotations_of
 from ddlsim.errors import ConfigError
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS
-from ddlsim.run.files import OVERLAPS, PARTS
-from ddlsim.run.tables import schema_of
+from ddlsim.run.files import OVERLAPS, SCHEMA
+from ddlsim.schema import members
 
 #: what people change most: shown at once, the others on request
 COMMON = (
@@ -61,25 +60,20 @@ class Setting:
 @functools.cache
 def settings_of(kind: type) -> tuple[Setting, ...]:
     """Return what a strategy or compressor can be told in a file, common things first."""
-    fields = schema_of(kind, PARTS).model_fields
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     about = _descriptions(kind)
     made = [
-        _setting(kind, name, field.annotation, defaults.get(name), about.get(name, ""))
-        for name, field in fields.items()
+        _setting(kind, name, annotation, defaults.get(name), about.get(name, ""))
+        for name, annotation in SCHEMA.arguments_of(kind).items()
     ]
     return tuple(sorted(made, key=lambda each: not (each.needed or each.name in COMMON)))
 
 
-def needed(kind: type) -> tuple[str, ...]:
-    """Return the names of the settings that have no default."""
-    return tuple(setting.name for setting in settings_of(kind) if setting.needed)
-
-
 def _setting(kind: type, name: str, annotation: object, default: object, about: str) -> Setting:
     must = default is dataclasses.MISSING
-    kinds = set(typing.get_args(annotation)) if isinstance(annotation, types.UnionType) else {annotation}
-    choices = _choices(kind, name) if str in kinds else ()
+    kinds = set(members(annotation)) - {type(None)}
+    is_text = str in kinds or any(typing.get_origin(each) is typing.Literal for each in kinds)
+    choices = _choices(kind, name) if is_text else ()
     known = default if isinstance(default, str | int | float) else None
     if bool in kinds:
         return Setting(name, "flag", (), known, must, about)

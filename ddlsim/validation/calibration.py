@@ -20,7 +20,7 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.readable import size
-from ddlsim.run.tables import refuse_code
+from ddlsim.schema import refuse_code
 from ddlsim.validation.cases import Case, candidates, chosen_algorithms, fewest_hosts, make_case
 from ddlsim.validation.choices import BAD_FIT, contradictions, for_links, placed
 from ddlsim.validation.compute_fit import ComputeFit, fit_compute
@@ -61,7 +61,7 @@ class Parameter:
 
     @property
     def link_class(self) -> str:
-        """"between" or "inside" (hosts), "" of parameters of hosts."""
+        """ "between" or "inside" (hosts), "" of parameters of hosts."""
         return self.name.rpartition(".")[0]
 
     @property
