@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.arguments.checking import annotations_of
-from ddlsim.arguments.rules import Rule
+from ddlsim.arguments.rules import TEXT, Rule
 from ddlsim.bundled import split_options
 from ddlsim.errors import ConfigError, UnitError, listed, shown, unknown_name
 from ddlsim.named_code import imported, names_code
@@ -34,12 +34,12 @@ T = TypeVar("T")
 #: name in files -> the class that it stands for
 Names = Mapping[str, type]
 #: fields whose texts may contain a colon and are never imported: names of files and nodes, and prose
-_TEXTS = frozenset({
-    "between", "cluster", "data", "dataset", "devices", "model", "name", "note", "notes", "path", "source", "sources",
-    "storage", "target", "time_model", "title", "trace", "version", "versions",
-})  # fmt: skip
-#: arguments that runs fill in
-_FILLED_IN = frozenset({"bounds"})
+_TEXTS = frozenset(
+    "at between cluster data dataset model name note notes path source sources storage target time_model title trace "
+    "version versions".split()
+)
+#: texts of other fields that may contain a colon
+UNIMPORTED = Rule("a text", TEXT.takes, TEXT.keep)
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class Schema:
              required keys are there
     fields   (class, argument) -> annotation, where that of the class is too wide
     readers  class -> function (value, where, source) that returns the object, in place of :meth:`build`
+    filled_in  names of arguments that runs fill in, which files leave out
     short    class -> function that returns the part of an object that says all of it
     """
 
@@ -151,7 +152,9 @@ class Schema:
     untyped: Sequence[type] = ()
     fields: Mapping[tuple[type, str], object] = field(default_factory=dict)
     readers: Mapping[type, Callable[[object, str, Source], object]] = field(default_factory=dict)
+    filled_in: Collection[str] = ()
     short: Mapping[type, Callable[[Any], object]] = field(default_factory=dict)
+    _arguments: dict[object, dict[str, object]] = field(default_factory=dict, init=False, repr=False)
 
     # ------------------------------------------------------------ what annotations say
 
@@ -172,10 +175,15 @@ class Schema:
 
     def arguments_of(self, make: Callable[..., object]) -> dict[str, object]:
         """Return the annotations of the arguments that a table can contain, by name."""
+        if make not in self._arguments:
+            self._arguments[make] = self._arguments_of(make)
+        return self._arguments[make]
+
+    def _arguments_of(self, make: Callable[..., object]) -> dict[str, object]:
         kind = make if isinstance(make, type) else type(None)
-        types = {name: self.fields.get((kind, name), each) for name, each in _annotations(make).items()}
-        taken = (name for name in inspect.signature(make).parameters if name in types and name not in _FILLED_IN)
-        return {name: types[name] for name in taken if self._is_sayable(types[name])}
+        declared = {name: self.fields.get((kind, name), each) for name, each in _annotations(make).items()}
+        taken = (name for name in inspect.signature(make).parameters if name in declared and name not in self.filled_in)
+        return {name: declared[name] for name in taken if self._is_sayable(declared[name])}
 
     def _is_sayable(self, annotation: object) -> bool:
         simple = (bool, int, float, str, Path, object, Any)
@@ -226,12 +234,12 @@ class Schema:
             inner = object if entries is None else entries
             return {key: self.value(inner, each, f"{where}.{key}", str(key), source) for key, each in value.items()}
         if isinstance(value, list | tuple):
-            return tuple(
+            return [
                 self.value(self._item(annotation, i), each, f"{where}[{i}]", name, source)
                 for i, each in enumerate(value)
-            )
+            ]
         if isinstance(value, str):
-            if not source.allow_code and name not in _TEXTS:
+            if not source.allow_code and name not in _TEXTS and UNIMPORTED not in _rules(annotation):
                 refuse_code(value, where)
             if reader is not None and len(kinds) == 1:
                 return reader(value, where, source)
@@ -249,7 +257,8 @@ class Schema:
 
     def _chosen(self, kinds: Names, table: Mapping[str, object], where: str, source: Source) -> object:
         rest = dict(table)
-        name = rest.pop("type", None)
+        only = next(iter(kinds.values())) if len(kinds) == 1 else None
+        name = None if only is not None and "type" in self.arguments_of(only) else rest.pop("type", None)
         if name is None:
             return self._build(self._untyped(kinds, rest, where), rest, where, source)
         if names_code(name):
@@ -310,10 +319,12 @@ class Schema:
         quantity = _quantity_rule(annotation)
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if quantity is not None and is_number:
-            raise ConfigError(f"{where} = {shown(value)}: must be {quantity.text.removeprefix('a number or ')}")
-        rule = rule_of(annotation)
+            raise ConfigError(
+                f"{where} = {shown(value)}: must be {quantity.text.replace('a number or a text', 'a text with a unit')}"
+            )
         made = self.value(annotation, value, where, name, source)
-        return made if rule is None else rule(made, where)
+        check = rule_of(annotation)
+        return made if check is None else check(made, where)
 
     # ------------------------------------------------------------ objects -> plain values
 
@@ -459,23 +470,33 @@ def _as_text(kind: type, name: str, value: Any) -> Any:
 def to_toml(table: Mapping[str, Any], name: str = "") -> str:
     """Return a table as the text of a TOML file; under the header `name` if there is one.
 
-    Tables inside tables are written in their line where they are short, lists of tables always under headers.
+    Tables inside tables, and in lists inside tables, have headers where they are long.
     """
-    simple: dict[str, Any] = {}
-    headed: dict[str, Any] = {}
-    for key, value in table.items():
-        is_table = isinstance(value, Mapping) and (not name or len(toml_value(value)) > 100)
-        (headed if is_table or (_is_tables(value) and not name) else simple)[key] = value
-    lines = [f"{toml_key(key)} = {toml_value(value)}" for key, value in simple.items()]
-    for key, value in headed.items():
+    headed = [key for key, value in table.items() if _has_header(value, bool(name))]
+    simple = {key: value for key, value in table.items() if key not in headed}
+    lines = [f"{toml_key(key)} = {_toml_lines(value)}" for key, value in simple.items()]
+    for key in headed:
+        value = table[key]
         header = f"{name}.{toml_key(key)}" if name else toml_key(key)
         for each in [value] if isinstance(value, Mapping) else value:
             lines += ["", f"[{header}]" if each is value else f"[[{header}]]", *to_toml(each, header).splitlines()]
     return "\n".join([*lines, ""])
 
 
-def _is_tables(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+def _toml_lines(value: object) -> str:
+    """Return a value in a line, or an item a line where it is a long list of lists or tables."""
+    text = toml_value(value)
+    if len(text) < 120 or not isinstance(value, list) or not all(isinstance(each, list | Mapping) for each in value):
+        return text
+    return "\n".join(["[", *(f"  {toml_value(each)}," for each in value), "]"])
+
+
+def _has_header(value: object, is_nested: bool) -> bool:
+    if isinstance(value, Mapping):
+        return not is_nested or len(toml_value(value)) > 100
+    if not isinstance(value, list) or not value or not all(isinstance(each, Mapping) for each in value):
+        return False
+    return not is_nested or max(len(toml_value(each)) for each in value) > 180
 
 
 def toml_value(value: object) -> str:

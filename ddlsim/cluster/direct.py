@@ -6,10 +6,10 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from ddlsim.arguments import checked
-from ddlsim.cluster.nodes import Graph, Host, Interior
+from ddlsim.arguments import Bandwidth, checked
+from ddlsim.cluster.nodes import Graph, Host, Interior, Latency
 from ddlsim.cluster.parts import PLAIN, Link, checked_link, start
-from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity
+from ddlsim.cluster.quantity import MAX_NODES, Places
 from ddlsim.errors import ConfigError, shown
 
 MAX_DIMS = 20  # of a torus: with more, all but a few have size 1
@@ -55,10 +55,10 @@ def _n_pairs(sizes: Sequence[Places]) -> int:
 def ring(
     n_hosts: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
+    reverse_bandwidth: Bandwidth | None = None,
     shared: bool = False,
     host: Interior = PLAIN,
 ) -> Graph:
@@ -72,10 +72,10 @@ def ring(
 def line(
     n_hosts: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
+    reverse_bandwidth: Bandwidth | None = None,
     shared: bool = False,
     host: Interior = PLAIN,
 ) -> Graph:
@@ -89,10 +89,10 @@ def line(
 def fully_connected(
     n_hosts: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
+    reverse_bandwidth: Bandwidth | None = None,
     shared: bool = False,
     host: Interior = PLAIN,
 ) -> Graph:
@@ -107,8 +107,8 @@ def fully_connected(
 def torus(
     sizes: Sequence[Places],
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
     host: Interior = PLAIN,
 ) -> Graph:
@@ -125,7 +125,7 @@ def torus(
 
 @checked
 def hypercube(
-    n_dims: Places, *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = PLAIN
+    n_dims: Places, *, bandwidth: Bandwidth, latency: Latency, efficiency: float = 1.0, host: Interior = PLAIN
 ) -> Graph:
     """Return 2 ** n_dims machines, joined where their numbers differ in one bit (highest routed first)."""
     if n_dims > MAX_NODES.bit_length():

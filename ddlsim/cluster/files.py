@@ -11,23 +11,30 @@ import fnmatch
 import itertools
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
 
 from ddlsim import plain
-from ddlsim.cluster import calibration_table, schema, toml_file
+from ddlsim.cluster import calibration_table, schema
+from ddlsim.cluster.calibration_table import CalibrationTable
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import with_detail
 from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.cluster.nodes import Graph, Host, add_host, connect, size_of
 from ddlsim.cluster.quantity import check_size
-from ddlsim.cluster.storage import Storage, add_storage
+from ddlsim.cluster.storage import add_storage
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.output_files import replacing, write_text
+from ddlsim.schema import PLAIN, to_toml
+from ddlsim.units import quantity_text
 
+#: what is below this line is replaced when a file is calibrated
+MARK = "# ---- below: written by ddlsim calibrate; calibrate again to change it ----"
+#: attribute of nodes and edges -> dimension in which it is written
+_DIMENSIONS = {"bandwidth": "bandwidth", **dict.fromkeys(("latency", "send_overhead", "recv_overhead"), "time")}
 #: graph attributes that GraphML, which knows no lists, carries as JSON text
 _LISTS = ("sources", "notes", "grid", "routes")
 
@@ -56,7 +63,7 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
     """Write the cluster as TOML, node-link JSON (``.json``) or GraphML (``.graphml``), by the suffix of `path`."""
     graph = to_graph(cluster)
     if path.suffix == ".toml":
-        write_text(path, toml_file.to_toml(graph, cluster.name, cluster.calibration))
+        write_text(path, cluster_toml(graph, cluster.name, cluster.calibration))
     elif path.suffix == ".json":
         data = nx.node_link_data(graph, edges="edges")
         write_text(path, json.dumps(data, indent=1))
@@ -68,30 +75,79 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
         raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .toml, .json or .graphml")
 
 
+def cluster_toml(graph: Graph, name: str, calibration: CalibrationTable | None) -> str:
+    """Return the graph of a cluster as TOML, which :func:`read_cluster` reads as the same cluster.
+
+    Nodes and edges with equal attributes share a table, as far as the order of nodes, and of links from each, allows.
+    """
+    about = {key: graph.graph[key] for key in ("title", "sources", "notes", "routing", "grid") if key in graph.graph}
+    table: dict[str, Any] = {"name": name, "nodes": [], "edges": [], "routes": []} | about
+    for data, nodes in _runs((_without_own_host(node, data), node) for node, data in graph.nodes(data=True)):
+        table["nodes"].append({"names": nodes, **_in_units(data)})
+    for data, links in _alike(graph):
+        keys = {"keys": [key for _, _, key in links]} if data.get("shared") else {}  # ties the two directions together
+        table["edges"].append({"links": [[a, b] for a, b, _ in links], **_in_units(data), **keys})
+    table["routes"] = [{"path": list(path)} for path in graph.graph.get("routes", ())]
+    text = to_toml({key: value for key, value in table.items() if value != [] or key in about})
+    if calibration is None:
+        return text
+    return f"{text}\n{MARK}\n{to_toml({'calibration': PLAIN.table(calibration)}).lstrip()}"
+
+
+def _in_units(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes with bandwidths and times as texts."""
+    return {key: quantity_text(value, _DIMENSIONS[key]) if key in _DIMENSIONS else value for key, value in data.items()}
+
+
+def _without_own_host(node: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a node without its machine, where an endpoint is a machine of its own."""
+    return {key: value for key, value in data.items() if (key, value) != ("host", node) or data["kind"] == "switch"}
+
+
+def _runs(pairs: Iterable[tuple[dict[str, Any], Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Yield (attributes, neighbours in the order that have them)."""
+    for _, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        run = list(group)
+        yield run[0][0], [each for _, each in run]
+
+
+def _alike(graph: Graph) -> list[tuple[dict[str, Any], list[tuple[str, str, int | None]]]]:
+    """Return (attributes, links that have them), in an order that keeps that of the links from each node."""
+    tables: dict[tuple[int, str], tuple[dict[str, Any], list[tuple[str, str, int | None]]]] = {}
+    for node in graph:
+        links = (
+            (data, (a, b, key if data.get("shared") else None))
+            for a, b, key, data in graph.out_edges(node, keys=True, data=True)
+        )
+        for turn, (data, run) in enumerate(_runs(links)):
+            tables.setdefault((turn, repr(data)), (data, []))[1].extend(run)
+    return [tables[key] for key in sorted(tables, key=lambda key: key[0])]
+
+
 def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
-    file = schema.parse_file(plain.parse_toml(text))
-    for setting in sorted(settings, key=lambda setting: not setting.startswith("transport=")):
-        schema.set_key(file, setting)
-    sources: list[str] = list(file.sources)
+    file = schema.parse_file(plain.parse_toml(text), settings)
+    sources: list[str | None] = []
     if file.generator is not None:
         host, host_sources = schema.interior(file.host, "host") if file.host is not None else (Host(), [])
         graph, generator_sources = schema.generate(file.generator, host)
         sources += generator_sources + host_sources
     else:
         graph = nx.MultiDiGraph()
-        toml_file.add_nodes(graph, file.nodes)
+        _add_nodes(graph, file.nodes)
         sources += _add_explicit(graph, file)
-        toml_file.add_edges(graph, file.edges)
+        _add_edges(graph, file.edges)
     for i, row in enumerate(file.storage):
-        table = schema.check_table(schema.StorageTable, row, f"storage.{i}")
-        sources += [table.source] if table.source else []
-        add_storage(graph, Storage(**table.model_dump(exclude={"source"})), f"storage.{i}")
-    routes = [schema.check_table(schema.RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
-    sources += [route.source for route in routes if route.source]
+        storage = PLAIN.build(schema.StorageTable, row, f"storage.{i}")
+        sources.append(storage.source)
+        add_storage(graph, storage, f"storage.{i}")
+    routes = [PLAIN.build(schema.RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
+    sources += [route.source for route in routes]
     graph.graph.update(
-        title=", but ".join((file.title, *settings)), sources=sources, notes=file.notes,
-        routes=[route.path for route in routes],
-    )  # fmt: skip
+        title=", but ".join((file.title, *settings)),
+        sources=[*file.sources, *(source for source in sources if source)],
+        notes=file.notes,
+        routes=[list(route.path) for route in routes],
+    )
     if file.grid:
         graph.graph["grid"] = file.grid
     if file.routing is not None:
@@ -100,56 +156,82 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
     if file.switch_reduces is not None:
         cluster = dataclasses.replace(cluster, switch_reduces=cluster.is_fabric_switch & file.switch_reduces)
     if file.link is not None:
-        cluster = _with_link_table(cluster, file.link)
+        link = PLAIN.build(schema.AllLinksTable, file.link, "link")
+        detail = dataclasses.asdict(link.detail("link: "))
+        cluster = with_detail(cluster, **detail, kinds=link.kinds)
+        cluster = dataclasses.replace(cluster, sources=(*cluster.sources, *([link.source] if link.source else [])))
     return cluster if file.calibration is None else calibration_table.apply(cluster, file.calibration)
 
 
-def _with_link_table(cluster: Cluster, table: dict[str, Any]) -> Cluster:
-    """Return the cluster with the details of a `[link]` table."""
-    link = schema.check_table(schema.AllLinksTable, table, "link")
-    source = (link.source,) if link.source else ()
-    detail = dataclasses.asdict(link.detail("link"))
-    return dataclasses.replace(with_detail(cluster, **detail, kinds=link.kinds), sources=(*cluster.sources, *source))
-
-
-def _numbered(name: str, count: int | None) -> list[str]:
-    return [name] if count is None else [f"{name}{i}" for i in range(count)]
-
-
-def _add_explicit(graph: Graph, file: schema.ClusterFile) -> list[str]:
+def _add_explicit(graph: Graph, file: schema.ClusterFile) -> list[str | None]:
     """Add `[[hosts]]`, `[[switches]]` and `[[links]]` to the graph; return their sources."""
-    sources: list[str] = []
+    sources: list[str | None] = []
     ports: dict[str, list[str]] = {}
     for i, row in enumerate(file.hosts):
         place = f"hosts.{i}"
-        head = schema.check_table(
-            schema.HostTable, {key: row[key] for key in ("name", "count") if key in row}, place
-        )
+        head = PLAIN.build(schema.Numbered, {key: row[key] for key in ("name", "count") if key in row}, place)
         rest = {key: value for key, value in row.items() if key not in ("name", "count")}
         interior, found = schema.interior(rest, place)
         sources += found
         n_hosts, (nodes, links) = head.count or 1, size_of(interior)
         check_size(len(graph) + n_hosts * nodes, graph.number_of_edges() + n_hosts * links, place)
-        for name in _numbered(head.name, head.count):
+        for name in head.names:
             _check_new(name, ports, place)
             try:
                 ports[name] = add_host(graph, name, interior)
             except ConfigError as error:
                 raise type(error)(f"{place}: {str(error).removeprefix('host: ')}") from None
     for i, row in enumerate(file.switches):
-        switch = schema.check_table(schema.SwitchTable, row, f"switches.{i}")
-        sources += [switch.source] if switch.source else []
+        switch = PLAIN.build(schema.SwitchTable, row, f"switches.{i}")
+        sources.append(switch.source)
         check_size(len(graph) + (switch.count or 1), 0, f"switches.{i}")
-        for name in _numbered(switch.name, switch.count):
+        told: dict[str, Any] = {} if switch.power is None else {"power": switch.power}
+        for name in switch.names:
             _check_new(name, ports, f"switches.{i}")
-            said = {} if switch.power is None else {"power": switch.power}
-            graph.add_node(name, kind="switch", **said, **({"reduces": True} if switch.reduces else {}))
+            graph.add_node(name, kind="switch", **told, **({"reduces": True} if switch.reduces else {}))
             ports[name] = [name]
     for i, row in enumerate(file.links):
-        link = schema.check_table(schema.LinkTable, row, f"links.{i}")
-        sources += [link.source] if link.source else []
+        link = PLAIN.build(schema.LinkTable, row, f"links.{i}")
+        sources.append(link.source)
         _add_links(graph, ports, link, f"links.{i}")
     return sources
+
+
+def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
+    """Add `[[nodes]]`: `names`, and attributes, which the graph's reader checks."""
+    for i, table in enumerate(tables):
+        names = table.get("names")
+        if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"nodes.{i}.names = {shown(names)} must be a list of names")
+        check_size(len(graph) + len(names), 0, f"nodes.{i}")
+        for node in names:
+            if node in graph:
+                raise ConfigError(f"nodes.{i}.names: {shown(node)} is taken already; choose another name")
+            graph.add_node(node, **{str(key): value for key, value in table.items() if key != "names"})
+
+
+def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
+    """Add `[[edges]]`: `links`, pairs of nodes in one direction, and attributes, which the graph's reader checks."""
+    n_links = graph.number_of_edges()
+    for i, table in enumerate(tables):
+        links: Any = table.get("links")
+        if not isinstance(links, list | tuple) or not all(
+            isinstance(link, list | tuple) and len(link) == 2 and all(isinstance(end, str) for end in link)
+            for link in links
+        ):
+            raise ConfigError(f'edges.{i}.links = {shown(links)} must be a list of pairs of nodes like [["a", "b"]]')
+        keys: Any = table.get("keys", [None] * len(links))
+        is_list = isinstance(keys, list | tuple) and len(keys) == len(links)
+        if not is_list or not all(key is None or type(key) is int for key in keys):
+            raise ConfigError(f"edges.{i}.keys = {shown(keys)} must be {len(links)} whole numbers, one for each link")
+        n_links += len(links)
+        check_size(0, n_links, f"edges.{i}")
+        data = {str(key): value for key, value in table.items() if key not in ("links", "keys")}
+        for (a, b), key in zip(links, keys, strict=True):
+            for end in (a, b):
+                if end not in graph:
+                    raise unknown_name("node", end, graph.nodes, f"edges.{i}.links")
+            graph.add_edge(a, b, key, **data)
 
 
 def _check_new(name: str, ports: dict[str, list[str]], place: str) -> None:
@@ -161,8 +243,7 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: schema.LinkTable
     ends = [_matching(pattern, ports, f"{place}.between") for pattern in link.between]
     if link.shared and link.reverse_bandwidth is not None:
         raise ConfigError(
-            f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} has no effect on a shared link; "
-            f"remove one"
+            f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} has no effect on a shared link; remove one"
         )
     n_ports = [sum(len(ports[name]) for name in names) for names in ends]
     n_cables = max(n_ports[0] * len(ends[1]), n_ports[1] * len(ends[0]))  # at most: each pair has one for each NIC
@@ -170,16 +251,14 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: schema.LinkTable
     for a, b in itertools.product(*ends):
         if a == b:
             raise ConfigError(f"{place}.between = {link.between!r} joins {a!r} to itself; name two nodes")
-        n_switches = sum(
-            graph.nodes[ports[end][0]]["kind"] == "switch" and ports[end] == [end] for end in (a, b)
-        )
+        n_switches = sum(graph.nodes[ports[end][0]]["kind"] == "switch" and ports[end] == [end] for end in (a, b))
         kind = link.kind or ("link", "nic", "trunk")[n_switches]
         n_cables = max(len(ports[a]), len(ports[b]))  # one for each NIC
         for i in range(n_cables):
             connect(
                 graph, ports[a][i % len(ports[a])], ports[b][i % len(ports[b])], kind, link.bandwidth,
                 link.latency, efficiency=link.efficiency, reverse_bandwidth=link.reverse_bandwidth,
-                shared=link.shared, detail=link.detail(place),
+                shared=link.shared, detail=link.detail(f"{place}: "),
             )  # fmt: skip
 
 
@@ -194,9 +273,7 @@ def _read_json(stem: str, text: str) -> Cluster:
     data: Any = plain.parse_json(text)
     edges = next((key for key in ("edges", "links") if isinstance(data, dict) and key in data), None)
     if edges is None or not isinstance(data.get("nodes"), list) or not isinstance(data[edges], list):
-        raise ConfigError(
-            "has no lists 'nodes' and 'edges' (or 'links'); write it with networkx.node_link_data"
-        )
+        raise ConfigError("has no lists 'nodes' and 'edges' (or 'links'); write it with networkx.node_link_data")
     for key in ("directed", "multigraph"):
         if not isinstance(data.get(key, True), bool):
             raise ConfigError(f"{key} = {shown(data[key])} must be true or false")
@@ -210,9 +287,7 @@ def _read_json(stem: str, text: str) -> Cluster:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(
-            f"is no node-link graph ({what}); nodes need 'id', {edges} 'source' and 'target'"
-        ) from None
+        raise ConfigError(f"is no node-link graph ({what}); nodes need 'id', {edges} 'source' and 'target'") from None
     return from_graph(graph, None if "name" in graph.graph else stem)
 
 
@@ -246,12 +321,7 @@ def _read_graphml(stem: str, text: str) -> Cluster:
     try:
         _check_references(
             [attributes["id"] for tag, attributes in elements if tag == "node"],
-            [
-                attributes[end]
-                for tag, attributes in elements
-                if tag == "edge"
-                for end in ("source", "target")
-            ],
+            [attributes[end] for tag, attributes in elements if tag == "edge" for end in ("source", "target")],
         )
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # networkx warns of keys without a type, and guesses

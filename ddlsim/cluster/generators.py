@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from ddlsim.arguments import checked, whole
-from ddlsim.cluster.nodes import Graph, Host, Interior
+from ddlsim.arguments import Bandwidth, checked, whole
+from ddlsim.cluster.nodes import Graph, Host, Interior, Latency
 from ddlsim.cluster.parts import PLAIN, Link, add_switch, checked_link, oversubscribed, start, trunk_of
-from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity
+from ddlsim.cluster.quantity import MAX_NODES, Places
 from ddlsim.errors import ConfigError
 
 
@@ -33,10 +33,10 @@ def _n_nics(host: Interior) -> int:
 def star(
     n_hosts: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
+    reverse_bandwidth: Bandwidth | None = None,
     shared: bool = False,
     host: Interior = PLAIN,
 ) -> Graph:
@@ -60,12 +60,12 @@ def leaf_spine(
     hosts_per_leaf: Places,
     n_spines: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
     oversubscription: float = 1.0,
-    trunk_bandwidth: Quantity | None = None,
-    trunk_latency: Quantity | None = None,
+    trunk_bandwidth: Bandwidth | None = None,
+    trunk_latency: Latency | None = None,
     rail_optimised: bool = False,
     routing: str = "d-mod-k",
     host: Interior = PLAIN,
@@ -80,9 +80,7 @@ def leaf_spine(
     n_nics = _n_nics(host)
     rails = n_nics if rail_optimised else 1
     if n_leaves % rails:
-        raise ConfigError(
-            f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs of a machine on rails"
-        )
+        raise ConfigError(f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs of a machine on rails")
     n_down = hosts_per_leaf * n_nics // rails
     trunk = oversubscribed(link, n_down, n_spines, oversubscription, trunk_bandwidth, trunk_latency)
     n_hosts = n_leaves // rails * hosts_per_leaf
@@ -102,11 +100,11 @@ def leaf_spine(
 def fat_tree(
     k: Annotated[int, whole(2, MAX_NODES)],
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
-    trunk_bandwidth: Quantity | None = None,
-    trunk_latency: Quantity | None = None,
+    trunk_bandwidth: Bandwidth | None = None,
+    trunk_latency: Latency | None = None,
     routing: str = "d-mod-k",
     host: Interior = PLAIN,
 ) -> Graph:
@@ -141,12 +139,12 @@ def racks(
     n_racks: Places,
     hosts_per_rack: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
     oversubscription: float = 1.0,
-    trunk_bandwidth: Quantity | None = None,
-    trunk_latency: Quantity | None = None,
+    trunk_bandwidth: Bandwidth | None = None,
+    trunk_latency: Latency | None = None,
     host: Interior = PLAIN,
 ) -> Graph:
     """Return racks with a switch each and one trunk to a core switch; two racks have a trunk between them
@@ -177,12 +175,12 @@ def racks(
 def two_racks(
     hosts_per_rack: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
     oversubscription: float = 1.0,
-    trunk_bandwidth: Quantity | None = None,
-    trunk_latency: Quantity | None = None,
+    trunk_bandwidth: Bandwidth | None = None,
+    trunk_latency: Latency | None = None,
     host: Interior = PLAIN,
 ) -> Graph:
     """Return :func:`racks` with two racks: one trunk joins their switches."""
@@ -199,15 +197,15 @@ def dragonfly(
     group_shape: Sequence[Places],
     hosts_per_router: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     global_links: Places,
     efficiency: float = 1.0,
-    local_bandwidth: Quantity | None = None,
-    local_latency: Quantity | None = None,
+    local_bandwidth: Bandwidth | None = None,
+    local_latency: Latency | None = None,
     local_cables: Sequence[Places] | None = None,
-    global_bandwidth: Quantity | None = None,
-    global_latency: Quantity | None = None,
+    global_bandwidth: Bandwidth | None = None,
+    global_latency: Latency | None = None,
     n_hosts: Places | None = None,
     routing: str = "ecmp",
     host: Interior = PLAIN,
@@ -225,9 +223,7 @@ def dragonfly(
     shape = list(group_shape)
     cables = [1] * len(shape) if local_cables is None else list(local_cables)
     if not shape or len(cables) != len(shape):
-        raise ConfigError(
-            f"local_cables = {cables} must have one number per dimension of group_shape = {shape}"
-        )
+        raise ConfigError(f"local_cables = {cables} must have one number per dimension of group_shape = {shape}")
     per_group = math.prod(shape)
     places = n_groups * per_group * hosts_per_router
     n_hosts = places if n_hosts is None else n_hosts

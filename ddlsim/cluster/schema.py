@@ -9,22 +9,20 @@ like "10 us".
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import ErrorDetails
-
+from ddlsim.arguments import Count, Density, Rule, checked, one_of, quantity, whole
 from ddlsim.cluster import direct, generators
-from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetail, Told
+from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, Told
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
-from ddlsim.cluster.quantity import MAX_NODES, nonnegative, positive
-from ddlsim.cluster.routing import check_policy
+from ddlsim.cluster.quantity import MAX_NODES
+from ddlsim.cluster.routing import POLICIES, check_policy
+from ddlsim.cluster.storage import Storage
 from ddlsim.errors import ConfigError, listed, shown, unknown_name
 from ddlsim.plain import parse_value
+from ddlsim.schema import PLAIN, Source
 
 #: `type` of `[generator]` -> the function
 GENERATORS: dict[str, Callable[..., Graph]] = {
@@ -37,223 +35,136 @@ GENERATORS: dict[str, Callable[..., Graph]] = {
 }  # fmt: skip
 
 Table = dict[str, Any]  # as the TOML parser gives it; every value is checked below
+_Names = Annotated[Sequence[str], Rule("a list of at least 2 names", lambda value: _is_names(value, 2), lambda v, _: v)]
+_Pair = Annotated[
+    Sequence[str], Rule("a list of 2 names", lambda value: _is_names(value, 2) and len(value) == 2, lambda v, _: v)
+]
+_Machines = Annotated[int, whole(1, MAX_NODES)]
+_Power = Annotated[float | str, quantity("power", zero=True)]
 
 
-def _text_with_unit(dimension: str, check: Callable[[object, str, str], float]) -> BeforeValidator:
-    from ddlsim.units import DIMENSIONS
-
-    def read(value: object) -> float:
-        if not isinstance(value, str):
-            raise ValueError(
-                f"a {dimension} is a text with a unit; write it like {DIMENSIONS[dimension][2]!r}"
-            )
-        return check(value, dimension, "")
-
-    return BeforeValidator(read)
+def _is_names(value: Any, least: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) >= least and all(isinstance(name, str) for name in value)
 
 
-Bandwidth = Annotated[float, _text_with_unit("bandwidth", positive)]
-Time = Annotated[float, _text_with_unit("time", nonnegative)]
-Power = Annotated[float, _text_with_unit("power", nonnegative)]
-Size = Annotated[float, _text_with_unit("bytes", nonnegative)]
-Price = Annotated[float, _text_with_unit("price", nonnegative)]
-Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
-Path = Annotated[list[str], Field(min_length=2)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class HostTable(_Strict):
-    """`[[hosts]]`: one machine, or `count` of them called name0, name1, ... (besides the interior's keys)."""
+@checked
+@dataclass(frozen=True)
+class Numbered:
+    """The first keys of `[[hosts]]`: one machine, or `count` of them called name0, name1, ..."""
 
     name: str
-    count: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
+    count: _Machines | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return [self.name] if self.count is None else [f"{self.name}{i}" for i in range(self.count)]
 
 
-class SwitchTable(_Strict):
+@checked
+@dataclass(frozen=True)
+class SwitchTable(Numbered):
     """`[[switches]]`: one switch, or `count` of them called name0, name1, ..."""
 
-    name: str
-    count: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
-    power: Power | None = None
+    power: Annotated[float, quantity("power", zero=True, si=True)] | None = None
     reduces: bool = False
     source: str | None = None
 
 
-class DetailTable(_Strict):
-    """What a link does besides carrying bytes at a rate, see :class:`~ddlsim.cluster.details.LinkDetail`."""
-
-    frame_header: Size = 0.0
-    frame_payload: Size = 0.0
-    burst: Size = 0.0
-    reverse_load: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    transport: str = ""
-    mtu: Size = 0.0
-    connections: int = 1
-    flow_rate: Bandwidth = 0.0
-    window: Size = 0.0
-    rendezvous: Size = 0.0
-    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    unordered: bool = False
-    warm: bool = False
-    buffer: Size = 0.0
-
-    def detail(self, place: str) -> LinkDetail:
-        """Return the checked details; `place` is where the table stands."""
-        return Told(**{key: getattr(self, key) for key in DetailTable.model_fields}).detail(f"{place}: ")
-
-
-class AllLinksTable(DetailTable):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class AllLinksTable(Told):
     """`[link]`: details of all links of the given `kinds` (of all between hosts)."""
 
-    kinds: Annotated[list[str], Field(min_length=1)] | None = None
+    kinds: Sequence[str] | None = None
     source: str | None = None
 
 
-class StorageTable(_Strict):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class StorageTable(Storage):
     """`[[storage]]`: where data sets and checkpoints lie, joined to `at`, a switch, say (where there is one, that)."""
 
-    name: str
-    at: str | None = None
-    read: Bandwidth
-    write: Bandwidth | None = None
-    operations: Annotated[float, Field(gt=0)] | None = None
-    bandwidth: Bandwidth | None = None
-    latency: Time | None = None
     source: str | None = None
 
 
-class LinkTable(DetailTable):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class LinkTable(Told):
     """`[[links]]`: between two names; `*` in a name makes one link for each match."""
 
-    between: Pair
-    bandwidth: Bandwidth
-    latency: Time
-    reverse_bandwidth: Bandwidth | None = None
-    efficiency: Annotated[float, Field(gt=0, le=1)] = 1.0
+    between: _Pair
+    bandwidth: Annotated[float, quantity("bandwidth", si=True)]
+    latency: Annotated[float, quantity("time", zero=True, si=True)]
+    reverse_bandwidth: Annotated[float, quantity("bandwidth", si=True)] | None = None
+    efficiency: Density = 1.0
     shared: bool = False
     kind: str | None = None
     source: str | None = None
 
 
-class RouteTable(_Strict):
+@checked
+@dataclass(frozen=True)
+class RouteTable:
     """`[[routes]]`: the path to take from its first to its last node, against the routing policy."""
 
-    path: Path
+    path: _Names
     source: str | None = None
 
 
-class ClusterFile(_Strict):
-    """The whole file. `generator` and `host`, or else `hosts`, `switches`, `links`; `nodes`, `edges` (toml_file.py)."""
+@checked
+@dataclass(frozen=True)
+class ClusterFile:
+    """The whole file. `generator` and `host`, or else `hosts`, `switches`, `links`; `nodes` and `edges`."""
 
     name: str | None = None
     title: str = ""
-    sources: list[str] = []
-    notes: list[str] = []
-    routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order", "fixed", "spray"] | None = None
-    grid: list[int] = []
-    switch_power: Power | None = None  # of every switch between the machines
+    sources: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    routing: Annotated[str, one_of(*POLICIES)] | None = None
+    grid: Sequence[Count] = ()
+    switch_power: _Power | None = None  # of every switch between the machines
     switch_reduces: bool | None = None  # whether each of them adds up what passes through it
-    generator: Table | None = None
-    link: Table | None = None
-    host: Table | None = None
-    hosts: list[Table] = []
-    switches: list[Table] = []
-    links: list[Table] = []
-    storage: list[Table] = []
-    nodes: list[Table] = []
-    edges: list[Table] = []
-    routes: list[Table] = []
-    calibration: Table | None = None  # see calibration_table.py
+    generator: Mapping[str, object] | None = None
+    link: Mapping[str, object] | None = None
+    host: Mapping[str, object] | None = None
+    hosts: Sequence[Mapping[str, object]] = ()
+    switches: Sequence[Mapping[str, object]] = ()
+    links: Sequence[Mapping[str, object]] = ()
+    storage: Sequence[Mapping[str, object]] = ()
+    nodes: Sequence[Mapping[str, object]] = ()
+    edges: Sequence[Mapping[str, object]] = ()
+    routes: Sequence[Mapping[str, object]] = ()
+    calibration: Mapping[str, object] | None = None  # see calibration_table.py
 
 
-def _one_line(error: ErrorDetails, model: type[BaseModel], place: str) -> ConfigError:
-    """Return pydantic's first error as one line: place and field, value, rule, remedy."""
-    where = ".".join([place, *map(str, error["loc"])]).strip(".") if error["loc"] else place
-    value, kind, context = error["input"], error["type"], error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return unknown_name("key", str(error["loc"][-1]), model.model_fields, place)
-    if kind == "missing":
-        return ConfigError(f"{where} is missing; add it to the file")
-    if kind == "literal_error":
-        choices = [
-            choice for choice in str(context["expected"]).split("'") if choice not in ("", ", ", " or ")
-        ]
-        return unknown_name(str(error["loc"][-1]), str(value), choices, place)
-    text = str(context.get("error", error["msg"])).removeprefix(":").strip().replace(" after validation", "")
-    if shown(value) in text:
-        return ConfigError(f"{where}: {text}")
-    return ConfigError(f"{where} = {shown(value)}: {text[:1].lower()}{text[1:]}")
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def check_table(model: type[Model], table: object, place: str) -> Model:
-    """Return `table` as a `model`, or raise :class:`ConfigError` in one line, naming the field."""
+def _call(make: Callable[..., Any], table: Mapping[str, object], place: str, **more: object) -> tuple[Any, list[str]]:
+    """Return what a function or class makes of the arguments in a table, and the table's source."""
+    arguments = dict(table)
+    source = arguments.pop("source", None)
+    if not isinstance(source, str | None):
+        raise ConfigError(f"{place}.source = {shown(source)}: must be a text")
+    for key in more.keys() & arguments.keys():
+        raise unknown_name("key", key, PLAIN.arguments_of(make).keys() - more, place)
+    checked_arguments = PLAIN.arguments(make, arguments, place)
     try:
-        return model.model_validate(table)
-    except ValidationError as error:
-        # An unknown key explains a missing one: it is the misspelt one, so it goes first.
-        errors = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
-        raise _one_line(errors[0], model, place) from None
+        return make(**checked_arguments, **more), [source] if source else []
+    except ConfigError as error:
+        text = str(error)
+        raise type(error)(text if text.startswith("host: ") else f"{place}: {text}") from None
 
 
-@functools.cache
-def _parameters(target: Callable[..., object]) -> type[BaseModel]:
-    """Return the model of the keyword arguments of a generator or of an interior."""
-    hints = get_type_hints(target)
-    known: dict[str, Any] = {"source": (str | None, None)}
-    for parameter in inspect.signature(target).parameters.values():
-        kind = hints[parameter.name]
-        if parameter.name == "host":
-            continue  # a table of its own
-        if parameter.name.endswith("bandwidth"):
-            kind = Bandwidth
-        elif parameter.name.endswith(("latency", "overhead")):
-            kind = Time
-        elif parameter.name.endswith("price"):
-            kind = Price
-        if parameter.default is inspect.Parameter.empty:
-            known[parameter.name] = (kind, ...)
-        else:
-            known[parameter.name] = (kind | None if parameter.default is None else kind, parameter.default)
-    return create_model(
-        f"{target.__name__}_table", __config__=ConfigDict(extra="forbid", strict=True), **known
-    )
-
-
-def _arguments(target: Callable[..., object], table: Table, place: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the checked keyword arguments in `table`, and its source."""
-    checked = check_table(_parameters(target), table, place)
-    arguments = {name: getattr(checked, name) for name in checked.model_fields_set - {"source"}}
-    source = getattr(checked, "source", None)
-    return arguments, [source] if source else []
-
-
-def interior(table: Table, place: str) -> tuple[Interior, list[str]]:
+def interior(table: Mapping[str, object], place: str) -> tuple[Interior, list[str]]:
     """Return the machine that a `[host]` table describes (GPUs if it has `n_gpus`), and its source."""
     if "n_gpus" in table:
-        return _machine(MultiGpu, table, place)
+        return _call(MultiGpu, table, place)
     only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
     for key in sorted(table.keys() & only_gpu):
-        raise ConfigError(
-            f"{place}.{key} = {shown(table[key])} is for machines with GPUs; add n_gpus or remove it"
-        )
-    return _machine(Host, table, place)
+        raise ConfigError(f"{place}.{key} = {shown(table[key])} is for machines with GPUs; add n_gpus or remove it")
+    return _call(Host, table, place)
 
 
-def _machine(kind: type[Host] | type[MultiGpu], table: Table, place: str) -> tuple[Interior, list[str]]:
-    arguments, sources = _arguments(kind, table, place)
-    try:
-        return kind(**arguments), sources
-    except ConfigError as error:
-        raise type(error)(f"{place}: {error}") from None
-
-
-def generate(table: Table, host: Interior) -> tuple[Graph, list[str]]:
+def generate(table: Mapping[str, object], host: Interior) -> tuple[Graph, list[str]]:
     """Return the graph that a `[generator]` table describes, and the table's source."""
     parameters = dict(table)
     kind = parameters.pop("type", None)
@@ -261,64 +172,60 @@ def generate(table: Table, host: Interior) -> tuple[Graph, list[str]]:
         raise ConfigError(f"generator.type is missing; add one of {listed(sorted(GENERATORS))}")
     if not isinstance(kind, str) or kind not in GENERATORS:
         raise unknown_name("type", str(kind), GENERATORS, "generator")
-    function = GENERATORS[kind]
-    arguments, sources = _arguments(function, parameters, "generator")
-    try:
-        return function(host=host, **arguments), sources
-    except ConfigError as error:
-        place = "" if str(error).startswith("host: ") else "generator: "
-        raise type(error)(f"{place}{error}") from None
+    return _call(GENERATORS[kind], parameters, "generator", host=host)
 
 
-def set_key(file: ClusterFile, setting: str) -> None:
-    """Set a key of the file's [generator], [host] or [link] by a text like ``n_hosts=64`` or ``transport=roce``."""
+def set_key(file: Table, setting: str) -> None:
+    """Set a key of a file's [generator], [host] or [link] by a text like ``n_hosts=64`` or ``transport=roce``."""
     key, is_setting, text = setting.partition("=")
     if not is_setting:
         raise ConfigError(f"+{setting}: write +key=value with a key of [generator], [host] or [link], like +n_hosts=64")
     if key == "transport":
         _set_transport(file, parse_value(text))
-        return
-    if key == "storage":  # of a file whose machines meet in one switch
-        file.storage = [*file.storage, {"name": "storage", "read": text}]
-        return
-    if key in DetailTable.model_fields:
-        file.link = {**(file.link or {}), key: parse_value(text)}
-        return
-    if key == "routing":
-        file.routing = check_policy(text, f"+{setting}")  # type: ignore[assignment]
-        return
-    if key == "switch_reduces":
+    elif key == "storage":  # of a file whose machines meet in one switch
+        file["storage"] = [*file.get("storage", []), {"name": "storage", "read": text}]
+    elif key in {field.name for field in fields(Told)}:
+        file["link"] = {**file.get("link", {}), key: parse_value(text)}
+    elif key == "routing":
+        file["routing"] = check_policy(text, f"+{setting}")
+    elif key == "switch_reduces":
         if text not in ("true", "false"):
             raise ConfigError(f"+{setting}: must be true or false")
-        file.switch_reduces = text == "true"
-        return
-    if file.generator is None:
+        file["switch_reduces"] = text == "true"
+    else:
+        _set_in_generator(file, key, parse_value(text), setting)
+
+
+def _set_in_generator(file: Table, key: str, value: object, setting: str) -> None:
+    if not isinstance(file.get("generator"), dict):
         raise ConfigError(f"+{setting}: the file has no [generator] whose keys could be set; change a copy of it")
-    kind = GENERATORS.get(str(file.generator.get("type")))
-    of_network = set(_parameters(kind).model_fields) if kind is not None else set()
+    make = GENERATORS.get(str(file["generator"].get("type")))
+    of_network = set() if make is None else PLAIN.arguments_of(make).keys() - {"host"}
     of_host = {field.name for field in fields(MultiGpu)}
     if key not in of_network | of_host:
-        raise unknown_name("key", key, (of_network | of_host) - {"source"}, f"+{setting}")
-    if key in of_network:
-        file.generator[key] = parse_value(text)
-    else:
-        file.host = {**(file.host or {}), key: parse_value(text)}
+        raise unknown_name("key", key, of_network | of_host, f"+{setting}")
+    table = "generator" if key in of_network else "host"
+    file[table] = {**file.get(table, {}), key: value}
 
 
-def _set_transport(file: ClusterFile, name: object) -> None:
+def _set_transport(file: Table, name: object) -> None:
     """Let the links between hosts have this transport; what the file says of another one does not hold for it."""
-    tables = (file.link or {}, *file.links, *file.edges)
+    tables = (file.get("link", {}), *file.get("links", ()), *file.get("edges", ()))
     for table in tables:
         if table.get("transport", name) != name:
             for key in ("transport", "mtu", *TRANSPORT_KEYS):
                 table.pop(key, None)
     if name != IDEAL and not any(table.get("transport") == name for table in tables):
-        file.link = {**(file.link or {}), "transport": name}
+        file["link"] = {**file.get("link", {}), "transport": name}
 
 
-def parse_file(table: Table) -> ClusterFile:
-    """Return the checked outline of a file; its tables are checked when they are used."""
-    file = check_table(ClusterFile, table, "")
+def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
+    """Return the checked outline of a file, with some keys set; its tables are checked when they are used."""
+    outline = Source(allow_code=True)  # nothing is imported here: tables are checked when they are used
+    PLAIN.build(ClusterFile, table, "", outline, "")
+    for setting in sorted(settings, key=lambda setting: not setting.startswith("transport=")):
+        set_key(table, setting)
+    file = PLAIN.build(ClusterFile, table, "", outline, "")
     if file.generator is None and not (file.hosts or file.nodes):
         raise ConfigError("the file describes no machines; add [generator] (type = 'star', say) or [[hosts]]")
     if file.generator is not None:

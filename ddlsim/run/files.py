@@ -194,5 +194,6 @@ SCHEMA = Schema(
     untyped=(Job, Background, Input, Compression),
     fields={(Experiment, "beside"): Sequence[Job | Background]},
     readers={Experiment: read_experiment},
+    filled_in=("bounds",),  # of layer-wise optimizers
     short={Compression: lambda whole: whole if whole.down or whole.cost else whole.compressor},
 )

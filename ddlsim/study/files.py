@@ -91,4 +91,5 @@ def _value(field: str, value: object, where: str, source: Source) -> object:
     if value == "none" and field in _OPTIONAL:
         return None
     annotation = SCHEMA.annotation_at(Experiment, field)
-    return SCHEMA.value(annotation, value, where, field.rpartition(".")[2], source)
+    made = SCHEMA.value(annotation, value, where, field.rpartition(".")[2], source)
+    return tuple(made) if isinstance(made, list) else made
