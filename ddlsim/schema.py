@@ -34,10 +34,10 @@ T = TypeVar("T")
 #: name in files -> the class that it stands for
 Names = Mapping[str, type]
 #: fields whose texts may contain a colon and are never imported: names of files and nodes, and prose
-_TEXTS = frozenset(
-    "at between cluster data dataset model name note notes path source sources storage target time_model title trace "
-    "version versions".split()
-)
+_TEXTS = frozenset({
+    "at", "between", "cluster", "data", "dataset", "model", "name", "note", "notes", "path", "source", "sources",
+    "storage", "target", "time_model", "title", "trace", "version", "versions",
+})  # fmt: skip
 #: texts of other fields that may contain a colon
 UNIMPORTED = Rule("a text", TEXT.takes, TEXT.keep)
 
