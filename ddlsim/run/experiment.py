@@ -118,8 +118,8 @@ CompressionLike = Annotated[
 class Experiment:
     """A training run to be simulated.
 
-    cluster         bundled name, path, networkx graph or :class:`Cluster`
-    model           bundled name, path or :class:`Model`
+    cluster         bundled name, path, networkx graph or :class:`~ddlsim.Cluster`
+    model           bundled name, path or :class:`~ddlsim.Model`
     strategy        how workers exchange gradients
     batch_size      samples per worker and (micro-)step; of all workers together where the strategy shares out a model
     workers         number of workers, placed on the cluster's first devices, or the places of a part of them in
