@@ -467,20 +467,24 @@ def _as_text(kind: type, name: str, value: Any) -> Any:
 # ---------------------------------------------------------------- TOML
 
 
-def to_toml(table: Mapping[str, Any], name: str = "") -> str:
-    """Return a table as the text of a TOML file; under the header `name` if there is one.
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Return a table as the text of a TOML file.
 
     Tables inside tables, and in lists inside tables, have headers where they are long.
     """
+    return "\n".join([*_table_lines(table, ""), ""])
+
+
+def _table_lines(table: Mapping[str, Any], name: str) -> list[str]:
+    """Return the lines of a table that stands under the header `name`."""
     headed = [key for key, value in table.items() if _has_header(value, bool(name))]
-    simple = {key: value for key, value in table.items() if key not in headed}
-    lines = [f"{toml_key(key)} = {_toml_lines(value)}" for key, value in simple.items()]
+    lines = [f"{toml_key(key)} = {_toml_lines(value)}" for key, value in table.items() if key not in headed]
     for key in headed:
-        value = table[key]
         header = f"{name}.{toml_key(key)}" if name else toml_key(key)
-        for each in [value] if isinstance(value, Mapping) else value:
-            lines += ["", f"[{header}]" if each is value else f"[[{header}]]", *to_toml(each, header).splitlines()]
-    return "\n".join([*lines, ""])
+        is_list = not isinstance(table[key], Mapping)
+        for each in table[key] if is_list else [table[key]]:
+            lines += ["", f"[[{header}]]" if is_list else f"[{header}]", *_table_lines(each, header)]
+    return lines
 
 
 def _toml_lines(value: object) -> str:
