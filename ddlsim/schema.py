@@ -283,9 +283,13 @@ class Schema:
         return reader(table, where, source) if reader else self.build(kind, table, where, source)
 
     def build(
-        self, make: Callable[..., T], table: Mapping[str, object], where: str, source: Source = UNTRUSTED,
+        self,
+        make: Callable[..., T],
+        table: Mapping[str, object],
+        where: str,
+        source: Source = UNTRUSTED,
         joint: str = ".",
-    ) -> T:  # fmt: skip
+    ) -> T:
         """Return ``make(...)`` with the arguments in `table`; what is not there keeps its default."""
         arguments = self.arguments(make, table, where, source, joint)
         try:

@@ -116,9 +116,11 @@ def run(
         result = _with_sensitivities(result)
     typer.echo(result.to_json() if as_json else str(result))
     outputs: list[tuple[Path | None, Callable[[Path], object]]] = [
-        (trace, lambda path: _trace(result, path, trace_whole)), (timeline, result.plot_timeline),
-        (plot_cluster, result.plot_cluster), (plot_learning, result.plot_learning),
-    ]  # fmt: skip
+        (trace, lambda path: _trace(result, path, trace_whole)),
+        (timeline, result.plot_timeline),
+        (plot_cluster, result.plot_cluster),
+        (plot_learning, result.plot_learning),
+    ]
     if save is not None and result.can_be_saved:
         typer.echo(f"saved {save}; a later --resume {save} goes on from there", err=True)
     if result.interrupted:  # pictures would simulate it all again
@@ -267,9 +269,13 @@ def _has(what: str, keys: set[str]) -> bool:
 
 
 def _strategy(
-    name: str | None, algorithm: str | None, cost: str | None, overlap: str | None, servers: int | None,
+    name: str | None,
+    algorithm: str | None,
+    cost: str | None,
+    overlap: str | None,
+    servers: int | None,
     placement: str | None,
-) -> Strategy | None:  # fmt: skip
+) -> Strategy | None:
     """Return the strategy that the options describe; an option that it does not have is an error."""
     given = {"algorithm": algorithm, "cost": cost, "overlap": overlap, "servers": servers, "placement": placement}
     options = {option: value for option, value in given.items() if value is not None}

@@ -73,9 +73,12 @@ class Setup(param.Parameterized):
         for name in ("batch_size", "accumulation", "seed"):
             fields[name] = _given(getattr(self, name), name)
         fields |= {
-            "workers": self.workers, "steps": self.steps, "strategy": self._strategy(), "precision": self.precision,
+            "workers": self.workers,
+            "steps": self.steps,
+            "strategy": self._strategy(),
+            "precision": self.precision,
             "gradient_dtype": self.gradient_dtype,
-        }  # fmt: skip
+        }
         if spread := _given(self.jitter, "jitter"):
             fields["jitter"] = Lognormal(spread)
         if self.compression != "none":

@@ -227,8 +227,9 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
     for kind, modules in found.items():
         places = np.flatnonzero([name == kind for name in types])
         for times, measured in (
-            (forward, [module.forward_s for module in modules]), (backward, [module.backward_s for module in modules])
-        ):  # fmt: skip
+            (forward, [module.forward_s for module in modules]),
+            (backward, [module.backward_s for module in modules]),
+        ):
             if len(places) == len(modules):
                 times[places] = measured
             elif len(places):
@@ -236,9 +237,11 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
                 share = old / old.sum() if old.sum() > 0 else np.full(len(places), 1 / len(places))
                 times[places] = sum(measured) * share
     return replace(
-        workload, forward=forward, backward=backward,
+        workload,
+        forward=forward,
+        backward=backward,
         basis=f"profile of {sum(len(modules) for modules in found.values())} modules",
-    )  # fmt: skip
+    )
 
 
 def _type_of(layer: LayerTime) -> str | None:
@@ -371,11 +374,14 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
         with left_out:
             steps.append(_step(source, event, n_ranks, batch_size))
     trace = KinetoTrace(
-        steps=tuple(steps), collectives=tuple(_collectives(source, spans, n_ranks, left_out)),
+        steps=tuple(steps),
+        collectives=tuple(_collectives(source, spans, n_ranks, left_out)),
         layers=tuple(layer_times(spans, [(event.ts, event.end) for event in marks])),
-        rank=rank, n_ranks=n_ranks, batch_size=input_samples(spans),
+        rank=rank,
+        n_ranks=n_ranks,
+        batch_size=input_samples(spans),
         overlap_slowdown=overlap_slowdown(spans),
-    )  # fmt: skip
+    )
     left_out.tell(trace.steps or trace.collectives or trace.layers)
     if not (trace.steps or trace.collectives or trace.layers):
         raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")

@@ -205,8 +205,9 @@ class Builder:
                 raise self._cannot(name, f"attention with {key} set has costs but no gradients; leave it out")
         d = shape[-1]
         projections = ("qkv",) if spec.fused else ("query", "key", "value")
-        *first, last = (self._projection(f"{name}.{what}", d, 3 * d if what == "qkv" else d)
-                        for what in (*projections, "out"))  # fmt: skip
+        *first, last = (
+            self._projection(f"{name}.{what}", d, 3 * d if what == "qkv" else d) for what in (*projections, "out")
+        )
         weights, biases = [slots[0] for slots in first], [slots[1] for slots in first]
         return Attention(d, spec.heads, spec.causal, weights, biases, *last, buffers)
 

@@ -150,8 +150,12 @@ def _alike(cluster: Cluster, item_of: Ints, level: Ints) -> Ints:
     n_items = int(item_of.max()) + 1
     first = np.unique(item_of, return_index=True)[1]
     width = np.bincount(item_of)
-    colour = _numbered([(int(level[node]), cluster.node_kind[node] if width[i] == 1 else "", int(width[i]))
-                        for i, node in enumerate(first.tolist())])  # fmt: skip
+    colour = _numbered(
+        [
+            (int(level[node]), cluster.node_kind[node] if width[i] == 1 else "", int(width[i]))
+            for i, node in enumerate(first.tolist())
+        ]
+    )
     a, b = item_of[cluster.link_src], item_of[cluster.link_dst]
     sort = _numbered(cluster.link_bandwidth.tolist())
     outside = np.flatnonzero(a != b)
@@ -200,8 +204,9 @@ def _places(
         return _circle(host)
     below = np.flatnonzero(host >= 0)
     machines, place = np.unique(below if grouped else host[below], return_inverse=True)
-    layers = [[below[(place == i) & (y[below] == height)] for height in np.unique(y[below])]
-              for i in range(len(machines))]  # fmt: skip
+    layers = [
+        [below[(place == i) & (y[below] == height)] for height in np.unique(y[below])] for i in range(len(machines))
+    ]
     widths = np.array([max(map(len, found)) + 0.6 * (len(below) > len(machines)) for found in layers])
     ends = np.cumsum(widths) / widths.sum()
     for found, end, width in zip(layers, ends.tolist(), (widths / widths.sum()).tolist(), strict=True):
@@ -247,10 +252,12 @@ N_KINDS = 5
 #: points that a letter of size 1 is wide, about, and those that the picture is
 _LETTER, _WIDTH = 0.6, 690.0
 _MARKS = {
-    "gpu": ("s", "#88bb88", "GPU"), "host": ("o", "#99aadd", "host (CPU)"),
-    "machine": ("p", "#ddcc99", "machine"), "storage": ("h", "#cc99bb", "storage"),
+    "gpu": ("s", "#88bb88", "GPU"),
+    "host": ("o", "#99aadd", "host (CPU)"),
+    "machine": ("p", "#ddcc99", "machine"),
+    "storage": ("h", "#cc99bb", "storage"),
     "switch": ("D", "#bbbbbb", "switch"),
-}  # fmt: skip
+}
 
 
 @checked

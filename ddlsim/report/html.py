@@ -324,9 +324,13 @@ def html_report(
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, finalize=_shown,
-    )  # fmt: skip
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
     summary, fields = table.summary, varied(table)
     if metric and len(summary):
         table.known(metric)  # refuses one that there is not
@@ -416,8 +420,12 @@ def _varied_values(table: Table, fields: Sequence[str]) -> list[tuple[str, list[
 
 def _remarks(table: Table, kind: str) -> list[tuple[str, int]]:
     """Return the different notes or warnings of all runs, and how many runs have each."""
-    texts = [text for member in table.members if member.key in table.outcomes
-             for text in _texts(table.outcomes[member.key].record.get(kind))]  # fmt: skip
+    texts = [
+        text
+        for member in table.members
+        if member.key in table.outcomes
+        for text in _texts(table.outcomes[member.key].record.get(kind))
+    ]
     return [(text, texts.count(text)) for text in dict.fromkeys(texts)]
 
 

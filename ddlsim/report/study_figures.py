@@ -445,9 +445,10 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
     """Yield heat maps over the two fields that matter most; those with many values (samples) have none."""
     for name in dict.fromkeys(("efficiency", metric)):
         fields = [
-            field for field in _by_spread(table, name)
+            field
+            for field in _by_spread(table, name)
             if len({plain(member.settings[field]) for member in table.members}) <= N_CELLS
-        ][:2]  # fmt: skip
+        ][:2]
         if len(fields) == 2:
             x, y = sorted(fields, key=lambda field: field != "workers")
             heading = METRICS[name].heading

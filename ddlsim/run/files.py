@@ -70,8 +70,12 @@ OVERLAPS: Names = {
     "while-waiting": strategies.WhileWaiting,
 }
 COMPUTE: Names = {
-    "measured": Measured, "affine": Affine, "per_kernel": PerKernel, "roofline": Roofline, "traced": Traced,
-}  # fmt: skip
+    "measured": Measured,
+    "affine": Affine,
+    "per_kernel": PerKernel,
+    "roofline": Roofline,
+    "traced": Traced,
+}
 JITTER: Names = {
     "none": jitters.NoJitter,
     "lognormal": jitters.Lognormal,

@@ -381,11 +381,9 @@ class Store:
         rows = self._select(query, keys)
         with self._checked():
             return {
-                key: Outcome(
-                    status_of(s), str(e), checked_record(r), number_of(t, "seconds")
-                )
+                key: Outcome(status_of(s), str(e), checked_record(r), number_of(t, "seconds"))
                 for key, s, e, r, t in rows
-            }  # fmt: skip
+            }
 
     def experiments(self, keys: Iterable[str]) -> dict[str, str]:
         """Return what those points that are stored simulate: manifests as JSON."""

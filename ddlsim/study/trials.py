@@ -60,8 +60,9 @@ class Proposals:
         with _quiet():
             self._study = optuna.create_study(
                 directions=["maximize" if METRICS[name].larger_is_better else "minimize" for name in search.metrics],
-                sampler=_sampler(search), pruner=optuna.pruners.MedianPruner(),
-            )  # fmt: skip
+                sampler=_sampler(search),
+                pruner=optuna.pruners.MedianPruner(),
+            )
 
     def ask(self) -> list[Proposal]:
         """Return the next configurations, `search.batch` of them or what is left; none at the end."""

@@ -497,10 +497,14 @@ def _parameters(
         value = 1.0 / reduction.c1
         found.append(
             Parameter(
-                "reduce_bandwidth", value, value / factor, value * factor, given["reduce_bandwidth"],
+                "reduce_bandwidth",
+                value,
+                value / factor,
+                value * factor,
+                given["reduce_bandwidth"],
                 (reduction.batch_sizes[0], reduction.batch_sizes[-1]),
             )
-        )  # fmt: skip
+        )
         covariance[-1, -1] = variance
     return tuple(found), covariance
 
