@@ -188,8 +188,8 @@ def _nothing() -> None:
 
 #: "ddls" in the file's header says that it is one of ours (PRAGMA application_id)
 APPLICATION_ID = 0x64646C73
-#: of the tables below; PRAGMA user_version. Files of a newer version are refused
-SCHEMA_VERSION = 1
+#: of the tables below; PRAGMA user_version. Files of other versions are refused
+SCHEMA_VERSION = 2
 #: s after which a claim that is not renewed is over
 LEASE = 60.0
 #: s that a transaction waits for that of another process
@@ -281,10 +281,10 @@ class Store:
                     raise ConfigError(f"{self.path}: is a database, but no store of a study; give another file")
                 self._make()
             version = self._number("PRAGMA user_version")
-            if version > SCHEMA_VERSION:
+            if version != SCHEMA_VERSION:
                 raise ConfigError(
-                    f"{self.path}: has version {version} of the format, this ddlsim knows up to {SCHEMA_VERSION}; "
-                    "update ddlsim, or give another file"
+                    f"{self.path}: has version {version} of the format, this ddlsim knows version {SCHEMA_VERSION}; "
+                    "read it with the version that wrote it, or give another file"
                 )
             damage = " ".join(str(self._db.execute("PRAGMA quick_check(1)").fetchone()[0]).split())
             if damage != "ok":
