@@ -70,7 +70,7 @@ def write(path: str | Path, checkpoint: Checkpoint, manifest: Mapping[str, objec
 
 
 def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
-    """Return a saved run and its manifest. Raises ConfigError for a file that is none, damaged or of another version."""
+    """Return a saved run and its manifest. Raises ConfigError for a file that is none, damaged or other versions."""
     try:
         return _read(Path(path))
     except ConfigError:
