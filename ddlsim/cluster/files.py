@@ -20,10 +20,23 @@ import networkx as nx
 
 from ddlsim import plain
 from ddlsim.arguments import Count, Density, Rule, checked, one_of, quantity, whole
-from ddlsim.cluster import calibration_table, direct, generators
+from ddlsim.cluster import calibration_table
 from ddlsim.cluster.calibration_table import CalibrationTable
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, Told, with_detail
+from ddlsim.cluster.generators import (
+    dragonfly,
+    fat_tree,
+    fully_connected,
+    hypercube,
+    leaf_spine,
+    line,
+    racks,
+    ring,
+    star,
+    torus,
+    two_racks,
+)
 from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu, add_host, connect, size_of
 from ddlsim.cluster.quantity import MAX_NODES, check_size
@@ -41,11 +54,19 @@ from ddlsim.units import quantity_text
 GENERATORS: dict[str, Callable[..., Graph]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        generators.star, direct.ring, direct.line, direct.fully_connected, direct.torus,
-        direct.hypercube, generators.leaf_spine, generators.fat_tree, generators.racks,
-        generators.two_racks, generators.dragonfly,
+        star,
+        ring,
+        line,
+        fully_connected,
+        torus,
+        hypercube,
+        leaf_spine,
+        fat_tree,
+        racks,
+        two_racks,
+        dragonfly,
     )
-}  # fmt: skip
+}
 
 Table = dict[str, Any]  # as the TOML parser gives it; every value is checked below
 _Names = Annotated[Sequence[str], Rule("a list of at least 2 names", lambda value: _is_names(value, 2), lambda v, _: v)]
