@@ -27,7 +27,6 @@ from ddlsim.arguments.rules import TEXT, Rule
 from ddlsim.bundled import split_options
 from ddlsim.errors import ConfigError, UnitError, listed, shown, unknown_name
 from ddlsim.named_code import imported, names_code
-from ddlsim.plain import decoded, parse_toml, read_bytes
 from ddlsim.units import quantity_text
 
 T = TypeVar("T")
@@ -65,11 +64,6 @@ class Source:
 
 
 UNTRUSTED = Source()
-
-
-def read_toml(path: Path) -> dict[str, object]:
-    """Return the table in a file. Raises ConfigError if it is missing, unreadable or not TOML."""
-    return parse_toml(decoded(read_bytes(path), str(path)), str(path))
 
 
 def refuse_code(text: object, where: str) -> None:

@@ -123,12 +123,12 @@ def recommend(
 
 def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:
     """Return what a question file asks, or that these clusters are to choose from."""
-    from ddlsim.plain import decoded, parse_toml, read_bytes
+    from ddlsim.plain import read_toml
     from ddlsim.planner import load_question
 
     path = Path(clusters[0])
     asks = len(clusters) == 1 and path.suffix == ".toml" and path.is_file()
-    if asks and "clusters" in parse_toml(decoded(read_bytes(path), clusters[0]), clusters[0]):
+    if asks and "clusters" in read_toml(path, clusters[0]):
         return load_question(path, allow_code=allow_code)
     return {"clusters": clusters}
 

@@ -36,7 +36,7 @@ from ddlsim.cli.options import (
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.named_code import names_code
-from ddlsim.plain import parse_toml
+from ddlsim.plain import parse_value, read_toml
 from ddlsim.printable import shown
 
 if TYPE_CHECKING:
@@ -258,14 +258,13 @@ def _is_experiment(what: str) -> bool:
 
 def _has(what: str, keys: set[str]) -> bool:
     """Return whether a file, if it is TOML, has one of the keys."""
-    from ddlsim.plain import decoded, read_bytes
 
     path = Path(what)
     if path.suffix != ".toml":
         return False
     if not os.path.isfile(path):
         raise ConfigError(f"{what}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
-    return bool(keys & parse_toml(decoded(read_bytes(path), what), what).keys())
+    return bool(keys & read_toml(path, what).keys())
 
 
 def _strategy(
@@ -293,7 +292,8 @@ def _strategy(
     for option in options:
         if option not in takes:
             raise ConfigError(f"--{option} has no effect with --strategy {chosen}; {_taken(takes)}")
-    table = options | {key: _value(key, value) for key, _, value in (each.partition("=") for each in sizes)}
+    parts = (each.partition("=") for each in sizes)
+    table = options | {key: parse_value(value) if value else True for key, _, value in parts}
     for field in fields:
         if field.default is dataclasses.MISSING and field.name not in table:
             raise ConfigError(
@@ -303,16 +303,6 @@ def _strategy(
     if not sizes:
         return make(**options)
     return SCHEMA.build(make, table, f"--strategy {chosen}", Source(allow_code=True))
-
-
-def _value(key: str, text: str) -> object:
-    """Return what stands behind "key=" in a strategy's name: what TOML makes of it, else a text; nothing is true."""
-    if not text:
-        return True
-    try:
-        return parse_toml(f"value = {text}", key)["value"]
-    except ConfigError:  # 1f1b, say
-        return text
 
 
 def _taken(options: list[str]) -> str:

@@ -48,9 +48,10 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.jobs.jobs import Jobs
 from ddlsim.jobs.simulate import FaultLike, simulate_jobs
 from ddlsim.life import Background
+from ddlsim.plain import read_toml
 from ddlsim.run.files import SCHEMA, with_cluster
 from ddlsim.run.job import Job
-from ddlsim.schema import Source, read_toml
+from ddlsim.schema import Source
 
 #: columns of a list of arrivals that are fields of the experiment, and how they are read
 _FIELDS = {"model": str, "workers": int, "batch_size": int, "steps": int, "seed": int}

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ddlsim.arguments import checked
+from ddlsim.plain import read_toml
 from ddlsim.planner.decide import recommend
 from ddlsim.run.files import SCHEMA
-from ddlsim.schema import Source, read_toml
+from ddlsim.schema import Source
 
 
 @checked

@@ -44,11 +44,12 @@ from ddlsim.compression.contract import Compressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.life import Background
+from ddlsim.plain import read_toml
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.traced import Traced
-from ddlsim.schema import UNTRUSTED, Names, Schema, Source, read_toml
+from ddlsim.schema import UNTRUSTED, Names, Schema, Source
 from ddlsim.strategies import Strategy
 from ddlsim.strategies.overlap import Overlap
 from ddlsim.strategies.staleness import Scaling

@@ -34,9 +34,10 @@ from typing import Any
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, DdlsimError, shown, unknown_name
+from ddlsim.plain import read_toml
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import SCHEMA
-from ddlsim.schema import Source, read_toml, required
+from ddlsim.schema import Source, required
 from ddlsim.study.designs import Range, paths_of
 from ddlsim.study.study import Study
 

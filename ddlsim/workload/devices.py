@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 from ddlsim.arguments import Count, Density, Positive, checked, quantity
 from ddlsim.errors import unknown_name
-from ddlsim.schema import PLAIN, UNIMPORTED, read_toml
+from ddlsim.plain import read_toml
+from ddlsim.schema import PLAIN, UNIMPORTED
 
 _Time = Annotated[float, quantity("time", zero=True, si=True)]
 _Power = Annotated[float, quantity("power", zero=True, si=True)]

@@ -28,7 +28,8 @@ from typing import cast
 from ddlsim.arguments import checked
 from ddlsim.bundled import bundled_files, split_options
 from ddlsim.errors import ConfigError, shown, unknown_name
-from ddlsim.schema import PLAIN, Source, read_toml
+from ddlsim.plain import read_toml
+from ddlsim.schema import PLAIN, Source
 from ddlsim.workload.kept import with_kept
 from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_SIZE
 from ddlsim.workload.layers import LAYER_TYPES, LayerSpec
