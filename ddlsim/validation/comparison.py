@@ -262,8 +262,8 @@ class Validation:
 
     @checked
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw measured against predicted throughput; see :func:`ddlsim.validation.plot.measured_against_predicted`."""
-        from ddlsim.validation.plot import measured_against_predicted
+        """Draw measured against predicted throughput; see :func:`ddlsim.validation.page.measured_against_predicted`."""
+        from ddlsim.validation.page import measured_against_predicted
 
         return measured_against_predicted(self, path)
 
