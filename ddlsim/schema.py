@@ -371,6 +371,7 @@ class Schema:
         return {
             name: self.unstructure(each, f"{stem}{name}", annotations.get(name, object), full=full)
             for name, each in (arguments(value) if full else changed_arguments(value)).items()
+            if not (full and name in self.filled_in)
         }
 
     def expression(self, value: Any, where: str) -> str:
