@@ -175,7 +175,7 @@ class Builder:
     def _coded(self, name: str, place: str) -> type[LayerSpec]:
         """Return the layer that ``"package.module:Name"`` stands for, if that may be imported."""
         if not self.allow_code:
-            refuse_code(name, f"{self.path}: {place}.type")
+            refuse_code(name, f"{self.path}: {place}: type")
         kind = imported(name, f"{self.path}: {place}: type")
         check_layer_type(kind, f"{self.path}: {place}: type {name!r}")
         return cast("type[LayerSpec]", kind)
