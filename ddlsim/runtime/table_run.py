@@ -337,8 +337,9 @@ class TableRun:
         task: Records = self.executor.tasks[row]
         return task
 
-    def _began(self, step: int, rank: int) -> float:
-        """Return when a rank began the gradient of a step, s."""
+    def _began(self, step: int, place: int) -> float:
+        """Return when one who learns began the gradient of a step, s."""
+        rank = place * self.steps.plan.tensor
         row = self.steps.rows[self.steps.slot(step)].start + self.bookings.shape(step).begins[rank]
         return float(self.executor.tasks["start"][row])
 

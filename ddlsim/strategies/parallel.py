@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from ddlsim.plan.live import LIVE
 from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
-from ddlsim.plan.plan import Floats
+from ddlsim.plan.plan import Floats, Ints
 from ddlsim.plan.schedules import Schedules
-from ddlsim.plan.tensor_groups import Seconds, as_one_rank, exchange_seconds, with_exchanges, with_shared_interfaces
+from ddlsim.plan.tensor_ranks import GroupSchedules, check_groups, group_seconds, passes_of, tensor_ranks, with_exchanges
 from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
@@ -276,28 +276,26 @@ class Parallel(WithFabric):
     # ------------------------------------------------------------ what they do
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers do in `steps` steps of `accumulation` micro-batches of each replica.
+        """Return what workers do in `steps` steps of `accumulation` micro-batches of each replica: rank r is worker r.
 
-        A rank stands for a tensor group, the slowest of its workers, and exchanges inside the group take no time here;
-        in a run they do. Raises ConfigError for an order that does not
-        go with the micro-batches.
+        Raises ConfigError for an order that does not go with the micro-batches.
         """
-        return self._plan(workloads, steps, accumulation, lambda kind, nbytes: 0.0)
+        return self._of_groups(workloads, steps, accumulation).of_all()
 
-    def _plan(self, workloads: Sequence[Workload], steps: int, micro_batches: int, seconds: Seconds) -> Plan:
-        mesh = self.mesh(len(workloads))
-        cuts = self._cuts(workloads)
-        slowest = [max((workloads[i] for i in own), key=lambda each: each.step_time) for own in self._members(mesh)]
-        plans = {
-            number: self._of_rank(self._split(workload, cuts, seconds), workload, mesh, micro_batches, steps)
-            for number, workload in {id(workload): workload for workload in slowest}.items()
-        }
-        plan = plans[id(slowest[0])]
-        if len(plans) > 1:
-            which = np.array([list(plans).index(id(workload)) for workload in slowest])[plan.rank]
-            every = np.stack([each.seconds for each in plans.values()])
-            plan = dataclasses.replace(plan, seconds=every[which, np.arange(len(plan))])
-        return with_stage_norms(plan, slowest, mesh.data) if self.sharded else plan
+    def _of_groups(self, workloads: Sequence[Workload], steps: int, micro_batches: int) -> _Groups:
+        """Return the plan of ranks each of which is a stage of a replica, and how tensor groups go through it."""
+        mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
+        different = list({id(workload): workload for workload in workloads}.values())
+        plans = []
+        for workload in different:
+            plan = self._of_rank(self._split(workload, cuts), workload, mesh, micro_batches, steps)
+            if self.sharded:
+                plan = with_stage_norms(plan, [workload] * plan.n_ranks, mesh.data)
+            plans.append(plan)
+        number = {id(workload): i for i, workload in enumerate(different)}
+        kinds = np.array([number[id(workload)] for workload in workloads])[np.array(self._members(mesh))]
+        shards = [self._shard(workload) for workload in different]
+        return _Groups(plans, kinds, shards, chunks_at(shards[0].workload, cuts), not self.sequence)
 
     def peak_memory(self, workloads: Sequence[Workload], micro_batches: int) -> Floats:
         """Return the bytes of activations that each rank of the plan holds at most, (n_ranks,).
@@ -305,14 +303,12 @@ class Parallel(WithFabric):
         Raises ConfigError as :meth:`plan` does.
         """
         if self._asynchronous or not isinstance(self.order, str):
-            return self.plan(workloads, 1, micro_batches).peak_memory()
-        mesh, work = self.mesh(len(workloads)), workloads[0]
-        cuts = self._cuts(workloads)
+            return np.repeat(self._of_groups(workloads, 1, micro_batches).plans[0].peak_memory(), self.tensor)
+        mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
         order = representative_order(self.order, self.pipeline, micro_batches, len(cuts) + 1)
-        chunks = self._split(work, cuts, lambda kind, nbytes: 0.0)
-        held = rank_holds(chunks, order, recompute=self.recompute == "stage")
-        peak = np.empty(mesh.data * mesh.pipeline)
-        peak[Mesh(mesh.data, mesh.pipeline).ranks[:, :, 0]] = held
+        held = rank_holds(self._split(workloads[0], cuts), order, recompute=self.recompute == "stage")
+        peak = np.empty(mesh.n_ranks)
+        peak[mesh.ranks] = np.array(held)[:, None]
         return peak
 
     def _of_rank(
@@ -335,44 +331,29 @@ class Parallel(WithFabric):
         members: list[list[int]] = mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor).tolist()
         return members
 
-    def _split(self, workload: Workload, cuts: Sequence[int], seconds: Seconds) -> tuple[Chunk, ...]:
-        """Return the chunks that one rank of each tensor group computes, with the seconds of its exchanges."""
-        shard = self._shard(workload)
+    def _split(self, workload: Workload, cuts: Sequence[int]) -> tuple[Chunk, ...]:
+        """Return the chunks that one rank of each tensor group computes, apart from the group's exchanges."""
         if self.tensor == 1 and self._again == "none":
             return chunks_at(workload, cuts)
-        chunks = chunks_at(_exchanging(shard, seconds), cuts)
         holding = _holding(workload, 1, self.tensor, self.sequence, self._again)
-        return as_one_rank(chunks, self.tensor, lambda chunk: _memory(chunk.workload, holding).activations,
-                           gather=None if self.sequence else seconds)  # fmt: skip
-
-    def _exchange_seconds(
-        self, cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]]
-    ) -> Seconds:
-        """Return what collectives in a tensor group take."""
-        inside = self.tp_comm_overlap
-        return exchange_seconds(cluster, places, members, inside=inside, algorithm=self.algorithm)
+        return tuple(
+            dataclasses.replace(
+                chunk, enters=chunk.enters / self.tensor if i else chunk.enters,
+                kept=_memory(chunk.workload, holding).activations,
+            ) for i, chunk in enumerate(chunks_at(self._shard(workload).workload, cuts))
+        )  # fmt: skip
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         workers, whole = setting.workers, setting.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
-        members = self._members(mesh)
-        seconds = self._exchange_seconds(setting.cluster, setting.nodes, members)
-        if self.tensor > 1:
-            setting.notes.append(
-                f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on idle "
-                "machines, count as compute; to other stages and replicas the first member sends, as much more as all "
-                "of them share its links"
-            )
+        nodes = np.array(setting.nodes)
+        in_groups = self._group_schedules(setting.cluster, nodes)
 
         @functools.cache
         def make(steps: int) -> Plan:
-            plan = self._plan(whole, steps, micro_batches, seconds)
-            if self.tensor == 1:
-                return plan
-            return with_shared_interfaces(plan, setting.cluster, np.array(setting.nodes)[np.array(members)])
+            return self._of_groups(whole, steps, micro_batches).of_all(in_groups)
 
-        nodes = np.array(self.plan_nodes(setting.cluster, setting.nodes))
         chunks = cut_at(self._shard(whole[0]).workload, self._cuts(whole))
         asynchronous = self._asynchronous
         ages = self._delays if asynchronous else ()
@@ -380,18 +361,26 @@ class Parallel(WithFabric):
 
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
             schedules = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
-            dense = OfGroups(setting, [workers[own[0]] for own in members], plan.groups, schedules)
+            dense = OfGroups(setting, workers, plan.groups, schedules if in_groups is None else in_groups.beside(plan, schedules))
             fabric, parts = fabric_of(self), list[slice]()
             if setting.compression is not None:
                 compressor = setting.compression.compressor
                 parts = compressible_parts(plan, chunks, self._buckets(mesh), self.tensor, compressor)
-            return OfReplicas(dense, fabric, mesh.data, parts, gradients, ages)
+            return OfReplicas(dense, fabric, mesh.data * self.tensor, parts, gradients, ages)
 
         run_table(
-            setting, make, None, samples=whole[0].batch_size * micro_batches * mesh.data, members=members,
+            setting, make, None, samples=whole[0].batch_size * micro_batches * mesh.data,
             live=steps_under_way(self.pipeline, micro_batches) if asynchronous else LIVE, exchanges=exchanges,
             met=weights.at if asynchronous else None, owner="Parallel", beside_first=2,  # each ends with updates
         )  # fmt: skip
+
+    def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
+        """Return how tensor groups exchange, None if there are none. Raises ConfigError where they cannot."""
+        if self.tensor == 1:
+            return None
+        of_groups = nodes[np.array(self._members(self.mesh(len(nodes))))]
+        check_groups(cluster, of_groups, inside=self.tp_comm_overlap)
+        return GroupSchedules(cluster, of_groups, self.tp_comm_overlap, self.algorithm)
 
     def outlook(
         self, workloads: Sequence[Workload], micro_batches: int, steps: int, cluster: Cluster, nodes: Sequence[int],
@@ -408,30 +397,53 @@ class Parallel(WithFabric):
             return None
         mesh, work, again = self.mesh(len(workloads)), workloads[0], self.recompute == "stage"
         members = self._members(mesh)
-        shard = self._shard(work)
-        cuts = self._cuts(workloads)
+        shard, cuts = self._shard(work), self._cuts(workloads)
+        self._group_schedules(cluster, np.array(nodes))
         order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
-        seconds = self._exchange_seconds(cluster, nodes, members)
+        first = tuple(nodes[worker] for worker in members[0])
+        ends = group_seconds(cluster, first, self.tp_comm_overlap, self.algorithm)
         travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
         least = least_seconds(
-            costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds), order,
+            costs_of(_exchanging(shard, ends), cuts, self.tensor, None if self.sequence else ends), order,
             Mesh(mesh.data, mesh.pipeline), micro_batches, steps, recompute=again, sharded=self.sharded, travel=travel,
         )  # fmt: skip
 
         def holds() -> Iterator[tuple[Stage, float]]:
-            held = rank_holds(self._split(work, cuts, seconds), order, recompute=again)
+            held = rank_holds(self._split(work, cuts), order, recompute=again)
             for place, nbytes in enumerate(held.tolist()):
                 yield self.stage(work, int(mesh.ranks[0, place, 0]), len(workloads)), nbytes
 
         return Outlook(least, holds)
 
-    def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> list[int]:
-        """Return where the ranks of the plan are: on the first workers of their tensor groups."""
-        return [nodes[rank] for rank in self.plan_workers(len(nodes))]
 
-    def plan_workers(self, n_workers: int) -> list[int]:
-        """Return the first of the workers that each rank of the plan stands for."""
-        return [own[0] for own in self._members(self.mesh(n_workers))]
+class _Groups(NamedTuple):
+    """The plan of ranks each of which is a stage of a replica.
+
+    plans   if all workers were of a kind, the same but for their seconds
+    kinds   (n_ranks, t) which of these has the seconds of each worker of a rank's tensor group
+    shards  of each kind
+    chunks  of the model, with whole activations between them
+    gather  groups gather what has come over a cut
+    """
+
+    plans: Sequence[Plan]
+    kinds: Ints
+    shards: Sequence[Shard]
+    chunks: Sequence[Chunk]
+    gather: bool
+
+    def of_all(self, schedules: GroupSchedules | None = None) -> Plan:
+        """Return the plan of all workers, whose groups exchange by `schedules`."""
+        tensor = self.kinds.shape[1]
+        if tensor > 1:
+            passes = passes_of(self.plans[0], self.shards, self.chunks, gather=self.gather)
+            following = None if schedules is None else schedules.following
+            return tensor_ranks(self.plans, passes, tensor, self.kinds, following)
+        plan = self.plans[0]
+        if len(self.plans) == 1:
+            return plan
+        every = np.stack([each.seconds for each in self.plans])
+        return dataclasses.replace(plan, seconds=every[self.kinds[plan.rank, 0], np.arange(len(plan))])
 
 
 @functools.lru_cache(maxsize=4)
@@ -463,9 +475,9 @@ def _stage(
 
 
 @functools.lru_cache(maxsize=64)
-def _exchanging(shard: Shard, seconds: Seconds) -> Workload:
+def _exchanging(shard: Shard, ends: Callable[[int, float], Floats]) -> Workload:
     """Return what a rank of a tensor group computes, and waits for."""
-    return with_exchanges(shard.workload, shard.collectives, seconds)
+    return with_exchanges(shard, lambda kind, nbytes: float(ends(kind, nbytes).max()))
 
 
 @functools.lru_cache(maxsize=64)
