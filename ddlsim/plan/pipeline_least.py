@@ -28,6 +28,7 @@ from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import PassOrder, pass_order
 from ddlsim.plan.pipeline_rows import Tie, tie_of
 from ddlsim.plan.plan import ALL_GATHER, Floats, Ints
+from ddlsim.plan.tensor_ranks import Measure
 from ddlsim.workload.compute import Workload
 
 NEVER = -np.inf
@@ -50,17 +51,17 @@ class Costs(NamedTuple):
 
 def costs_of(
     workload: Workload, cuts: Sequence[int], tensor: int = 1,
-    gather: Callable[[int, float], Floats] | None = None,
+    gather: Measure | None = None,
 ) -> Costs:  # fmt: skip
     """Return the costs of the chunks of a workload that is cut before some layers, for one of `tensor` ranks that
-    `gather` what enters them: kind of collective, bytes -> when each member has it, s."""
+    `gather` what enters them."""
     first = np.array([0, *cuts], dtype=np.int64)
     forward, backward, gradient = (
         np.add.reduceat(each, first) for each in (workload.forward, workload.backward, workload.grad_nbytes)
     )
     enters = crossing_nbytes(workload)[first]
     if gather is not None and tensor > 1:
-        seconds = np.array([float(gather(ALL_GATHER, each).max()) for each in enters[1:].tolist()])
+        seconds = np.array([gather(ALL_GATHER, each).seconds for each in enters[1:].tolist()])
         forward[1:] += seconds
         backward[:-1] += seconds
     enters[1:] /= tensor

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -48,7 +48,8 @@ SYNCHRONIZE = "synchronize"
 PRODUCT = "product"
 #: the lanes of a pass: the device, the group's collectives, and messages to and from the neighbours in its ring
 LANES = ("compute", "tensor", "tensor to next", "tensor from previous")
-_NAMES = (SYNCHRONIZE, PRODUCT)
+#: what items can be called
+NAMES = (SYNCHRONIZE, PRODUCT)
 
 
 class Exchange(Protocol):
@@ -323,7 +324,7 @@ def tensor_ranks(
         *(tuple(range(rank * tensor, (rank + 1) * tensor)) for rank in range(n_groups)),
     )
     return dataclasses.replace(
-        plan, lanes=tuple(lanes), groups=groups, names=(*plan.names, *_NAMES), tensor=tensor,
+        plan, lanes=tuple(lanes), groups=groups, names=(*plan.names, *NAMES), tensor=tensor,
         **columns, **_needs(plan, flat, starts, counts, begins, source, item, nth, tensor),
     )  # fmt: skip
 
@@ -478,31 +479,47 @@ class GroupSchedules:
 Seconds = Callable[[int, float], float]
 
 
+class Measured(NamedTuple):
+    """An exchange of a tensor group on idle links: when each member has ended, s after all began, (t,); what it puts on
+    which channels, bytes and busy s, (n,); all bytes and messages."""
+
+    ends: Floats
+    channels: Ints
+    nbytes: Floats
+    busy: Floats
+    sent: float
+    n_messages: int
+
+    @property
+    def seconds(self) -> float:
+        return float(self.ends.max())
+
+
+#: kind of collective (or SEND), bytes of the whole -> how it goes
+Measure = Callable[[int, float], Measured]
+
+
 @functools.lru_cache(maxsize=16)
-def group_seconds(
-    cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: str | Collective
-) -> Callable[[int, float], Floats]:
-    """Return what tells when each member of a tensor group on `nodes` has ended what all begin at 0, on idle links:
-    a collective of a kind and so many bytes, or the messages from each to the next (``SEND``)."""
-    schedules = GroupSchedules(cluster, np.array([nodes]), inside, algorithm)
+def measured(cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: str | Collective) -> Measure:
+    """Return how the exchanges of a tensor group on `nodes` go on idle links: a collective of a kind and so many bytes,
+    or the messages from each member to the next (``SEND``)."""
+    schedules, there = GroupSchedules(cluster, np.array([nodes]), inside, algorithm), np.array(nodes)
 
     @functools.cache
-    def ends(kind: int, nbytes: float) -> Floats:
-        times = np.zeros(len(nodes))
-        if len(nodes) == 1:
-            return times
-        network = Network(cluster)
-        if kind == SEND:
-            there = np.array(nodes)[schedules.following[0]]
-            ids = network.send(nodes, there, np.full(len(nodes), nbytes), 0.0)
-        else:
-            number = network.collective(schedules(kind, 0, nbytes), nodes, nbytes)
+    def run(kind: int, nbytes: float) -> Measured:
+        times, network = np.zeros(len(nodes)), Network(cluster)
+        if len(nodes) > 1 and kind == SEND:
+            ids = network.send(there, there[schedules.following[0]], np.full(len(nodes), nbytes), 0.0)
+        elif len(nodes) > 1:
+            number = network.collective(schedules(kind, 0, nbytes), there, nbytes)
             network.join(np.full(len(nodes), number), np.arange(len(nodes)), 0.0)
         while (done := network.advance()) is not None:
             times[np.searchsorted(-ids, -done.ids) if kind == SEND else done.ranks] = done.time
-        return times
+        carried, busy = network.channel_nbytes, network.channel_busy
+        used = np.flatnonzero(busy)
+        return Measured(times, used, carried[used], busy[used], network.nbytes_sent, network.n_messages)
 
-    return ends
+    return run
 
 
 def timeline(items: Sequence[Item], seconds: Seconds) -> tuple[Floats, Floats]:

@@ -16,18 +16,28 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import Chunk, Mesh, Plan, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.gathered_ahead import with_shares
-from ddlsim.plan.live import LIVE
+from ddlsim.plan.folding import Folding, fold
+from ddlsim.plan.live import LIVE, N_STEPS
 from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.plan import Floats, Ints
 from ddlsim.plan.schedules import Schedules
-from ddlsim.plan.tensor_ranks import GroupSchedules, check_groups, group_seconds, passes_of, tensor_ranks, with_exchanges
+from ddlsim.plan.tensor_ranks import (
+    GroupSchedules,
+    Measure,
+    Passes,
+    check_groups,
+    measured,
+    passes_of,
+    tensor_ranks,
+    with_exchanges,
+)
 from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.table_run import run_table
+from ddlsim.runtime.table_run import Schedules as GroupSchedule, disturbed, is_one_step, run_table
 from ddlsim.strategies.cutting import cut_at, cut_places, equal_layers, joined
 from ddlsim.strategies.lighter import Changes, lighter_parallel
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
@@ -347,32 +357,54 @@ class Parallel(WithFabric):
         """Start all workers."""
         workers, whole = setting.workers, setting.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
-        nodes = np.array(setting.nodes)
+        live = steps_under_way(self.pipeline, micro_batches) if self._asynchronous else LIVE
+        steps = 2 if is_one_step(setting, live) else N_STEPS  # a first step ends with updates
+        groups = self._of_groups(whole, steps, micro_batches)
+        members, nodes = np.array(self._members(mesh)), np.array(setting.nodes)
         in_groups = self._group_schedules(setting.cluster, nodes)
-
-        @functools.cache
-        def make(steps: int) -> Plan:
-            return self._of_groups(whole, steps, micro_batches).of_all(in_groups)
+        folding, plan = None, groups.plans[0]
+        others = Schedules(plan, self.algorithm, setting.cluster, nodes[members[:, 0]], self.rank_order)
+        if in_groups is not None:
+            folded = self._folding(setting, groups, members, in_groups, others)
+            folding = None if isinstance(folded, str) else folded
+        if folding is None:
+            plan = groups.of_all(in_groups)
+        else:
+            plan, nodes, workers = folding.seconds(plan), nodes[members[:, 0]], [workers[own[0]] for own in members]
+            setting.notes.append(
+                f"tensor groups: {len(members)} of {members.size} ranks are executed, one for each group of "
+                f"{self.tensor}, whose members do the same at the same times on links of their own"
+            )
 
         chunks = cut_at(self._shard(whole[0]).workload, self._cuts(whole))
-        asynchronous = self._asynchronous
-        ages = self._delays if asynchronous else ()
+        ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
 
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
-            schedules = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
-            dense = OfGroups(setting, workers, plan.groups, schedules if in_groups is None else in_groups.beside(plan, schedules))
+            by = others if folding is not None else Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
+            schedules = by if folding is not None or in_groups is None else in_groups.beside(plan, by)
+            dense = OfGroups(setting, workers, plan.groups, schedules)
             fabric, parts = fabric_of(self), list[slice]()
             if setting.compression is not None:
                 compressor = setting.compression.compressor
                 parts = compressible_parts(plan, chunks, self._buckets(mesh), self.tensor, compressor)
-            return OfReplicas(dense, fabric, mesh.data * self.tensor, parts, gradients, ages)
+            return OfReplicas(dense, fabric, mesh.data * plan.tensor, parts, gradients, ages)
 
         run_table(
-            setting, make, None, samples=whole[0].batch_size * micro_batches * mesh.data,
-            live=steps_under_way(self.pipeline, micro_batches) if asynchronous else LIVE, exchanges=exchanges,
-            met=weights.at if asynchronous else None, owner="Parallel", beside_first=2,  # each ends with updates
+            setting, lambda _: plan, None, samples=whole[0].batch_size * micro_batches * mesh.data, folding=folding,
+            live=live, exchanges=exchanges, met=weights.at if self._asynchronous else None, owner="Parallel",
+            beside_first=2,
         )  # fmt: skip
+
+    def _folding(
+        self, setting: Setting, groups: _Groups, members: Ints, in_groups: GroupSchedules, others: GroupSchedule
+    ) -> Folding | str:
+        """Return how one rank is executed for each tensor group, or why that would not be exact."""
+        if self.cost != "simulated" and len(members) > self.pipeline:
+            return "replicas exchange in known times"
+        if reason := disturbed(setting):
+            return reason
+        return fold(groups.plans[0], groups.passes(), members, groups.kinds, setting.cluster, in_groups, others)
 
     def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
         """Return how tensor groups exchange, None if there are none. Raises ConfigError where they cannot."""
@@ -401,10 +433,10 @@ class Parallel(WithFabric):
         self._group_schedules(cluster, np.array(nodes))
         order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
         first = tuple(nodes[worker] for worker in members[0])
-        ends = group_seconds(cluster, first, self.tp_comm_overlap, self.algorithm)
+        measure = measured(cluster, first, self.tp_comm_overlap, self.algorithm)
         travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
         least = least_seconds(
-            costs_of(_exchanging(shard, ends), cuts, self.tensor, None if self.sequence else ends), order,
+            costs_of(_exchanging(shard, measure), cuts, self.tensor, None if self.sequence else measure), order,
             Mesh(mesh.data, mesh.pipeline), micro_batches, steps, recompute=again, sharded=self.sharded, travel=travel,
         )  # fmt: skip
 
@@ -432,13 +464,16 @@ class _Groups(NamedTuple):
     chunks: Sequence[Chunk]
     gather: bool
 
+    def passes(self) -> Passes:
+        """Return the passes of the plans, with the exchanges in them."""
+        return passes_of(self.plans[0], self.shards, self.chunks, gather=self.gather)
+
     def of_all(self, schedules: GroupSchedules | None = None) -> Plan:
         """Return the plan of all workers, whose groups exchange by `schedules`."""
         tensor = self.kinds.shape[1]
         if tensor > 1:
-            passes = passes_of(self.plans[0], self.shards, self.chunks, gather=self.gather)
             following = None if schedules is None else schedules.following
-            return tensor_ranks(self.plans, passes, tensor, self.kinds, following)
+            return tensor_ranks(self.plans, self.passes(), tensor, self.kinds, following)
         plan = self.plans[0]
         if len(self.plans) == 1:
             return plan
@@ -475,9 +510,9 @@ def _stage(
 
 
 @functools.lru_cache(maxsize=64)
-def _exchanging(shard: Shard, ends: Callable[[int, float], Floats]) -> Workload:
+def _exchanging(shard: Shard, measure: Measure) -> Workload:
     """Return what a rank of a tensor group computes, and waits for."""
-    return with_exchanges(shard, lambda kind, nbytes: float(ends(kind, nbytes).max()))
+    return with_exchanges(shard, lambda kind, nbytes: measure(kind, nbytes).seconds)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,0 +1,289 @@
+"""Tensor groups whose members do the same at the same times, executed as one rank each.
+
+A step of GPT-3 on 1,024 GPUs has twenty million tasks if every rank of its tensor groups is executed. Where all members
+of a group do the same at the same times one of them is enough, and the result is the same:
+
+- Nothing else uses the channels of a group's collectives, so these take the time that they take on idle links, and all
+  members end together. A pass then is one task, of its work and its collectives.
+- What members send to other groups goes over routes that are alike: there is a permutation of channels that moves every
+  member to the next and keeps capacities, latencies and shares. By that symmetry, flows of members that correspond to
+  each other have equal rates in the (unique) max-min fair allocation. So the flows of the first member alone, on
+  channels with capacity / k where k members share one, have the rates that all of them have together.
+
+:func:`fold` looks for both in the routes. What is not executed is booked: bytes and busy seconds of collectives on
+their links, and of other members' messages on the links that correspond.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import Schedule
+from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Floats, Ints, Plan
+from ddlsim.plan.tensor_ranks import NAMES, PRODUCT, GroupSchedules, Item, Measure, Measured, Passes, measured, timeline
+
+#: relative; members that end within it of each other end together
+TOGETHER = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Channels that carry what others do: channel c carries ``times[c]`` times what ``source[c]`` carries, (n_channels,)
+    each, in the same seconds; and how many members stand behind each message."""
+
+    source: Ints
+    times: Floats
+    members: int
+
+    def nbytes(self, of_channels: Floats) -> Floats:
+        """Return the bytes of all channels, given those of messages that are executed."""
+        return of_channels[self.source] * self.times
+
+    def busy(self, of_channels: Floats) -> Floats:
+        """Return the busy seconds of all channels."""
+        return of_channels[self.source]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A pass of a group: what the device does, and what goes on beside it, s after the pass begins.
+
+    starts, ends         (n_items,) of the device
+    products             (n_items,) whether it computes chunks of products
+    exchange             (n_exchanges,) which of ``Folding.exchanges`` each is
+    begun, over          (n_exchanges,) when they begin and end
+    seconds, exchanging  of the pass, and what of that the device waits for exchanges
+    """
+
+    starts: Floats
+    ends: Floats
+    products: Bools
+    exchange: Ints
+    begun: Floats
+    over: Floats
+    seconds: float
+    exchanging: float
+
+
+@dataclass(frozen=True, eq=False)
+class Folding:
+    """How the ranks of a plan of groups stand for the members of tensor groups.
+
+    members    (n_ranks, t) workers
+    passes     of the plan
+    kind       (n_ranks,) which of `timelines` and `measured` are of each rank
+    timelines  by kind and pass
+    exchanges  (kind of collective, bytes) of all exchanges
+    measures   by kind: each exchange on idle links
+    channels   by rank: the channels of its exchanges, as those of `local`
+    local      by kind: the channels of the group that was measured
+    copies     channels of other members
+    shared     (n,) channels that several members use, and by how many: (channel, k)
+    """
+
+    members: Ints
+    passes: Passes
+    kind: Ints
+    timelines: Sequence[Sequence[Timeline]]
+    exchanges: Sequence[tuple[int, float]]
+    measures: Sequence[Sequence[Measured]]
+    channels: Sequence[Ints]
+    local: Sequence[Ints]
+    copies: Copies
+    shared: tuple[Ints, Floats]
+
+    def seconds(self, plan: Plan) -> Plan:
+        """Return the plan of groups whose passes take the time of their exchanges, too."""
+        table = np.array([[each.seconds for each in of_kind] for of_kind in self.timelines])
+        rows = np.flatnonzero(self.passes.which >= 0)
+        seconds = plan.seconds.copy()
+        seconds[rows] = table[self.kind[plan.rank[rows]], self.passes.which[rows]]
+        return dataclasses.replace(plan, seconds=seconds)
+
+    def traffic(self, times: Floats, n_channels: int) -> tuple[Floats, Floats, float, int]:
+        """Return what exchanges put on the channels, bytes and busy s, (n_channels,), all bytes and messages.
+
+        times  (n_ranks, n_exchanges) how often each exchange of each rank has happened
+        """
+        nbytes, busy, sent, n_messages = np.zeros(n_channels), np.zeros(n_channels), 0.0, 0.0
+        for kind, measures in enumerate(self.measures):
+            ranks = np.flatnonzero(self.kind == kind)
+            local, own = self.local[kind], times[ranks]
+            columns = np.zeros((2, len(measures), len(local)))
+            for i, each in enumerate(measures):
+                at = np.searchsorted(local, each.channels)
+                columns[0, i, at], columns[1, i, at] = each.nbytes, each.busy
+                sent += float(own[:, i].sum()) * each.sent
+                n_messages += float(own[:, i].sum()) * each.n_messages
+            for total, column in zip((nbytes, busy), columns, strict=True):
+                np.add.at(total, np.stack([self.channels[rank] for rank in ranks]), own @ column)
+        return nbytes, busy, sent, int(n_messages + 1e-6)
+
+
+def fold(
+    plan: Plan, passes: Passes, members: Ints, kinds: Ints, cluster: Cluster, schedules: GroupSchedules,
+    others: Callable[[int, int, float], Schedule],
+) -> Folding | str:  # fmt: skip
+    """Return how the ranks of a plan of groups stand for all members of their tensor groups, or why they cannot.
+
+    members  (n_ranks, t) workers
+    kinds    (n_ranks, t) of workers: which of the items of passes are theirs
+    others   what collectives of the plan of groups go by
+    """
+    nodes = schedules.nodes
+    if (kinds != kinds[:, :1]).any():
+        return "members of a group compute at different speeds"
+    if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.acts):
+        return "links have details"
+    exchanges = sorted({
+        (item.kind, item.nbytes) for by_kind in passes.items for item in by_kind[0]
+        if item.kind == SEND or item.kind >= ALL_REDUCE
+    })  # fmt: skip
+    kind, local_of = _inside(cluster, schedules, kinds[:, 0])
+    firsts = np.unique(kind, return_index=True)[1].tolist()
+    measures: list[list[Measured]] = []
+    timelines: list[list[Timeline]] = []
+    local: list[Ints] = []
+    for rank in firsts:
+        measure = measured(cluster, tuple(nodes[rank].tolist()), schedules.inside, schedules.algorithm)
+        each = [measure(*exchange) for exchange in exchanges]
+        if any(np.ptp(one.ends) > TOGETHER * one.seconds for one in each):
+            return "members of a group end their collectives at different times"
+        measures.append(each)
+        timelines.append([_timeline(by_kind[kinds[rank, 0]], measure, exchanges) for by_kind in passes.items])
+        local.append(np.unique(np.concatenate([one.channels for one in each] or [np.zeros(0, np.int64)])))
+    channels = []
+    for rank, of_rank in enumerate(local_of):
+        at = np.searchsorted(local_of[firsts[kind[rank]]][0], local[kind[rank]])
+        channels.append(of_rank[1][at] if len(local[kind[rank]]) else local[kind[rank]])
+    inside = np.concatenate(channels)
+    if len(np.unique(inside)) < len(inside):
+        return "tensor groups share links"
+    found = _copies(cluster, nodes, *_pairs(plan, others))
+    if isinstance(found, str):
+        return found
+    copies, shared, used = found
+    if np.isin(inside, used).any():
+        return "collectives of tensor groups share links with other traffic"
+    overheads = np.stack([cluster.send_overhead, cluster.recv_overhead, cluster.reduce_time])[:, nodes]
+    if len(used) and (overheads[:2] > 0.0).any():
+        return "messages take devices' time"
+    if (overheads != overheads[:, :, :1]).any():
+        return "members of a group take different times for messages"
+    return Folding(members, passes, kind, timelines, exchanges, measures, channels, local, copies, shared)
+
+
+def _timeline(items: Sequence[Item], measure: Measure, exchanges: Sequence[tuple[int, float]]) -> Timeline:
+    start, end = timeline(items, lambda kind, nbytes: measure(kind, nbytes).seconds)
+    device = np.array([item.lane == 0 for item in items])
+    travels = [i for i, item in enumerate(items) if item.lane > 0 and item.kind != RECEIVE]
+    seconds = float(end.max())
+    products = np.array([item.name == NAMES.index(PRODUCT) for item in items])
+    return Timeline(
+        start[device], end[device], products[device], np.array([exchanges.index((items[i].kind, items[i].nbytes)) for i in travels],
+        dtype=np.int64), start[travels], end[travels], seconds, seconds - float((end - start)[device].sum()),
+    )  # fmt: skip
+
+
+def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[Ints, list[tuple[Ints, Ints]]]:
+    """Return a number for each group, the same for groups of one speed whose exchanges go alike, and the channels
+    between its members: in order, and so that they correspond to those of the first group of its number in order."""
+    nodes = schedules.nodes
+    n, tensor = nodes.shape
+    a, b = np.nonzero(~np.eye(tensor, dtype=bool))
+    routes = cluster.split_routes(nodes[:, a].ravel(), nodes[:, b].ravel())
+    counts = np.bincount(routes.of, minlength=n * len(a)).reshape(n, len(a))
+    bounds = np.concatenate([[0], np.cumsum(counts.sum(axis=1))])
+    channel = cluster.link_channel[routes.links]
+    facts = np.stack([cluster.channel_capacity[channel], cluster.link_latency[routes.links], routes.share])
+    times = np.stack([cluster.send_overhead, cluster.recv_overhead, cluster.reduce_time])
+    kind = np.empty(n, dtype=np.int64)
+    number: dict[object, int] = {}
+    leaders: list[Ints] = []
+    channels = []
+    for rank in range(n):
+        own = slice(int(bounds[rank]), int(bounds[rank + 1]))
+        distinct, first, which = np.unique(channel[own], return_index=True, return_inverse=True)
+        turn = np.argsort(np.argsort(first))[which.reshape(-1)]  # numbered as they first occur
+        signature = (
+            counts[rank].tobytes(), facts[:, own].tobytes(), turn.tobytes(), schedules.order[rank].tobytes(),
+            times[:, nodes[rank]].tobytes(), int(speeds[rank]),
+        )  # fmt: skip
+        by_turn = channel[own][np.sort(first)]
+        kind[rank] = number.setdefault(signature, len(leaders))
+        if kind[rank] == len(leaders):
+            leaders.append(by_turn)
+        channels.append((distinct, by_turn[np.argsort(leaders[kind[rank]])]))
+    return kind, channels
+
+
+def _pairs(plan: Plan, others: Callable[[int, int, float], Schedule]) -> tuple[Ints, Ints]:
+    """Return all (rank that sends, rank that receives) of the messages between groups."""
+    rows, n = plan.rows(SEND), plan.n_ranks
+    pairs = [np.unique(plan.rank[rows] * n + plan.peer[rows])]
+    collectives = plan.collectives
+    ways = np.unique(np.stack([plan.kind[collectives], plan.peer[collectives]]), axis=1)
+    for kind, group in ways.T.tolist():
+        own = collectives[(plan.kind[collectives] == kind) & (plan.peer[collectives] == group)]
+        ranks = np.array(plan.groups[group])
+        schedules = {id(each): each for each in (others(kind, group, size) for size in np.unique(plan.nbytes[own]).tolist())}
+        for schedule in schedules.values():
+            for one in (one for lane in schedule.lanes for one in lane):
+                pairs.append(np.unique(ranks[one.src] * n + ranks[one.dst]))
+    each = np.unique(np.concatenate(pairs))
+    return each // n, each % n
+
+
+def _copies(
+    cluster: Cluster, nodes: Ints, source: Ints, target: Ints
+) -> tuple[Copies, tuple[Ints, Floats], Ints] | str:
+    """Return which channels carry what those of first members do, those that several members share and by how many,
+    and all channels that are used; or why that cannot be said."""
+    tensor, n = nodes.shape[1], cluster.n_channels
+    copies = Copies(np.arange(n), np.ones(n), tensor)
+    nothing = copies, (np.zeros(0, np.int64), np.zeros(0)), np.zeros(0, np.int64)
+    if not len(source):
+        return nothing
+    routes = [cluster.split_routes(nodes[source, j], nodes[target, j]) for j in range(tensor)]
+    counts = np.array([np.bincount(each.of, minlength=len(source)) for each in routes])
+    if (counts != counts[:1]).any():
+        return "members of a group reach others over different numbers of links"
+    links = np.stack([each.links for each in routes], axis=1)  # (n_hops, t)
+    channel = cluster.link_channel[links]
+    shares = np.stack([each.share for each in routes], axis=1)
+    for fact in (shares, cluster.channel_capacity[channel], cluster.link_latency[links]):
+        if (fact != fact[:, :1]).any():
+            return "members of a group reach others over links that differ"
+    orbits = np.unique(channel, axis=0)
+    # each channel belongs to one orbit only, in which as many members use it as any other
+    used, which, times = np.unique(orbits, return_inverse=True, return_counts=True)
+    owner = np.repeat(np.arange(len(orbits)), tensor)
+    least, most = np.full(len(used), len(orbits)), np.full(len(used), -1)
+    np.minimum.at(least, which.reshape(-1), owner)
+    np.maximum.at(most, which.reshape(-1), owner)
+    if (least != most).any():
+        return "members of a group reach others over links that do not correspond"
+    k = times[which.reshape(orbits.shape)]
+    if (k != k[:, :1]).any():
+        return "members of a group share links unevenly"
+    if not _nested(orbits):
+        return "members of a group share links in ways that do not go together"
+    copies.source[orbits] = orbits[:, :1]
+    copies.times[orbits] = k
+    shared = k[:, 0] > 1
+    return copies, (orbits[shared, 0], k[shared, 0].astype(np.float64)), used
+
+
+def _nested(orbits: Ints) -> bool:
+    """Return whether members that share one channel share all those that more members share, (n_orbits, t)."""
+    patterns = np.unique(np.argmax(orbits[:, :, None] == orbits[:, None, :], axis=2), axis=0)
+    return all(_refines(a, b) or _refines(b, a) for i, a in enumerate(patterns) for b in patterns[:i])
+
+
+def _refines(fine: Ints, coarse: Ints) -> bool:
+    return all(len(np.unique(coarse[fine == each])) == 1 for each in np.unique(fine))
