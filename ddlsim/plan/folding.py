@@ -17,15 +17,27 @@ their links, and of other members' messages on the links that correspond.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ddlsim.cluster import Cluster
-from ddlsim.collectives import Schedule
+from ddlsim.collectives import Collective, Schedule
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Floats, Ints, Plan
-from ddlsim.plan.tensor_ranks import NAMES, PRODUCT, GroupSchedules, Item, Measure, Measured, Passes, measured, timeline
+from ddlsim.plan.tensor_ranks import (
+    NAMES,
+    PRODUCT,
+    GroupSchedules,
+    Item,
+    Measure,
+    Measured,
+    Passes,
+    Seconds,
+    measured,
+    timeline,
+)
 
 #: relative; members that end within it of each other end together
 TOGETHER = 1e-12
@@ -33,8 +45,8 @@ TOGETHER = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Channels that carry what others do: channel c carries ``times[c]`` times what ``source[c]`` carries, (n_channels,)
-    each, in the same seconds; and how many members stand behind each message."""
+    """Channels that carry what others do, in the same seconds: channel c ``times[c]`` times the bytes of ``source[c]``,
+    (n_channels,) each; and how many ``members`` send each message."""
 
     source: Ints
     times: Floats
@@ -105,6 +117,13 @@ class Folding:
         seconds[rows] = table[self.kind[plan.rank[rows]], self.passes.which[rows]]
         return dataclasses.replace(plan, seconds=seconds)
 
+    def exchanging(self, plan: Plan) -> Floats:
+        """Return the s of each task in which the device waits for exchanges of its tensor group, (n,)."""
+        table = np.array([[each.exchanging for each in of_kind] for of_kind in self.timelines])
+        rows, seconds = np.flatnonzero(self.passes.which >= 0), np.zeros(len(plan))
+        seconds[rows] = table[self.kind[plan.rank[rows]], self.passes.which[rows]]
+        return seconds
+
     def traffic(self, times: Floats, n_channels: int) -> tuple[Floats, Floats, float, int]:
         """Return what exchanges put on the channels, bytes and busy s, (n_channels,), all bytes and messages.
 
@@ -121,7 +140,7 @@ class Folding:
                 sent += float(own[:, i].sum()) * each.sent
                 n_messages += float(own[:, i].sum()) * each.n_messages
             for total, column in zip((nbytes, busy), columns, strict=True):
-                np.add.at(total, np.stack([self.channels[rank] for rank in ranks]), own @ column)
+                np.add.at(total, np.stack([self.channels[rank] for rank in ranks.tolist()]), own @ column)
         return nbytes, busy, sent, int(n_messages + 1e-6)
 
 
@@ -132,19 +151,17 @@ def fold(
     """Return how the ranks of a plan of groups stand for all members of their tensor groups, or why they cannot.
 
     members  (n_ranks, t) workers
-    kinds    (n_ranks, t) of workers: which of the items of passes are theirs
+    kinds    (n_ranks,) of groups: which of the items of passes are theirs
     others   what collectives of the plan of groups go by
     """
     nodes = schedules.nodes
-    if (kinds != kinds[:, :1]).any():
-        return "members of a group compute at different speeds"
     if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.acts):
         return "links have details"
     exchanges = sorted({
         (item.kind, item.nbytes) for by_kind in passes.items for item in by_kind[0]
         if item.kind == SEND or item.kind >= ALL_REDUCE
     })  # fmt: skip
-    kind, local_of = _inside(cluster, schedules, kinds[:, 0])
+    kind, local_of = _inside(cluster, schedules, kinds)
     firsts = np.unique(kind, return_index=True)[1].tolist()
     measures: list[list[Measured]] = []
     timelines: list[list[Timeline]] = []
@@ -155,7 +172,7 @@ def fold(
         if any(np.ptp(one.ends) > TOGETHER * one.seconds for one in each):
             return "members of a group end their collectives at different times"
         measures.append(each)
-        timelines.append([_timeline(by_kind[kinds[rank, 0]], measure, exchanges) for by_kind in passes.items])
+        timelines.append([_timeline(by_kind[kinds[rank]], measure, exchanges) for by_kind in passes.items])
         local.append(np.unique(np.concatenate([one.channels for one in each] or [np.zeros(0, np.int64)])))
     channels = []
     for rank, of_rank in enumerate(local_of):
@@ -178,16 +195,31 @@ def fold(
     return Folding(members, passes, kind, timelines, exchanges, measures, channels, local, copies, shared)
 
 
+@functools.lru_cache(maxsize=16)
+def least_seconds(
+    cluster: Cluster, nodes: tuple[tuple[int, ...], ...], inside: bool, algorithm: str | Collective
+) -> Seconds:
+    """Return the least that exchanges of tensor groups take: on idle links, in the fastest of all groups.
+
+    nodes  of the members of each group
+    """
+    groups = GroupSchedules(cluster, np.array(nodes), inside, algorithm)
+    firsts = np.unique(_inside(cluster, groups, np.zeros(len(nodes), dtype=np.int64))[0], return_index=True)[1]
+    measures = [measured(cluster, nodes[group], inside, algorithm) for group in firsts.tolist()]
+    return functools.cache(lambda kind, nbytes: min(float(measure(kind, nbytes).ends.min()) for measure in measures))
+
+
 def _timeline(items: Sequence[Item], measure: Measure, exchanges: Sequence[tuple[int, float]]) -> Timeline:
     start, end = timeline(items, lambda kind, nbytes: measure(kind, nbytes).seconds)
     device = np.array([item.lane == 0 for item in items])
     travels = [i for i, item in enumerate(items) if item.lane > 0 and item.kind != RECEIVE]
     seconds = float(end.max())
     products = np.array([item.name == NAMES.index(PRODUCT) for item in items])
+    exchange = np.array([exchanges.index((items[i].kind, items[i].nbytes)) for i in travels], dtype=np.int64)
+    exchanging = seconds - float((end - start)[device].sum())
     return Timeline(
-        start[device], end[device], products[device], np.array([exchanges.index((items[i].kind, items[i].nbytes)) for i in travels],
-        dtype=np.int64), start[travels], end[travels], seconds, seconds - float((end - start)[device].sum()),
-    )  # fmt: skip
+        start[device], end[device], products[device], exchange, start[travels], end[travels], seconds, exchanging
+    )
 
 
 def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[Ints, list[tuple[Ints, Ints]]]:
@@ -231,12 +263,14 @@ def _pairs(plan: Plan, others: Callable[[int, int, float], Schedule]) -> tuple[I
     for kind, group in ways.T.tolist():
         own = collectives[(plan.kind[collectives] == kind) & (plan.peer[collectives] == group)]
         ranks = np.array(plan.groups[group])
-        schedules = {id(each): each for each in (others(kind, group, size) for size in np.unique(plan.nbytes[own]).tolist())}
+        schedules = {
+            id(each): each for each in (others(kind, group, size) for size in np.unique(plan.nbytes[own]).tolist())
+        }
         for schedule in schedules.values():
             for one in (one for lane in schedule.lanes for one in lane):
                 pairs.append(np.unique(ranks[one.src] * n + ranks[one.dst]))
-    each = np.unique(np.concatenate(pairs))
-    return each // n, each % n
+    distinct = np.unique(np.concatenate(pairs))
+    return distinct // n, distinct % n
 
 
 def _copies(

@@ -15,7 +15,7 @@ of replicas (:mod:`ddlsim.plan.interfaces`), from the first moment at which some
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import PassOrder, pass_order
 from ddlsim.plan.pipeline_rows import Tie, tie_of
 from ddlsim.plan.plan import ALL_GATHER, Floats, Ints
-from ddlsim.plan.tensor_ranks import Measure
+from ddlsim.plan.tensor_ranks import Seconds
 from ddlsim.workload.compute import Workload
 
 NEVER = -np.inf
@@ -51,7 +51,7 @@ class Costs(NamedTuple):
 
 def costs_of(
     workload: Workload, cuts: Sequence[int], tensor: int = 1,
-    gather: Measure | None = None,
+    gather: Seconds | None = None,
 ) -> Costs:  # fmt: skip
     """Return the costs of the chunks of a workload that is cut before some layers, for one of `tensor` ranks that
     `gather` what enters them."""
@@ -61,7 +61,7 @@ def costs_of(
     )
     enters = crossing_nbytes(workload)[first]
     if gather is not None and tensor > 1:
-        seconds = np.array([gather(ALL_GATHER, each).seconds for each in enters[1:].tolist()])
+        seconds = np.array([gather(ALL_GATHER, each) for each in enters[1:].tolist()])
         forward[1:] += seconds
         backward[:-1] += seconds
     enters[1:] /= tensor

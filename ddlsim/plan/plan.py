@@ -106,9 +106,9 @@ class Plan:
     peer          send: the rank that receives; receive: the rank that sends; collective: its group; others: -1
     key           number below n that a send and its receive, or the rows of a collective, have in common; others: -1
     step          number of the training step
-    batch         passes, and other work on a micro-batch: its number among those of all ranks; messages: the one whose tensors they bring over a
-                  cut between layers; all-gathers of weights that ranks keep a share of: the one for whose pass they do;
-                  others: -1
+    batch         passes, and other work on a micro-batch: its number among those of all ranks; messages: the one whose
+                  tensors they bring over a cut between layers; all-gathers of weights that ranks keep a share of: the
+                  one for whose pass they do; others: -1
     first, end    passes, update: of the layers `first` to `end` - 1; messages with a micro-batch: the layer behind the
                   cut, twice; others: 0 and 0
     part          collective: which gradients it sums, or of which the updated weights it brings; -1 if none
@@ -311,9 +311,7 @@ class Plan:
 
         return to_chakra(self, path)
 
-    def to_goal(
-        self, path: str | Path, algorithm: str | Collective | Mapping[str, str | Collective] = "ring"
-    ) -> Path:
+    def to_goal(self, path: str | Path, algorithm: str | Collective | Mapping[str, str | Collective] = "ring") -> Path:
         """Write GOAL text, collectives written out: see :func:`ddlsim.plan.goal.to_goal`."""
         from ddlsim.plan.goal import to_goal
 

@@ -319,14 +319,19 @@ def tensor_ranks(
     peer = np.where(exchanging & (kind == RECEIVE), group * tensor + before[group, member], peer)
     columns["peer"] = np.where(inside & ~exchanging, -1, peer)
     columns["key"] = _keys(plan, passes, flat, sizes, source, member, item, exchanging, kind, before[group, member])
+    columns |= _needs(plan, flat, starts, counts, source, item, nth, tensor)
     groups = (
         *(tuple(rank * tensor + j for rank in each) for each in plan.groups for j in range(tensor)),
         *(tuple(range(rank * tensor, (rank + 1) * tensor)) for rank in range(n_groups)),
     )
     return dataclasses.replace(
-        plan, lanes=tuple(lanes), groups=groups, names=(*plan.names, *NAMES), tensor=tensor,
-        **columns, **_needs(plan, flat, starts, counts, begins, source, item, nth, tensor),
-    )  # fmt: skip
+        plan,
+        lanes=tuple(lanes),
+        groups=groups,
+        names=(*plan.names, *NAMES),
+        tensor=tensor,
+        **columns,
+    )
 
 
 def _keys(
@@ -359,9 +364,8 @@ def _keys(
 
 
 def _needs(
-    plan: Plan, flat: Sequence[Item], starts: Ints, counts: Ints, begins: Ints, source: Ints, item: Ints, nth: Ints,
-    tensor: int,
-) -> dict[str, Ints]:  # fmt: skip
+    plan: Plan, flat: Sequence[Item], starts: Ints, counts: Ints, source: Ints, item: Ints, nth: Ints, tensor: int
+) -> dict[str, Ints]:
     """Return the needs as a CSR: the first item of a pass needs what the pass did, and others need its last one."""
     row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
     members = np.arange(tensor)
@@ -454,7 +458,7 @@ class GroupSchedules:
     def beside(
         self, plan: Plan, others: Callable[[int, int, float], Schedule]
     ) -> Callable[[int, int, float], Schedule]:
-        """Return the schedules of a plan of all ranks, in which `others` are of what does not stay in a tensor group."""
+        """Return the schedules of a plan of all ranks; `others` are of what does not stay in a tensor group."""
         first = len(plan.groups) - len(self.nodes)
         return lambda kind, group, nbytes: (
             self(kind, group - first, nbytes) if group >= first else others(kind, group, nbytes)
@@ -550,4 +554,4 @@ def with_exchanges(shard: Shard, seconds: Seconds) -> Workload:
             items = _items(work, exchanges, phase, (layer, layer + 1), COMPUTE, {})
             more[key] = float(timeline(items, seconds)[1].max())
         passes[phase][layer] = more[key]
-    return dataclasses.replace(work, **passes)
+    return dataclasses.replace(work, forward=passes["forward"], backward=passes["backward"])

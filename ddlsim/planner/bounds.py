@@ -33,7 +33,7 @@ from ddlsim.run.costs import host_price
 from ddlsim.run.outcome import alone, is_replicated
 from ddlsim.run.plans import encode_seconds, least_seconds
 from ddlsim.run.prepare import Placed, Prepared, place, prepare
-from ddlsim.strategies.plans import first_workers, nodes_of_plan, plan_of, tells_plan
+from ddlsim.strategies.plans import nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.memory import check_memory, held_nbytes
 from ddlsim.workload.stage import Outlook, at_once, micro_batches, n_copies, n_replicas, shares_batch
@@ -234,8 +234,7 @@ def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
         plan = plan_of(strategy, prepared.workloads, last, int(_batches(candidate)[1]))
     except ConfigError:  # an overlap, say, that does not tell its plan
         return None
-    n_ranks = len(first_workers(strategy, candidate.workers))
-    return plan if plan.n_ranks - len(plan.servers) == n_ranks else None
+    return plan if plan.n_ranks - len(plan.servers) == candidate.workers else None
 
 
 def _batches(candidate: Candidate) -> tuple[int, float]:

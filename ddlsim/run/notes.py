@@ -23,7 +23,7 @@ from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import Strategy
-from ddlsim.strategies.plans import cycle_length, first_workers, tells_plan
+from ddlsim.strategies.plans import cycle_length
 from ddlsim.units import si
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
@@ -247,8 +247,6 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
 
 def idle_notes_of(strategy: Strategy, cluster: Cluster, nodes: list[int], traffic: Traffic) -> list[str]:
     """Return what a run's strategy leaves unused of the cluster."""
-    if tells_plan(strategy) and len(first_workers(strategy, len(nodes))) < len(nodes):
-        return []  # one of several is simulated for all of them
     algorithms = {getattr(strategy, name, None) for name in ("algorithm", "reduce_scatter", "all_gather")}
     all_ways = bool(algorithms & {"nccl", "nccl_ring"})
     return idle_notes(cluster, np.array(nodes), traffic.nbytes, all_ways)

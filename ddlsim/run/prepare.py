@@ -26,7 +26,7 @@ from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import Strategy
 from ddlsim.strategies.lighter import said, state_of
-from ddlsim.strategies.plans import first_workers, peak_memory, tells_plan
+from ddlsim.strategies.plans import peak_memory, tells_plan
 from ddlsim.strategies.split_rules import MESH
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
@@ -342,9 +342,7 @@ def _memory_warnings(
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
     if parts and tells_plan(strategy):
         accumulation = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
-        peak = peak_memory(strategy, whole, accumulation)
-        for rank, worker in enumerate(first_workers(strategy, n_workers)):
-            held[worker] = float(peak[rank])
+        held = peak_memory(strategy, whole, accumulation)[:n_workers].tolist()
     different = {
         (id(stage), device.name, nbytes): (stage, device, nbytes)
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)

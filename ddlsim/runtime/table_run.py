@@ -161,8 +161,9 @@ def disturbed(setting: Setting) -> str:
 class TableRun:
     """Ranks that do the tasks of a plan, step after step.
 
-    Compute times are the plan's seconds, multiplied by the factor that a worker draws for each micro-batch. The values follow what has happened: they are made when a step has
-    ended, or when somebody has to know how many bytes they are when compressed.
+    Compute times are the plan's seconds, multiplied by the factor that a worker draws for each micro-batch: of several
+    that a rank stands for, by the largest. The values follow what has happened: they are made when a step has ended, or
+    when somebody has to know how many bytes they are when compressed.
 
     exchanges   of gradients and the plan: what carries its collectives
     folding     which workers each rank stands for; by default rank r is worker r
@@ -218,6 +219,7 @@ class TableRun:
         )
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
+        self._exchanging = None if folding is None else folding.exchanging(steps.plan)
         self._varies = any(worker.factors is not UNVARIED for worker in setting.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
@@ -331,7 +333,8 @@ class TableRun:
         self._last[step] = largest[:, -1]
         self._last.pop(step - self.steps.live - 2, None)
         factor: Floats = largest[shape.plan.rank[shape.rows], shape.micro]
-        return seconds[min(step, 1)] * factor
+        exchanging = 0.0 if self._exchanging is None else self._exchanging[shape.rows]
+        return (seconds[min(step, 1)] - exchanging) * factor + exchanging
 
     def _regime(self, epoch: float) -> tuple[list[Workload], list[Floats]]:
         """Return all workers' workloads at an epoch, and the seconds of the tasks of a first and a later step."""

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Chunk, Mesh, Plan, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
-from ddlsim.plan.gathered_ahead import with_shares
 from ddlsim.plan.folding import Folding, fold
+from ddlsim.plan.folding import least_seconds as least_exchange_seconds
+from ddlsim.plan.gathered_ahead import with_shares
 from ddlsim.plan.live import LIVE, N_STEPS
 from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
@@ -25,19 +26,20 @@ from ddlsim.plan.plan import Floats, Ints
 from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_ranks import (
     GroupSchedules,
-    Measure,
     Passes,
+    Seconds,
     check_groups,
-    measured,
     passes_of,
     tensor_ranks,
     with_exchanges,
 )
+from ddlsim.readable import count
 from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.table_run import Schedules as GroupSchedule, disturbed, is_one_step, run_table
+from ddlsim.runtime.table_run import Schedules as GroupSchedule
+from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
 from ddlsim.strategies.cutting import cut_at, cut_places, equal_layers, joined
 from ddlsim.strategies.lighter import Changes, lighter_parallel
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
@@ -50,6 +52,8 @@ from ddlsim.workload.model import Model
 from ddlsim.workload.stage import Outlook, Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
+#: tasks of all ranks of tensor groups that are written out and executed
+MOST_TASKS = 4_000_000
 BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
     "none": one_bucket, "layer": per_layer, "ddp": ddp_buckets,
 }  # fmt: skip
@@ -362,27 +366,23 @@ class Parallel(WithFabric):
         groups = self._of_groups(whole, steps, micro_batches)
         members, nodes = np.array(self._members(mesh)), np.array(setting.nodes)
         in_groups = self._group_schedules(setting.cluster, nodes)
-        folding, plan = None, groups.plans[0]
-        others = Schedules(plan, self.algorithm, setting.cluster, nodes[members[:, 0]], self.rank_order)
-        if in_groups is not None:
-            folded = self._folding(setting, groups, members, in_groups, others)
-            folding = None if isinstance(folded, str) else folded
+        others = Schedules(groups.plans[0], self.algorithm, setting.cluster, nodes[members[:, 0]], self.rank_order)
+        folding = None if in_groups is None else self._folding(setting, groups, members, in_groups, others)
         if folding is None:
             plan = groups.of_all(in_groups)
         else:
-            plan, nodes, workers = folding.seconds(plan), nodes[members[:, 0]], [workers[own[0]] for own in members]
-            setting.notes.append(
-                f"tensor groups: {len(members)} of {members.size} ranks are executed, one for each group of "
-                f"{self.tensor}, whose members do the same at the same times on links of their own"
-            )
+            plan = folding.seconds(groups.of_slowest())
+            nodes, workers = nodes[members[:, 0]], [workers[own[0]] for own in members]
 
         chunks = cut_at(self._shard(whole[0]).workload, self._cuts(whole))
         ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
 
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
-            by = others if folding is not None else Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
-            schedules = by if folding is not None or in_groups is None else in_groups.beside(plan, by)
+            schedules: GroupSchedule = others
+            if folding is None:
+                schedules = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
+                schedules = schedules if in_groups is None else in_groups.beside(plan, schedules)
             dense = OfGroups(setting, workers, plan.groups, schedules)
             fabric, parts = fabric_of(self), list[slice]()
             if setting.compression is not None:
@@ -398,13 +398,42 @@ class Parallel(WithFabric):
 
     def _folding(
         self, setting: Setting, groups: _Groups, members: Ints, in_groups: GroupSchedules, others: GroupSchedule
-    ) -> Folding | str:
-        """Return how one rank is executed for each tensor group, or why that would not be exact."""
+    ) -> Folding | None:
+        """Return how one rank is executed for each tensor group, and note that; None if that would not be exact.
+
+        Where all ranks would be too many, one is executed if that is exact but for differences between members.
+        Raises ConfigError where it is not.
+        """
+        many, disturbance = groups.n_tasks > MOST_TASKS, disturbed(setting)
+        if (groups.kinds != groups.kinds[:, :1]).any():
+            disturbance = disturbance or "members compute at different speeds"
+        if disturbance and not many:
+            return None
+        alone = not setting.loop.network.is_shared
+        folded: Folding | str = "others use the network"
         if self.cost != "simulated" and len(members) > self.pipeline:
-            return "replicas exchange in known times"
-        if reason := disturbed(setting):
-            return reason
-        return fold(groups.plans[0], groups.passes(), members, groups.kinds, setting.cluster, in_groups, others)
+            folded = "replicas exchange in known times"
+        elif alone:
+            folded = fold(groups.plans[0], groups.passes, members, groups.slowest, setting.cluster, in_groups, others)
+        if not isinstance(folded, str) and setting.loop.network.changes and len(folded.shared[0]):
+            folded = "members share links that change"
+        if isinstance(folded, str):
+            if many:
+                raise ConfigError(
+                    f"Parallel: tensor = {self.tensor}: the ranks have {count(groups.n_tasks, 'task')} in "
+                    f"{groups.plans[0].n_steps} steps, more than the {MOST_TASKS:,} that are executed, and no rank can "
+                    f"stand for others: {folded}; use fewer micro-batches or workers"
+                )
+            return None
+        ranks = f"{len(members)} of {members.size} ranks"
+        text = f"tensor groups: {ranks} are executed, one for each group of {self.tensor}"
+        setting.notes.append(
+            f"{text}, although {disturbance}: the slowest member counts, and exchanges take what they take on idle "
+            f"links; all ranks would be {count(groups.n_tasks, 'task')}"
+            if disturbance
+            else f"{text}, whose members do the same at the same times on links of their own"
+        )
+        return folded
 
     def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
         """Return how tensor groups exchange, None if there are none. Raises ConfigError where they cannot."""
@@ -415,8 +444,14 @@ class Parallel(WithFabric):
         return GroupSchedules(cluster, of_groups, self.tp_comm_overlap, self.algorithm)
 
     def outlook(
-        self, workloads: Sequence[Workload], micro_batches: int, steps: int, cluster: Cluster, nodes: Sequence[int],
-        *, whole: bool,
+        self,
+        workloads: Sequence[Workload],
+        micro_batches: int,
+        steps: int,
+        cluster: Cluster,
+        nodes: Sequence[int],
+        *,
+        whole: bool,
     ) -> Outlook | None:
         """Return what can be said of `steps` steps without their plan; None where workers differ, or the order is one
         whose steps are not apart.
@@ -430,13 +465,14 @@ class Parallel(WithFabric):
         mesh, work, again = self.mesh(len(workloads)), workloads[0], self.recompute == "stage"
         members = self._members(mesh)
         shard, cuts = self._shard(work), self._cuts(workloads)
-        self._group_schedules(cluster, np.array(nodes))
         order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
-        first = tuple(nodes[worker] for worker in members[0])
-        measure = measured(cluster, first, self.tp_comm_overlap, self.algorithm)
+        groups = self._group_schedules(cluster, np.array(nodes))
+        seconds = None if groups is None else least_exchange_seconds(
+            cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
+        )  # fmt: skip
         travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
         least = least_seconds(
-            costs_of(_exchanging(shard, measure), cuts, self.tensor, None if self.sequence else measure), order,
+            costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds), order,
             Mesh(mesh.data, mesh.pipeline), micro_batches, steps, recompute=again, sharded=self.sharded, travel=travel,
         )  # fmt: skip
 
@@ -448,7 +484,8 @@ class Parallel(WithFabric):
         return Outlook(least, holds)
 
 
-class _Groups(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Groups:
     """The plan of ranks each of which is a stage of a replica.
 
     plans   if all workers were of a kind, the same but for their seconds
@@ -464,21 +501,44 @@ class _Groups(NamedTuple):
     chunks: Sequence[Chunk]
     gather: bool
 
+    @functools.cached_property
     def passes(self) -> Passes:
         """Return the passes of the plans, with the exchanges in them."""
         return passes_of(self.plans[0], self.shards, self.chunks, gather=self.gather)
 
-    def of_all(self, schedules: GroupSchedules | None = None) -> Plan:
-        """Return the plan of all workers, whose groups exchange by `schedules`."""
-        tensor = self.kinds.shape[1]
-        if tensor > 1:
-            following = None if schedules is None else schedules.following
-            return tensor_ranks(self.plans, self.passes(), tensor, self.kinds, following)
+    @functools.cached_property
+    def n_tasks(self) -> int:
+        """Tasks of all workers."""
+        which, tensor = self.passes.which, self.kinds.shape[1]
+        sizes = np.array([len(by_kind[0]) for by_kind in self.passes.items])
+        return int(tensor * np.where(which >= 0, sizes[which], 1).sum())
+
+    @property
+    def slowest(self) -> Ints:
+        """The kind of the slowest worker of each group, (n_ranks,)."""
+        seconds = np.array([shard.workload.step_time for shard in self.shards])
+        return np.take_along_axis(self.kinds, seconds[self.kinds].argmax(axis=1)[:, None], axis=1)[:, 0]
+
+    def of_slowest(self) -> Plan:
+        """Return the plan of groups as the slowest member of each computes."""
         plan = self.plans[0]
         if len(self.plans) == 1:
             return plan
         every = np.stack([each.seconds for each in self.plans])
-        return dataclasses.replace(plan, seconds=every[self.kinds[plan.rank, 0], np.arange(len(plan))])
+        return dataclasses.replace(plan, seconds=every[self.slowest[plan.rank], np.arange(len(plan))])
+
+    def of_all(self, schedules: GroupSchedules | None = None) -> Plan:
+        """Return the plan of all workers, whose groups exchange by `schedules`. Raises ConfigError if it is too large."""
+        tensor = self.kinds.shape[1]
+        if tensor > 1:
+            if self.n_tasks > MOST_TASKS:
+                raise ConfigError(
+                    f"plan: Parallel: tensor = {tensor}: the ranks have {count(self.n_tasks, 'task')}, more than the "
+                    f"{MOST_TASKS:,} that are written out; use fewer micro-batches or workers"
+                )
+            following = None if schedules is None else schedules.following
+            return tensor_ranks(self.plans, self.passes, tensor, self.kinds, following)
+        return self.of_slowest()
 
 
 @functools.lru_cache(maxsize=4)
@@ -500,9 +560,7 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 
 
 @functools.lru_cache(maxsize=256)
-def _stage(
-    chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int
-) -> Stage:
+def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int) -> Stage:
     """Return what a worker has that keeps so many versions of its weights."""
     work = joined(chunks)
     memory = _memory(work, _holding(work, shards, tensor, sequence, recompute))
@@ -510,9 +568,9 @@ def _stage(
 
 
 @functools.lru_cache(maxsize=64)
-def _exchanging(shard: Shard, measure: Measure) -> Workload:
+def _exchanging(shard: Shard, seconds: Seconds | None) -> Workload:
     """Return what a rank of a tensor group computes, and waits for."""
-    return with_exchanges(shard, lambda kind, nbytes: measure(kind, nbytes).seconds)
+    return shard.workload if seconds is None else with_exchanges(shard, seconds)
 
 
 @functools.lru_cache(maxsize=64)

@@ -65,13 +65,6 @@ def nodes_of_plan(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) ->
     return list(nodes) if places is None else list(places(cluster, list(nodes)))
 
 
-def first_workers(strategy: Strategy, n_workers: int) -> list[int]:
-    """Return the worker that each rank of a strategy's plan is, or the first of those that it stands for by what the
-    method ``plan_workers(n_workers)`` says."""
-    workers = getattr(strategy, "plan_workers", None)
-    return list(range(n_workers)) if workers is None else list(workers(n_workers))
-
-
 def tells_plan(strategy: object) -> bool:
     """Return whether a strategy has a method `plan` that is true of its method `start`.
 
