@@ -528,7 +528,7 @@ class _Groups:
         return dataclasses.replace(plan, seconds=every[self.slowest[plan.rank], np.arange(len(plan))])
 
     def of_all(self, schedules: GroupSchedules | None = None) -> Plan:
-        """Return the plan of all workers, whose groups exchange by `schedules`. Raises ConfigError if it is too large."""
+        """Return the plan of all workers, whose groups exchange by `schedules`. Raises ConfigError for a large one."""
         tensor = self.kinds.shape[1]
         if tensor > 1:
             if self.n_tasks > MOST_TASKS:
