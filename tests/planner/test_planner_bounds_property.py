@@ -246,7 +246,8 @@ def test_each_rank_draws_the_factors_of_its_worker() -> None:
         passes = plan.rows(FORWARD, BACKWARD)
         passes = passes[plan.rank[passes] == rank]
         drawn = list(itertools.islice(factors(experiment.jitter, 1, rank), 2))
-        np.testing.assert_allclose(seconds[passes] / plan.seconds[passes], np.repeat(drawn, len(passes) // 2), rtol=1e-12)
+        expected = np.repeat(drawn, len(passes) // 2)
+        np.testing.assert_allclose(seconds[passes] / plan.seconds[passes], expected, rtol=1e-12)
 
 
 def test_bounds_of_layouts_know_the_jitter() -> None:
