@@ -467,7 +467,7 @@ class GroupSchedules:
     @functools.cached_property
     def order(self) -> Ints:
         """(n_groups, t) The members of each group as they follow each other."""
-        return np.stack([self.cluster.locality_order(each) for each in self.nodes])
+        return _orders(self.cluster, tuple(map(tuple, self.nodes.tolist())))
 
     @property
     def following(self) -> Ints:
@@ -475,6 +475,11 @@ class GroupSchedules:
         following = np.empty_like(self.order)
         np.put_along_axis(following, self.order, np.roll(self.order, -1, axis=1), axis=1)
         return following
+
+
+@functools.lru_cache(maxsize=16)
+def _orders(cluster: Cluster, nodes: tuple[tuple[int, ...], ...]) -> Ints:
+    return np.stack([cluster.locality_order(np.array(each)) for each in nodes])
 
 
 # ---------------------------------------------------------------- seconds on idle links
