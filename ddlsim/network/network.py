@@ -83,8 +83,10 @@ class Network:
 
     def narrow(self, channels: Ints, times: Floats) -> None:
         """Let channels have 1 / `times` of their capacity, (n,) each: each message stands for so many."""
-        capacity = self.engine.net.channels["capacity"]
-        capacity[channels] /= times
+        net = self.engine.net
+        net.channels["capacity"][channels] /= times
+        for name in ("free", "loaded", "burst", "tokens") if net.counts[st.SHAPED] else ():
+            net.buckets[name][channels] /= times
 
     @property
     def changes(self) -> bool:

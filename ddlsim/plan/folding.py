@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Routes
 from ddlsim.collectives import Collective, Schedule
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Floats, Ints, Plan
 from ddlsim.plan.tensor_ranks import (
@@ -96,6 +97,7 @@ class Folding:
     local      by kind: the channels of the group that was measured
     copies     channels of other members
     shared     (n,) channels that several members use, and by how many: (channel, k)
+    why_not    why the result is not that of all ranks; "": it is
     """
 
     members: Ints
@@ -108,6 +110,7 @@ class Folding:
     local: Sequence[Ints]
     copies: Copies
     shared: tuple[Ints, Floats]
+    why_not: str
 
     def seconds(self, plan: Plan) -> Plan:
         """Return the plan of groups whose passes take the time of their exchanges, too."""
@@ -145,18 +148,26 @@ class Folding:
 
 
 def fold(
-    plan: Plan, passes: Passes, members: Ints, kinds: Ints, cluster: Cluster, schedules: GroupSchedules,
+    plan: Plan,
+    passes: Passes,
+    members: Ints,
+    kinds: Ints,
+    cluster: Cluster,
+    schedules: GroupSchedules,
     others: Callable[[int, int, float], Schedule],
-) -> Folding | str:  # fmt: skip
-    """Return how the ranks of a plan of groups stand for all members of their tensor groups, or why they cannot.
+) -> Folding:
+    """Return how the ranks of a plan of groups stand for all members of their tensor groups.
+
+    Where that is not exact, exchanges take what they take on idle links, and what first members send takes as long as
+    if all members sent as much over the links that they share.
 
     members  (n_ranks, t) workers
     kinds    (n_ranks,) of groups: which of the items of passes are theirs
     others   what collectives of the plan of groups go by
     """
-    nodes = schedules.nodes
+    nodes, why_not = schedules.nodes, list[str]()
     if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.acts):
-        return "links have details"
+        why_not.append("links have details")
     exchanges = sorted({
         (item.kind, item.nbytes) for by_kind in passes.items for item in by_kind[0]
         if item.kind == SEND or item.kind >= ALL_REDUCE
@@ -170,7 +181,7 @@ def fold(
         measure = measured(cluster, tuple(nodes[rank].tolist()), schedules.inside, schedules.algorithm)
         each = [measure(*exchange) for exchange in exchanges]
         if any(np.ptp(one.ends) > TOGETHER * one.seconds for one in each):
-            return "members of a group end their collectives at different times"
+            why_not.append("members of a group end their collectives at different times")
         measures.append(each)
         timelines.append([_timeline(by_kind[kinds[rank]], measure, exchanges) for by_kind in passes.items])
         local.append(np.unique(np.concatenate([one.channels for one in each] or [np.zeros(0, np.int64)])))
@@ -180,19 +191,19 @@ def fold(
         channels.append(of_rank[1][at] if len(local[kind[rank]]) else local[kind[rank]])
     inside = np.concatenate(channels)
     if len(np.unique(inside)) < len(inside):
-        return "tensor groups share links"
-    found = _copies(cluster, nodes, *_pairs(plan, others))
-    if isinstance(found, str):
-        return found
-    copies, shared, used = found
+        why_not.append("tensor groups share links")
+    copies, shared, used, unlike = _copies(cluster, nodes, *_pairs(plan, others))
+    if unlike:
+        why_not.append(unlike)
     if np.isin(inside, used).any():
-        return "collectives of tensor groups share links with other traffic"
+        why_not.append("collectives of tensor groups share links with other traffic")
     overheads = np.stack([cluster.send_overhead, cluster.recv_overhead, cluster.reduce_time])[:, nodes]
     if len(used) and (overheads[:2] > 0.0).any():
-        return "messages take devices' time"
+        why_not.append("messages take devices' time")
     if (overheads != overheads[:, :, :1]).any():
-        return "members of a group take different times for messages"
-    return Folding(members, passes, kind, timelines, exchanges, measures, channels, local, copies, shared)
+        why_not.append("members of a group take different times for messages")
+    reason = why_not[0] if why_not else ""
+    return Folding(members, passes, kind, timelines, exchanges, measures, channels, local, copies, shared, reason)
 
 
 @functools.lru_cache(maxsize=16)
@@ -273,22 +284,36 @@ def _pairs(plan: Plan, others: Callable[[int, int, float], Schedule]) -> tuple[I
     return distinct // n, distinct % n
 
 
-def _copies(
-    cluster: Cluster, nodes: Ints, source: Ints, target: Ints
-) -> tuple[Copies, tuple[Ints, Floats], Ints] | str:
+def _copies(cluster: Cluster, nodes: Ints, source: Ints, target: Ints) -> tuple[Copies, tuple[Ints, Floats], Ints, str]:
     """Return which channels carry what those of first members do, those that several members share and by how many,
-    and all channels that are used; or why that cannot be said."""
+    all channels that are used, and why other members do not use theirs in the same way ("": they do)."""
     tensor, n = nodes.shape[1], cluster.n_channels
     copies = Copies(np.arange(n), np.ones(n), tensor)
-    nothing = copies, (np.zeros(0, np.int64), np.zeros(0)), np.zeros(0, np.int64)
     if not len(source):
-        return nothing
+        return copies, (np.zeros(0, np.int64), np.zeros(0)), np.zeros(0, np.int64), ""
     routes = [cluster.split_routes(nodes[source, j], nodes[target, j]) for j in range(tensor)]
-    counts = np.array([np.bincount(each.of, minlength=len(source)) for each in routes])
+    channels = [cluster.link_channel[each.links] for each in routes]
+    unlike = _unlike(cluster, routes, channels, len(source))
+    if unlike:
+        shared, times = _together(routes, channels, len(source), n)
+        copies.times[shared] = times
+        return copies, (shared, times), np.unique(np.concatenate(channels)), unlike
+    orbits = np.unique(np.stack(channels, axis=1), axis=0)
+    k = np.count_nonzero(orbits == orbits[:, :1], axis=1)
+    copies.source[orbits] = orbits[:, :1]
+    copies.times[orbits] = k[:, None]
+    return copies, (orbits[k > 1, 0], k[k > 1].astype(np.float64)), np.unique(orbits), ""
+
+
+def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints], n_messages: int) -> str:
+    """Return why no permutation of channels moves every member's messages to those of the next; "" if one does.
+
+    routes, channels  of the messages of each member
+    """
+    counts = np.array([np.bincount(each.of, minlength=n_messages) for each in routes])
     if (counts != counts[:1]).any():
         return "members of a group reach others over different numbers of links"
-    links = np.stack([each.links for each in routes], axis=1)  # (n_hops, t)
-    channel = cluster.link_channel[links]
+    links, channel = np.stack([each.links for each in routes], axis=1), np.stack(channels, axis=1)  # (n_hops, t)
     shares = np.stack([each.share for each in routes], axis=1)
     for fact in (shares, cluster.channel_capacity[channel], cluster.link_latency[links]):
         if (fact != fact[:, :1]).any():
@@ -296,21 +321,32 @@ def _copies(
     orbits = np.unique(channel, axis=0)
     # each channel belongs to one orbit only, in which as many members use it as any other
     used, which, times = np.unique(orbits, return_inverse=True, return_counts=True)
-    owner = np.repeat(np.arange(len(orbits)), tensor)
+    owner = np.repeat(np.arange(len(orbits)), orbits.shape[1])
     least, most = np.full(len(used), len(orbits)), np.full(len(used), -1)
     np.minimum.at(least, which.reshape(-1), owner)
     np.maximum.at(most, which.reshape(-1), owner)
     if (least != most).any():
         return "members of a group reach others over links that do not correspond"
     k = times[which.reshape(orbits.shape)]
-    if (k != k[:, :1]).any():
+    if (k != k[:, :1]).any() or not _nested(orbits):
         return "members of a group share links unevenly"
-    if not _nested(orbits):
-        return "members of a group share links in ways that do not go together"
-    copies.source[orbits] = orbits[:, :1]
-    copies.times[orbits] = k
-    shared = k[:, 0] > 1
-    return copies, (orbits[shared, 0], k[shared, 0].astype(np.float64)), used
+    return ""
+
+
+def _together(
+    routes: Sequence[Routes], channels: Sequence[Ints], n_messages: int, n_channels: int
+) -> tuple[Ints, Floats]:
+    """Return which channels of first members' messages carry more if all members send as much, and how many times as
+    much: for the message of which that is most."""
+    keys = [each.of * n_channels + channel for each, channel in zip(routes, channels, strict=True)]
+    crossed, which = np.unique(np.concatenate(keys), return_inverse=True)
+    load = np.bincount(which.reshape(-1), np.concatenate([each.share for each in routes]))
+    first = np.bincount(which.reshape(-1)[: len(keys[0])], routes[0].share, len(crossed))
+    own = first > 0.0
+    times = np.ones(n_channels)
+    np.maximum.at(times, crossed[own] % n_channels, load[own] / first[own])
+    shared = np.flatnonzero(times > 1.0)
+    return shared, times[shared]
 
 
 def _nested(orbits: Ints) -> bool:

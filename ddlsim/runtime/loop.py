@@ -186,31 +186,40 @@ class Loop:
         nbytes, sent, n_messages = self.network.own_traffic()
         busy = self.network.channel_busy - self._busy_before
         seen = Traffic(nbytes, busy, sent, n_messages + self.n_more_messages)
+        seen = seen.plus(self.beside, 1.0) if self._known or self._ended else seen
         if self._copies is not None:
             copies, n = self._copies, self._copies.members
-            seen = Traffic(copies.nbytes(nbytes), copies.busy(busy), n * sent, n * n_messages)
+            seen = Traffic(copies.nbytes(seen.nbytes), copies.busy(seen.busy), n * seen.sent, n * seen.n_messages)
         if self._booked is not None:
             seen = seen.plus(self._booked[0], 1.0)
-        return seen.plus(self.beside, 1.0) if self._known or self._ended else seen
+            # exchanges that meet other traffic, where one rank stands for others that it is not like
+            seen = seen._replace(busy=np.minimum(seen.busy, max(self.now - self.start, 0.0)))
+        return seen
 
     @property
     def nbytes_sent(self) -> float:
         """Bytes of the messages that have been issued so far, and what has passed of known collectives."""
         known = self.beside.sent if self._known or self._ended else 0.0
-        known += 0.0 if self._booked is None else self._booked[0].sent
-        return self.network.nbytes_sent * (1 if self._copies is None else self._copies.members) + known
+        members = 1 if self._copies is None else self._copies.members
+        return members * (self.network.nbytes_sent + known) + (0.0 if self._booked is None else self._booked[0].sent)
 
     def busy_intervals(self) -> BusyIntervals:
         """Return when channels carried something, simulated and by known collectives, in order of channel and time."""
         logged = self.network.busy_intervals()
-        if self._copies is not None and self._booked is not None:
-            return logged.copied(self._copies.source, self._booked[1])
         parts = []
         for known in self._recorded:
             channel, end = np.flatnonzero(known.traffic.busy), min(known.end, self.now)
             if end > known.start:
                 parts.append(busy_rows(channel, known.start, end))
-        return logged.beside(np.concatenate(parts)) if parts else logged
+        logged = logged.beside(np.concatenate(parts)) if parts else logged
+        if self._copies is None or self._booked is None:
+            return logged
+        return logged.copied(self._copies.source, self._booked[1])
+
+    @property
+    def stands_for(self) -> bool:
+        """Whether messages stand for those of several workers."""
+        return self._copies is not None
 
     def stand_for(self, copies: Copies, shared: tuple[Ints, Floats]) -> None:
         """Let each message stand for those of several workers, on channels of which some are `shared` by so many."""

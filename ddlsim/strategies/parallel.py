@@ -52,8 +52,10 @@ from ddlsim.workload.model import Model
 from ddlsim.workload.stage import Outlook, Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
-#: tasks of all ranks of tensor groups that are written out and executed
-MOST_TASKS = 4_000_000
+#: tasks of all ranks of tensor groups that are executed; of more, one rank of each group is
+MOST_TASKS = 1_000_000
+#: tasks of all ranks that are written out as a plan
+MOST_WRITTEN = 4_000_000
 BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
     "none": one_bucket, "layer": per_layer, "ddp": ddp_buckets,
 }  # fmt: skip
@@ -401,39 +403,37 @@ class Parallel(WithFabric):
     ) -> Folding | None:
         """Return how one rank is executed for each tensor group, and note that; None if that would not be exact.
 
-        Where all ranks would be too many, one is executed if that is exact but for differences between members.
-        Raises ConfigError where it is not.
+        Where all ranks would be too many, one is executed nevertheless. Raises ConfigError where members share links
+        that others use, too, or that change.
         """
-        many, disturbance = groups.n_tasks > MOST_TASKS, disturbed(setting)
+        many, why_not, network = groups.n_tasks > MOST_TASKS, disturbed(setting), setting.loop.network
         if (groups.kinds != groups.kinds[:, :1]).any():
-            disturbance = disturbance or "members compute at different speeds"
-        if disturbance and not many:
+            why_not = why_not or "members compute at different speeds"
+        is_known = self.cost != "simulated" and len(members) > self.pipeline
+        if is_known:
+            why_not = why_not or "replicas exchange in known times"
+        if why_not and not many:
             return None
-        alone = not setting.loop.network.is_shared
-        folded: Folding | str = "others use the network"
-        if self.cost != "simulated" and len(members) > self.pipeline:
-            folded = "replicas exchange in known times"
-        elif alone:
-            folded = fold(groups.plans[0], groups.passes, members, groups.slowest, setting.cluster, in_groups, others)
-        if not isinstance(folded, str) and setting.loop.network.changes and len(folded.shared[0]):
-            folded = "members share links that change"
-        if isinstance(folded, str):
-            if many:
-                raise ConfigError(
-                    f"Parallel: tensor = {self.tensor}: the ranks have {count(groups.n_tasks, 'task')} in "
-                    f"{groups.plans[0].n_steps} steps, more than the {MOST_TASKS:,} that are executed, and no rank can "
-                    f"stand for others: {folded}; use fewer micro-batches or workers"
-                )
+        folding = fold(groups.plans[0], groups.passes, members, groups.slowest, setting.cluster, in_groups, others)
+        why_not = why_not or folding.why_not
+        if why_not and not many:
             return None
+        tasks = count(groups.n_tasks, "task")
+        if len(folding.shared[0]) and (network.is_shared or network.changes or is_known):
+            raise ConfigError(
+                f"Parallel: tensor = {self.tensor}: the ranks have {tasks} in {groups.plans[0].n_steps} steps, more "
+                f"than the {MOST_TASKS:,} that are executed, and none can stand for others, because {why_not} and "
+                "members share links; use fewer micro-batches or workers"
+            )
         ranks = f"{len(members)} of {members.size} ranks"
         text = f"tensor groups: {ranks} are executed, one for each group of {self.tensor}"
         setting.notes.append(
-            f"{text}, although {disturbance}: the slowest member counts, and exchanges take what they take on idle "
-            f"links; all ranks would be {count(groups.n_tasks, 'task')}"
-            if disturbance
+            f"{text}, although {why_not}: the slowest member counts, and exchanges take what they take on idle links; "
+            f"all ranks would have {tasks}"
+            if why_not
             else f"{text}, whose members do the same at the same times on links of their own"
         )
-        return folded
+        return folding
 
     def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
         """Return how tensor groups exchange, None if there are none. Raises ConfigError where they cannot."""
@@ -531,10 +531,10 @@ class _Groups:
         """Return the plan of all workers, whose groups exchange by `schedules`. Raises ConfigError for a large one."""
         tensor = self.kinds.shape[1]
         if tensor > 1:
-            if self.n_tasks > MOST_TASKS:
+            if self.n_tasks > MOST_WRITTEN:
                 raise ConfigError(
                     f"plan: Parallel: tensor = {tensor}: the ranks have {count(self.n_tasks, 'task')}, more than the "
-                    f"{MOST_TASKS:,} that are written out; use fewer micro-batches or workers"
+                    f"{MOST_WRITTEN:,} that are written out; use fewer micro-batches or workers"
                 )
             following = None if schedules is None else schedules.following
             return tensor_ranks(self.plans, self.passes, tensor, self.kinds, following)
