@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar, cast
+from typing import Annotated, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.arguments import checked, having
-from ddlsim.compression.contract import Collective, Combines, Compressor, Payload, Settles, TwoRounds, Vector
+from ddlsim.compression.contract import Collective, Compressor, Payload, Vector, defines, full
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.errors import ConfigError
 
@@ -31,10 +31,8 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
             f"use its own collective, {traits.collective!r}"
         )
     if len({payload.nbytes for payload in payloads}) != 1:
-        raise ConfigError(
-            f"{title(compressor)}: payloads of different sizes; workers must be at the same step"
-        )
-    return _combine(compressor, payloads)
+        raise ConfigError(f"{title(compressor)}: payloads of different sizes; workers must be at the same step")
+    return full(compressor).combine(payloads)
 
 
 @checked
@@ -51,7 +49,7 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
         return compressor.decode(average(compressor, payloads))
     if collective == "all_gather":
         return _gather(compressor, payloads)
-    return compressor.decode(_combine(compressor, payloads))
+    return compressor.decode(full(compressor).combine(payloads))
 
 
 @checked
@@ -63,9 +61,7 @@ def settle(
     Call it once per exchange: PowerSGD takes its next Q from the mean, and error feedback around gTop-k takes
     back what the tree dropped. The state of other compressors passes unchanged.
     """
-    if not hasattr(compressor, "settle"):
-        return state
-    return cast(Settles[S, P], compressor).settle(payload, mean, state)
+    return full(compressor).settle(payload, mean, state) if defines(compressor, "settle") else state
 
 
 @dataclass(frozen=True)
@@ -100,9 +96,7 @@ def exchange(
         )
     sizes = sorted({gradient.size for gradient in gradients})
     if len(sizes) != 1:
-        raise ConfigError(
-            f"{title(compressor)}: gradients of sizes {sizes}: must be one or more, of one size"
-        )
+        raise ConfigError(f"{title(compressor)}: gradients of sizes {sizes}: must be one or more, of one size")
     return finish(compressor, [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)])
 
 
@@ -110,9 +104,8 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
     """Do the rest of an exchange, given every worker's encoded gradient: its first payload and next state."""
     rounds = [[payload for payload, _ in encoded]]
     if compressor.traits.n_rounds == 2:
-        second = cast(TwoRounds[S, P], compressor)
         combined = average(compressor, rounds[0])
-        encoded = [second.follow_up(combined, state) for _, state in encoded]
+        encoded = [full(compressor).follow_up(combined, state) for _, state in encoded]
         rounds.append([payload for payload, _ in encoded])
     mean = aggregate(compressor, rounds[-1])
     after = [settle(compressor, payload, mean, state) for payload, state in encoded]
@@ -122,9 +115,7 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
 
 
 @checked
-def sent_nbytes(
-    collective: Collective, nbytes: Sequence[float] | npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def sent_nbytes(collective: Collective, nbytes: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the bytes that each worker sends, shape (n_workers,), when their messages have sizes `nbytes`.
 
     all_reduce     2 (N - 1)/N S: a ring or any bandwidth-optimal algorithm
@@ -150,11 +141,6 @@ def title(compressor: Compressor[S, P]) -> str:
     inner = getattr(compressor, "inner", None)
     name = type(compressor).__name__
     return name if inner is None else f"{name}({type(inner).__name__})"
-
-
-def _combine(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
-    # What the traits promise is not asked of the class again: isinstance on a protocol takes 30 us.
-    return cast(Combines[P], compressor).combine(payloads)
 
 
 def _gather(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import simpy
@@ -21,31 +21,46 @@ from ddlsim.runtime.worker import Worker
 Way = Literal["schedule", "known", "process"]
 
 
-class Carrier(Protocol):
-    """How vectors of all members, in parts, become their mean."""
+class Carrier:
+    """How vectors of all members, in parts, become their mean: a base class, by default of dense vectors."""
 
     #: the members
     communicator: Communicator
     #: what a worker is said to do while it waits for them
     what: str
+    #: whether parts are compressed
+    compresses = False
     #: whether workers decode parts as they arrive; otherwise they wait for the last one only
-    decodes: bool
+    decodes: bool = False
 
     @property
     def way(self) -> Way:
         """What a part travels by: one collective, simulated by a "schedule" or of "known" time, or a "process"."""
+        return "process"
 
     def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
         """Return the seconds that a worker computes when a part is ready, before it leaves."""
+        return 0.0
 
     def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
         """Let a worker's part of `nbytes` leave now; return the event of the mean's arrival."""
+        raise NotImplementedError
+
+    def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
+        """Return the collective of a part of `nbytes`, and the bytes of its buffer, where it goes by a schedule."""
+        raise NotImplementedError
+
+    def phases(self, step: int, index: int, nbytes: float) -> tuple[Phase, ...]:
+        """Return what the collective of a part of `nbytes` consists of, where its time is known."""
+        raise NotImplementedError
 
     def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
         """Return the seconds that a worker computes when a part's mean has arrived."""
+        return 0.0
 
     def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
         """Return what every worker ends with, given what all have brought, by place."""
+        return self.communicator.setting.learner.mean(vectors)
 
 
 class Exchanges(Protocol):
@@ -73,27 +88,23 @@ class OfKinds:
 
 
 @dataclass(eq=False)
-class Dense:
-    """Vectors travel as they are: by collectives of a `kind`, by the fabric's algorithm or another one, or by a
-    schedule of their `own`."""
+class Dense(Carrier):
+    """Vectors travel as they are: by collectives of a `kind`, by the fabric's algorithm or another one, or by
+    `schedules` of a number of bytes."""
 
     communicator: Communicator
     kind: str = "all_reduce"
     algorithm: str | Collective | None = None
-    own: Schedule | None = None
-    decodes: bool = False
+    schedules: Callable[[float], Schedule] | None = None
 
     def __post_init__(self) -> None:
         self.what = self.kind.replace("_", "-")
-        if self.own is None:
+        if self.schedules is None:
             self.communicator.prepare(self.kind, self.algorithm)
 
     @property
     def way(self) -> Way:
-        return "schedule" if self.own is not None or self.communicator.simulated else "known"
-
-    def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
-        return 0.0
+        return "schedule" if self.schedules is not None or self.communicator.simulated else "known"
 
     def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
         communicator, key = self.communicator, (self, step, index)
@@ -102,30 +113,12 @@ class Dense:
         return communicator.follow(key, worker, nbytes, lambda: self.schedule(step, index, nbytes)[0])
 
     def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
-        """Return the collective of a part of `nbytes`, and the bytes of its buffer."""
-        if self.own is not None:
-            return self.own, nbytes
+        if self.schedules is not None:
+            return self.schedules(nbytes), nbytes
         return self.communicator.schedule(nbytes, self.kind, self.algorithm), nbytes
 
     def phases(self, step: int, index: int, nbytes: float) -> tuple[Phase, ...]:
-        """Return what the collective of a part of `nbytes` consists of, where its time is known."""
         return self.communicator.phases(self.kind, nbytes)
-
-    def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
-        return 0.0
-
-    def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
-        return self.communicator.setting.learner.mean(vectors)
-
-
-@dataclass(eq=False)
-class _Scheduled(Dense):
-    """Vectors travel as they are, by the schedules of a plan."""
-
-    schedules: Callable[[float], Schedule] = field(kw_only=True)
-
-    def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
-        return self.schedules(nbytes), nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +137,7 @@ class OfGroups:
     def carrier(self, kind: int, group: int, *, parts: bool) -> Carrier:
         members = [self.workers[rank] for rank in self.groups[group]]
         communicator = Communicator(self.setting, Fabric(rank_order="given"), members)
-        return _Scheduled(communicator, KINDS[kind], schedules=functools.partial(self.schedules, kind, group))
+        return Dense(communicator, KINDS[kind], schedules=functools.partial(self.schedules, kind, group))
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
         return self.setting.learner.mean(gradients)

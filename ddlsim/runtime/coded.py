@@ -24,7 +24,7 @@ from ddlsim.compression.hierarchy import shard_sizes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.averaging import Averaging, Flat, Machines
-from ddlsim.runtime.carrier import Way
+from ddlsim.runtime.carrier import Carrier, Way
 from ddlsim.runtime.codec import Codec, backwards, chosen
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
@@ -35,7 +35,7 @@ from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.precision import FP32_NBYTES
 
 
-class Coded:
+class Coded(Carrier):
     """The :class:`~ddlsim.runtime.carrier.Carrier` of compressed vectors among the members of a communicator.
 
     buckets  parts of the vector that are compressed by themselves, from its end to its begin, or which ones they are
@@ -58,8 +58,7 @@ class Coded:
                 f"compression: down = {title(choice.down)} has no effect with {communicator.owner}, whose workers all "
                 "end with the mean; leave it out, or use ParameterServer"
             )
-        self.loop = setting.loop
-        self.communicator = communicator
+        self.loop, self.communicator, self.compresses = setting.loop, communicator, True
         self.kind, self.algorithm = kind, algorithm
         if algorithm is not None:
             self.algorithm = algorithm_for(algorithm, setting.cluster, communicator.at, communicator.fabric.cost, kind)

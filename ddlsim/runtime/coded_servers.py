@@ -17,7 +17,7 @@ import simpy
 from ddlsim.collectives import Schedule, messages
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.averaging import Served
-from ddlsim.runtime.carrier import Way
+from ddlsim.runtime.carrier import Carrier
 from ddlsim.runtime.codec import Codec, backwards, chosen, cut
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.worker import Process, Worker
@@ -41,11 +41,11 @@ class _Exchange:
     n_missing: int
 
 
-class CodedServers:
+class CodedServers(Carrier):
     """The :class:`~ddlsim.runtime.carrier.Carrier` of synchronous parameter servers at `nodes`."""
 
     what = "push and pull"
-    way: Way = "process"
+    compresses = True
 
     def __init__(
         self, communicator: Communicator, nodes: Sequence[int], buckets: Sequence[Bucket],
@@ -160,4 +160,3 @@ class CodedServers:
     def _average(self, mean: _Mean, piece: int, server: int) -> Process:
         yield from self._work(piece, server)
         mean.ready.succeed()
-

@@ -21,7 +21,7 @@ from ddlsim.collectives.nccl_way import Choice
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
 from ddlsim.runtime.costs import Known, Phase, known_cost
-from ddlsim.runtime.fabric import Fabric, HasFabric, fabric_of, with_algorithm
+from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.ties import tie
@@ -176,9 +176,7 @@ class Communicator:
             return self.follow(key, worker, nbytes, lambda: self.schedule(nbytes, kind, algorithm))
         return self.take(key, lambda: self.phases(kind, nbytes), worker)
 
-    def follow(
-        self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]
-    ) -> simpy.Event:
+    def follow(self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]) -> simpy.Event:
         """Enter a collective that goes by a `schedule` of its own, message by message."""
         loop, place = self.setting.loop, self.place[worker.rank]
         operation = self._open.get(key)
@@ -195,9 +193,7 @@ class Communicator:
         assert operation.number is not None
         return loop.join(operation.number, place)
 
-    def take(
-        self, key: Hashable, phases: Callable[[], tuple[Phase, ...]], worker: Worker | None = None
-    ) -> simpy.Event:
+    def take(self, key: Hashable, phases: Callable[[], tuple[Phase, ...]], worker: Worker | None = None) -> simpy.Event:
         """Enter a collective of known time, which consists of `phases` one after the other.
 
         It starts when all members have entered it and those before it have ended, and ends for all at once.
@@ -292,7 +288,7 @@ class Communicator:
         return self.order[self.levels.places]
 
 
-def communicator(setting: Setting, strategy: HasFabric) -> Communicator:
+def communicator(setting: Setting, strategy: OnFabric) -> Communicator:
     """Return the communicator of all workers on a strategy's fabric."""
     return Communicator(setting, fabric_of(strategy), owner=type(strategy).__name__)
 

@@ -132,7 +132,7 @@ class Exchange(Generic[T]):
             return self.combine(values)
         mean = self.carrier.mean(current.sequence, values)
         if self.models:
-            if isinstance(self.carrier, Coded):
+            if self.carrier.compresses:
                 mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
             self.common = mean
         return mean

@@ -14,8 +14,7 @@ from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
 from ddlsim.plan.live import LiveSteps
 from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
-from ddlsim.runtime.carrier import Carrier, Dense, Exchanges
-from ddlsim.runtime.coded import Coded
+from ddlsim.runtime.carrier import Carrier, Exchanges
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
@@ -136,7 +135,6 @@ class Travel:
     def collective(self, keys: list[int]) -> int:
         """Prepare a collective, simulated by a schedule, that carries `keys`; return its id."""
         carrier, step, part, nbytes = self._carried(keys)
-        assert isinstance(carrier, Dense | Coded)  # others go by processes
         schedule, size = carrier.schedule(step, part, nbytes)
         return self.loop.collective(schedule, carrier.communicator.all_nodes, size)
 
@@ -150,7 +148,6 @@ class Travel:
         carrier, step, part, nbytes = self._carried(keys)
         members = [self.executor.members(key) for key in keys]
         if carrier.way == "known":
-            assert isinstance(carrier, Dense | Coded)
             finished = self.loop.env.event()
 
             def ended(end: float) -> None:

@@ -16,7 +16,7 @@ from ddlsim.runtime.carrier import Carrier, Dense
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator, communicator
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, algorithm_of, cost_said, name_of
+from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, OnFabric, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
 from ddlsim.strategies import overlap as overlaps
@@ -26,7 +26,7 @@ from ddlsim.workload.compute import Workload
 
 @checked
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(OnFabric):
     """Synchronous SGD: all workers average their gradients in every step.
 
     overlap     "none", "layer", "ddp", "horovod", "priority", or a policy with its own settings
@@ -55,10 +55,6 @@ class AllReduce:
         norms += "" if self.no_sync else ", sums in every micro-step"
         return f"all-reduce ({name_of(self.algorithm)}, {overlap}{norms}{cost_said(self.cost)})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         members, overlap = communicator(setting, self), as_compressed(overlap_named(self.overlap), setting)
@@ -75,9 +71,7 @@ class AllReduce:
         What their collectives cost, `algorithm`, `rank_order` and `cost`, is not part of it. Raises ConfigError for an
         overlap that does not tell its plan.
         """
-        plan = overlaps.plan(
-            overlap_named(self.overlap), workloads, steps, accumulation, no_sync=self.no_sync
-        )
+        plan = overlaps.plan(overlap_named(self.overlap), workloads, steps, accumulation, no_sync=self.no_sync)
         return plan if self.shared_norms is None else with_shared_norms(plan, workloads)
 
 

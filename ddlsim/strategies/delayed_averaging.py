@@ -14,8 +14,8 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.communicator import communicator
 from ddlsim.runtime.exchange import Averaging
-from ddlsim.runtime.fabric import WithFabric, cost_said, name_of
-from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.replica import Periodic, Replica, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
 
@@ -27,7 +27,7 @@ def _continued(mean: Array, params: Array, begun: Array) -> Array:
 
 @checked
 @dataclass(frozen=True)
-class DaSGD(WithFabric):
+class DaSGD(Periodic):
     """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441): the average of the models is merged
     in `delay` d local steps after the all-reduce began.
 
@@ -75,7 +75,7 @@ class DaSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class OverlapLocalSGD(WithFabric):
+class OverlapLocalSGD(Periodic):
     """Overlap-Local-SGD (Wang, Liang and Joshi 2020, arXiv:2002.09539): every `period` steps the models are
     pulled towards an anchor z, which is the average of one period before and has arrived meanwhile.
 
@@ -121,7 +121,7 @@ class OverlapLocalSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class CoCoDSGD(WithFabric):
+class CoCoDSGD(Periodic):
     """Computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1): the models are averaged
     while the workers make the next `period` local steps, and the steps are added to the average.
 

@@ -73,8 +73,7 @@ class Neighbours:
         return [*packed, Op(ls.WORK, "encode"), Op(ls.POST)]
 
     def receive(self, step: str) -> list[Op]:
-        """Return what waits until all that a worker has sent in a `step` (a name) has arrived and all it gets has come.
-        """
+        """Return what waits until all that a worker sent in a `step` (a name) has arrived, and all that it receives."""
         come = Op(ls.AWAIT, "neighbours", waits=f"its neighbours' parameters of step {step}")
         return [come, *([Op(ls.ASK, follow=self._come)] if self.packs else []), Op(ls.WORK, "decode")]
 
@@ -158,10 +157,6 @@ class DPSGD:
         """The graph."""
         return f"D-PSGD ({describe(checked_graph(self.graph))})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers, and note how fast they agree."""
         matrix = mixing_matrix("DPSGD", checked_graph(self.graph), len(setting.workers))
@@ -206,10 +201,6 @@ class CHOCOSGD:
     def label(self) -> str:
         """The step size and the graph."""
         return f"CHOCO-SGD ({self.gamma:g}, {describe(checked_graph(self.graph))})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
 
     def start(self, setting: Setting) -> None:
         """Start all workers, and note how fast they agree where nothing is compressed."""

@@ -22,8 +22,8 @@ from ddlsim.learning.learner import State
 from ddlsim.plan import Plan, local_steps
 from ddlsim.runtime.communicator import communicator
 from ddlsim.runtime.exchange import Averaging, Exchange, carrier_of
-from ddlsim.runtime.fabric import WithFabric, cost_said, name_of
-from ddlsim.runtime.replica import Replica, local_sgd, need_values, start_replicas
+from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.replica import Periodic, Replica, local_sgd, need_values, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
 from ddlsim.units import si
@@ -32,7 +32,7 @@ from ddlsim.workload.compute import Workload
 
 @checked
 @dataclass(frozen=True)
-class LocalSGD(WithFabric):
+class LocalSGD(Periodic):
     """Average the parameters after every `period` local steps (Stich 2019, arXiv:1805.09767, algorithm 1):
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
@@ -90,7 +90,7 @@ class LocalSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class QsparseLocalSGD(WithFabric):
+class QsparseLocalSGD(Periodic):
     """Local SGD whose steps travel compressed, with error feedback (Basu et al. 2019, arXiv:1906.02367, algorithm 1):
 
     x_i <- x_i - eta g_i(x_i)                                   `period` H times, from x_i = x
@@ -124,7 +124,7 @@ class QsparseLocalSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class HierarchicalLocalSGD(WithFabric):
+class HierarchicalLocalSGD(Periodic):
     """Local SGD with a period for each level (Lin et al. 2020, arXiv:1808.07217, "hierarchical local SGD"):
 
     x_i <- x_i - eta g_i(x_i)                                    always
@@ -147,7 +147,6 @@ class HierarchicalLocalSGD(WithFabric):
         periods = f"{self.period} x {self.block_period} steps"
         return f"hierarchical local SGD ({periods}, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
-    @property
     def cycle(self) -> int:
         """Steps between two averages over all workers."""
         return self.period * self.block_period
@@ -205,7 +204,7 @@ class _AdaptivePeriod:
 
 @checked
 @dataclass(frozen=True)
-class AdaComm(WithFabric):
+class AdaComm(Periodic):
     """Local SGD that averages more often as the loss falls (Wang and Joshi 2019, arXiv:1810.08313, section 4):
 
     tau_l = ceil( sqrt(F_l / F_0) tau_0 )

@@ -19,17 +19,17 @@ from ddlsim.runtime import (
     Process,
     Replica,
     Setting,
-    WithFabric,
     communicator,
     local_sgd,
     start_replicas,
 )
 from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.replica import Periodic
 
 
 @checked
 @dataclass(frozen=True)
-class BMUF(WithFabric):
+class BMUF(Periodic):
     """Blockwise model-update filtering (Chen and Huo 2016, ICASSP): momentum on top of local SGD.
 
     Every `period` local steps, with the mean x of the workers' models and the global model W:
@@ -62,7 +62,7 @@ class BMUF(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class DiLoCo(WithFabric):
+class DiLoCo(Periodic):
     """Distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1):
 
     theta_i <- InnerOpt(theta_i, g_i(theta_i))                     `period` H times, from theta_i = theta
@@ -96,7 +96,7 @@ class DiLoCo(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class SlowMo(WithFabric):
+class SlowMo(Periodic):
     """Slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1), with local SGD as its base:
 
     x_i <- x_i - gamma d_i                          `period` tau times, from x_i = x; d_i of the run's optimizer

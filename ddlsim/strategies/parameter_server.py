@@ -51,10 +51,6 @@ class ParameterServer:
         """Number and place of the servers."""
         return f"parameter server ({self.servers} {self.placement})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
-
     def plan_nodes(self, cluster: Cluster, nodes: list[int]) -> list[int]:
         """Return where the ranks of the plan are: the workers, on these `nodes`, and the servers."""
         return nodes + server_nodes(cluster, nodes, self.servers, self.placement)
@@ -76,7 +72,7 @@ class ParameterServer:
             if self.work is not None:
                 memory = memory_nodes(setting.cluster, setting.nodes)
                 return WorkingServers(members, nodes, self.work, memory, hosts, star=star)
-            return Dense(members, own=schedule)
+            return Dense(members, schedules=lambda nbytes: schedule)
 
         start_group(setting, overlap, members, carrier)
 

@@ -17,9 +17,10 @@ from ddlsim.runtime.carrier import Carrier, Dense
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.fabric import Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
+from ddlsim.runtime.fabric import Collectives, Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
+from ddlsim.strategies import contract
 from ddlsim.strategies.overlap import NoOverlap, Overlap, as_compressed, buckets_of, overlap_named
 from ddlsim.strategies.shares import check_shares
 from ddlsim.workload.compute import Workload
@@ -27,7 +28,7 @@ from ddlsim.workload.stage import Stage
 
 
 def _in_order(overlap: str | Overlap, where: str) -> str | Overlap:
-    if hasattr(overlap_named(overlap, where), "plan"):
+    if contract.of(overlap_named(overlap, where)).defines("plan"):
         raise ConfigError(
             f"{where} = {shown(overlap)}: buckets are cut in shards once, not fused or cut again on the way; use "
             "'none', 'layer', 'ddp', or an overlap that is nothing but its buckets"
@@ -68,16 +69,16 @@ class ShardedUpdate:
         more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_said(self.cost)
         return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)}{more})"
 
+    def collectives(self) -> Collectives:
+        """Return the algorithms of both and their cost."""
+        return Collectives({"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}, self.cost)
+
     def on_fabric(self, fabric: Fabric) -> ShardedUpdate:
         """Return it with both collectives by the algorithm of a fabric."""
         return dataclasses.replace(
             self, reduce_scatter=fabric.algorithm, all_gather=fabric.algorithm, rank_order=fabric.rank_order,
             cost=fabric.cost,
         )  # fmt: skip
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
         """Return what a worker holds: the whole model, and its share of the optimizer's state."""
