@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,8 @@ from ddlsim.plan.plan import (
 )
 from ddlsim.workload.beside import BULK, PIPELINE, RING_EXCHANGE, Beside
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.tensor_parallel import Collective as Exchange
+from ddlsim.workload.tensor_parallel import Shard
 
 #: zero seconds of work, where a pass begins or ends with a collective
 SYNCHRONIZE = "synchronize"
@@ -50,32 +52,6 @@ PRODUCT = "product"
 LANES = ("compute", "tensor", "tensor to next", "tensor from previous")
 #: what items can be called
 NAMES = (SYNCHRONIZE, PRODUCT)
-
-
-class Exchange(Protocol):
-    """A collective of a tensor group: its kind, the bytes of the whole, in which pass of which layer, beside what."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def nbytes(self) -> float: ...
-    @property
-    def layer(self) -> int: ...
-    @property
-    def phase(self) -> str: ...
-    @property
-    def beside(self) -> Beside | None: ...
-
-
-class Shard(Protocol):
-    """What one rank of a tensor group does with a micro-batch (:mod:`ddlsim.workload.tensor_parallel`)."""
-
-    @property
-    def workload(self) -> Workload: ...
-    @property
-    def tensor(self) -> int: ...
-    @property
-    def collectives(self) -> Sequence[Exchange]: ...
 
 
 @dataclass(frozen=True)

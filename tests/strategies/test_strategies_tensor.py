@@ -196,19 +196,19 @@ def compare(seed, monkeypatch, *, spans):
 
 
 def test_groups_executed_once_are_exact(monkeypatch):
-    assert sum(compare(seed, monkeypatch, spans=seed == 1) for seed in range(6)) >= 4
+    assert sum(compare(seed, monkeypatch, spans=seed == 1) for seed in range(4)) >= 3
 
 
 @pytest.mark.slow
 def test_many_groups_executed_once_are_exact(monkeypatch):
-    folded = sum(compare(seed, monkeypatch, spans=seed % 10 == 0) for seed in range(6, 206))
+    folded = sum(compare(seed, monkeypatch, spans=seed % 10 == 0) for seed in range(4, 204))
     assert folded >= 120
 
 
 @pytest.mark.parametrize(("cluster", "layout", "run"), [
     ("dgx-a100-pod", {"tensor": 4, "data": 2}, {"workers": 8}),  # replicas' traffic passes the same switch
     ("dgx-a100-pod", {"tensor": 8, "data": 2, "cost": "nccl"}, {"workers": 16}),  # their time is known
-    ("dgx1-v100-16", {"tensor": 8, "data": 2}, {"workers": 16, "jitter": Lognormal(0.1)}),
+    ("dgx1-v100", {"tensor": 4, "data": 1}, {"workers": 4, "jitter": Lognormal(0.1)}),
 ])  # fmt: skip
 def test_all_ranks_are_executed_where_one_is_not_enough(cluster, layout, run):
     result = simulate(cluster, TINY, Parallel(micro_batch=1, **layout), batch_size=4, steps=1, **run)
