@@ -85,6 +85,7 @@ class Network:
         """Let channels have 1 / `times` of their capacity, (n,) each: each message stands for so many."""
         net = self.engine.net
         net.channels["capacity"][channels] /= times
+        net.reals[st.NARROWEST] = np.min(net.channels["capacity"], initial=np.inf)
         for name in ("free", "loaded", "burst", "tokens") if net.counts[st.SHAPED] else ():
             net.buckets[name][channels] /= times
 

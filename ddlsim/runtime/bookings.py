@@ -280,7 +280,8 @@ class Bookings:
         for each in np.unique(number[done]).tolist():
             kind, of_pass = divmod(each, len(folding.passes.items))
             timeline, rows = folding.timelines[kind][of_pass], np.flatnonzero(done & (number == each))
-            took = np.minimum(np.where(np.isnan(end[rows]), now, end[rows]) - start[rows], timeline.seconds)
+            under_way = np.minimum(now - start[rows], timeline.seconds)
+            took = np.where(np.isnan(end[rows]), under_way, timeline.seconds)
             self._exchanges(folding, kind, timeline, rank[rows], start[rows], took)
             over = ~np.isnan(end[rows])
             for seconds, sign in ((self.seconds[rc.COMPUTE], -1.0), (self.seconds[rc.COMMUNICATION], 1.0)):
