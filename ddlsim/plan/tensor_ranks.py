@@ -140,26 +140,35 @@ class _Pass:
         self._waits = tuple(ends)
 
 
+def _by_layer(shard: Shard) -> dict[tuple[str, int], list[Exchange]]:
+    """Return the exchanges of each pass and layer."""
+    of_layers: dict[tuple[str, int], list[Exchange]] = {}
+    for each in shard.collectives:
+        of_layers.setdefault((each.phase, each.layer), []).append(each)
+    return of_layers
+
+
 def _items(
-    workload: Workload, exchanges: Sequence[Exchange], phase: str, layers: tuple[int, int], kind: int,
+    workload: Workload,
+    exchanges: Mapping[tuple[str, int], Sequence[Exchange]],
+    phase: str,
+    layers: tuple[int, int],
+    kind: int,
     gathers: Mapping[int, float],
-) -> list[Item]:  # fmt: skip
+) -> list[Item]:
     """Return the items of a pass through the layers first to end - 1.
 
     What is gathered comes before a layer's work, what is summed after it.
 
-    kind     of its work
-    gathers  bytes that the group puts together before the work of some layers, behind a cut
+    exchanges  of each pass and layer
+    kind       of its work
+    gathers    bytes that the group puts together before the work of some layers, behind a cut
     """
     done = _Pass(kind)
-    by_layer: dict[int, list[Exchange]] = {}
-    for each in exchanges:
-        if each.phase == phase and layers[0] <= each.layer < layers[1]:
-            by_layer.setdefault(each.layer, []).append(each)
     seconds = workload.forward if phase == "forward" else workload.backward
     span = range(*layers)
     for layer in span if phase == "forward" else reversed(span):
-        own = by_layer.get(layer, [])
+        own = exchanges.get((phase, layer), ())
         if layer in gathers:
             done.exchange(ALL_GATHER, gathers[layer])
         for gathering in (True, False):
@@ -218,16 +227,18 @@ def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, g
     different, which = np.unique((role * shape + first) * shape + end, return_inverse=True)
     of_rows = np.full(len(plan), -1)
     of_rows[rows] = which.reshape(-1)
-    items = []
+    items, exchanges = [], [_by_layer(shard) for shard in shards]
     for each in different.tolist():
         role_first, last = divmod(each, shape)
         number, begin = divmod(role_first, shape)
         phase = "backward" if number == 1 else "forward"
         kind = (FORWARD, BACKWARD, COMPUTE)[number]
-        items.append([
-            _items(shard.workload, shard.collectives, phase, (begin, last), kind, gathers[number % 2])
-            for shard in shards
-        ])  # fmt: skip
+        items.append(
+            [
+                _items(shard.workload, of_layers, phase, (begin, last), kind, gathers[number % 2])
+                for shard, of_layers in zip(shards, exchanges, strict=True)
+            ]
+        )
     return Passes(of_rows, items)
 
 
@@ -523,16 +534,14 @@ def timeline(items: Sequence[Item], seconds: Seconds) -> tuple[Floats, Floats]:
 def with_exchanges(shard: Shard, seconds: Seconds) -> Workload:
     """Return the workload of a rank of a tensor group whose layers take the time of their exchanges, too."""
     work = shard.workload
-    by_pass: dict[tuple[str, int], list[Exchange]] = {}
-    for each in shard.collectives:
-        by_pass.setdefault((each.phase, each.layer), []).append(each)
+    by_layer = _by_layer(shard)
     passes = {"forward": work.forward.copy(), "backward": work.backward.copy()}
     more: dict[tuple[object, ...], float] = {}
-    for (phase, layer), exchanges in by_pass.items():
+    for (phase, layer), exchanges in by_layer.items():
         computing = float(passes[phase][layer])
         key = (computing, *((each.kind, each.nbytes, each.beside) for each in exchanges))
         if key not in more:
-            items = _items(work, exchanges, phase, (layer, layer + 1), COMPUTE, {})
+            items = _items(work, by_layer, phase, (layer, layer + 1), COMPUTE, {})
             more[key] = float(timeline(items, seconds)[1].max())
         passes[phase][layer] = more[key]
     return dataclasses.replace(work, forward=passes["forward"], backward=passes["backward"])
