@@ -118,7 +118,8 @@ def test_a_product_and_the_collective_beside_it(method, n, product):
     work = workload("char-transformer", 4)
     exchange = Collective("all_gather", 64e6, 3, "backward", beside)
     seconds = lambda kind, nbytes: 2.1e-3 * nbytes / 64e6 * (n / (n - 1) if KINDS[kind] == "send" else 1.0)  # noqa: E731
-    items = _items(replace(work, backward=0.0 * work.backward), {("backward", 3): [exchange]}, "backward", (3, 4), 1, {})
+    alone = replace(work, backward=0.0 * work.backward)
+    items = _items(alone, {("backward", 3): [exchange]}, "backward", (3, 4), 1, {})
     start, end = timeline(items, seconds)
     assert end.max() == pytest.approx(expected, rel=1e-12)
     assert sum((end - start)[[item.lane == 0 for item in items]]) == pytest.approx(slowed, rel=1e-12)
