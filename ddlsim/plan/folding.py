@@ -168,10 +168,14 @@ def fold(
     nodes, why_not = schedules.nodes, list[str]()
     if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.acts):
         why_not.append("links have details")
-    exchanges = sorted({
-        (item.kind, item.nbytes) for by_kind in passes.items for item in by_kind[0]
-        if item.kind == SEND or item.kind >= ALL_REDUCE
-    })  # fmt: skip
+    exchanges = sorted(
+        {
+            (item.kind, item.nbytes)
+            for by_kind in passes.items
+            for item in by_kind[0]
+            if item.kind == SEND or item.kind >= ALL_REDUCE
+        }
+    )
     kind, local_of = _inside(cluster, schedules, kinds)
     firsts = np.unique(kind, return_index=True)[1].tolist()
     measures: list[list[Measured]] = []
@@ -254,9 +258,13 @@ def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[
         distinct, first, which = np.unique(channel[own], return_index=True, return_inverse=True)
         turn = np.argsort(np.argsort(first))[which.reshape(-1)]  # numbered as they first occur
         signature = (
-            counts[rank].tobytes(), facts[:, own].tobytes(), turn.tobytes(), schedules.order[rank].tobytes(),
-            times[:, nodes[rank]].tobytes(), int(speeds[rank]),
-        )  # fmt: skip
+            counts[rank].tobytes(),
+            facts[:, own].tobytes(),
+            turn.tobytes(),
+            schedules.order[rank].tobytes(),
+            times[:, nodes[rank]].tobytes(),
+            int(speeds[rank]),
+        )
         by_turn = channel[own][np.sort(first)]
         kind[rank] = number.setdefault(signature, len(leaders))
         if kind[rank] == len(leaders):

@@ -129,9 +129,7 @@ def _shared(cluster: Cluster, place: Ints, way: Ints, channel: Ints, share: Floa
     place    (n_ways,) of each way
     channel  on the ways, of which each stands in `way`, and the `share` of a message's bytes that takes it
     """
-    pairs, which, count = np.unique(
-        place[way] * cluster.n_channels + channel, return_inverse=True, return_counts=True
-    )
+    pairs, which, count = np.unique(place[way] * cluster.n_channels + channel, return_inverse=True, return_counts=True)
     least = np.ones(len(pairs))
     np.minimum.at(least, which.reshape(-1), share)
     least[count < np.bincount(place)[pairs // cluster.n_channels]] = 0.0  # not on all ways

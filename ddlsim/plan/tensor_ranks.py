@@ -322,13 +322,26 @@ def tensor_ranks(
 
 
 def _keys(
-    plan: Plan, passes: Passes, flat: Sequence[Item], sizes: Ints, source: Ints, member: Ints, item: Ints,
-    exchanging: Bools, kind: Ints, sender: Ints,
-) -> Ints:  # fmt: skip
+    plan: Plan,
+    passes: Passes,
+    flat: Sequence[Item],
+    sizes: Ints,
+    source: Ints,
+    member: Ints,
+    item: Ints,
+    exchanging: Bools,
+    kind: Ints,
+    sender: Ints,
+) -> Ints:
     """Return the keys of all rows: in each step those of the plan of groups, for each member, then those of groups."""
     tensor = int(member.max(initial=0)) + 1
-    width = np.array([0 if each.lane == 0 else tensor if each.kind == SEND else 1 if each.kind >= ALL_REDUCE else 0
-                      for each in flat], dtype=np.int64)  # fmt: skip
+    width = np.array(
+        [
+            0 if each.lane == 0 else tensor if each.kind == SEND else 1 if each.kind >= ALL_REDUCE else 0
+            for each in flat
+        ],
+        dtype=np.int64,
+    )
     until = np.concatenate([[0], np.cumsum(width)])
     begins = np.cumsum(sizes) - sizes
     offset = until[:-1].copy()  # of an item among the keys of all passes; a message is received in the item after it

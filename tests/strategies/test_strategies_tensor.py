@@ -68,8 +68,16 @@ def test_inside_machines():
     step = {}
     for nvlink in ("300 GB/s", "330 GB/s"):
         layout = Parallel(tensor=8, data=2)
-        result = simulate(f"dgx-a100-pod+nvlink_bandwidth={nvlink}", "gpt3-13b", layout, batch_size=4, workers=16,
-                          precision="fp16", steps=1, warmup=0)  # fmt: skip
+        result = simulate(
+            f"dgx-a100-pod+nvlink_bandwidth={nvlink}",
+            "gpt3-13b",
+            layout,
+            batch_size=4,
+            workers=16,
+            precision="fp16",
+            steps=1,
+            warmup=0,
+        )
         step[nvlink] = result.step_time
         assert is_folded(result)
         links = result.links
@@ -143,10 +151,16 @@ def world(rng):
     gpus, hosts = rng.choice([2, 4, 4]), rng.choice([1, 2, 2, 4])
     nics = rng.choice([n for n in (1, 2, 4) if n <= gpus])
     host = MultiGpu(
-        n_gpus=gpus, inside="nvswitch", device="v100", nvlink_bandwidth="150 GB/s", nvlink_latency=1e-6,
-        pcie_bandwidth=rng.choice(["1000 GB/s", "12 GB/s"]), pcie_latency=1e-6, n_nics=nics,
+        n_gpus=gpus,
+        inside="nvswitch",
+        device="v100",
+        nvlink_bandwidth="150 GB/s",
+        nvlink_latency=1e-6,
+        pcie_bandwidth=rng.choice(["1000 GB/s", "12 GB/s"]),
+        pcie_latency=1e-6,
+        n_nics=nics,
         n_pcie_switches=rng.choice([nics, gpus]),
-    )  # fmt: skip
+    )
     graph = star(hosts, bandwidth=rng.choice(["10 Gbit/s", "100 Gbit/s"]), latency="2 us", host=host)
     if hosts == 4 and rng.random() < 0.5:
         graph = leaf_spine(2, 2, 2, bandwidth="25 Gbit/s", latency="2 us", host=host)
@@ -156,17 +170,32 @@ def world(rng):
     more = {} if order == "2bw" else {"sharded": rng.random() < 0.4, "p2p": rng.choice(["overlapped", "exchange"])}
     sequence = rng.random() < 0.5
     layout = Parallel(
-        tensor=gpus, pipeline=pipeline, data=rest // pipeline, sequence=sequence, order=order,
-        tp_comm_overlap=sequence and rng.random() < 0.5, micro_batch=rng.choice([1, 2]),
-        recompute=rng.choice(["none", "selective", "full", "stage"]), overlap=rng.choice(["none", "layer", "ddp"]),
+        tensor=gpus,
+        pipeline=pipeline,
+        data=rest // pipeline,
+        sequence=sequence,
+        order=order,
+        tp_comm_overlap=sequence and rng.random() < 0.5,
+        micro_batch=rng.choice([1, 2]),
+        recompute=rng.choice(["none", "selective", "full", "stage"]),
+        overlap=rng.choice(["none", "layer", "ddp"]),
         interleave=2 if order == "1f1b" and pipeline > 1 and rng.random() < 0.3 else 1,
-        algorithm=rng.choice(["default", "ring"]), **more,
-    )  # fmt: skip
+        algorithm=rng.choice(["default", "ring"]),
+        **more,
+    )
     batches = layout.data * layout.micro_batch * pipeline * rng.choice([1, 2])
-    return graph, layout, {
-        "batch_size": batches, "workers": gpus * hosts, "steps": rng.choice([1, 2, 4]), "warmup": rng.choice([0, 1]),
-        "precision": rng.choice(["fp16", "fp32"]), "optimizer": rng.choice(["sgd", "lamb"]),
-    }  # fmt: skip
+    return (
+        graph,
+        layout,
+        {
+            "batch_size": batches,
+            "workers": gpus * hosts,
+            "steps": rng.choice([1, 2, 4]),
+            "warmup": rng.choice([0, 1]),
+            "precision": rng.choice(["fp16", "fp32"]),
+            "optimizer": rng.choice(["sgd", "lamb"]),
+        },
+    )
 
 
 def compare(seed, monkeypatch, *, spans):
@@ -210,11 +239,14 @@ def test_many_groups_executed_once_are_exact(monkeypatch):
     assert folded >= 120
 
 
-@pytest.mark.parametrize(("cluster", "layout", "run"), [
-    ("dgx-a100-pod", {"tensor": 4, "data": 2}, {"workers": 8}),  # replicas' traffic passes the same switch
-    ("dgx-a100-pod", {"tensor": 8, "data": 2, "cost": "nccl"}, {"workers": 16}),  # their time is known
-    ("dgx1-v100", {"tensor": 4, "data": 1}, {"workers": 4, "jitter": Lognormal(0.1)}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cluster", "layout", "run"),
+    [
+        ("dgx-a100-pod", {"tensor": 4, "data": 2}, {"workers": 8}),  # replicas' traffic passes the same switch
+        ("dgx-a100-pod", {"tensor": 8, "data": 2, "cost": "nccl"}, {"workers": 16}),  # their time is known
+        ("dgx1-v100", {"tensor": 4, "data": 1}, {"workers": 4, "jitter": Lognormal(0.1)}),
+    ],
+)
 def test_all_ranks_are_executed_where_one_is_not_enough(cluster, layout, run):
     result = simulate(cluster, TINY, Parallel(micro_batch=1, **layout), batch_size=4, steps=1, **run)
     assert not any(note.startswith(FOLDED) for note in result.notes)
