@@ -112,9 +112,10 @@ class Communicator:
             return [places.tolist() for places in self.groups]
         return [list(range(self.n_ranks))[first : first + size] for first in range(0, self.n_ranks, size)]
 
-    def part(self, places: Sequence[int]) -> Communicator:
-        """Return the communicator of some of the members, on the same fabric."""
-        return Communicator(self.setting, self.fabric, [self.workers[place] for place in places], owner=self.owner)
+    def part(self, places: Sequence[int], fabric: Fabric | None = None, bystanders: Sequence[int] = ()) -> Communicator:
+        """Return the communicator of some of the members, on the same fabric or another one."""
+        members = [self.workers[place] for place in places]
+        return Communicator(self.setting, fabric or self.fabric, members, bystanders=bystanders, owner=self.owner)
 
     @property
     def simulated(self) -> bool:
@@ -176,9 +177,7 @@ class Communicator:
             return self.follow(key, worker, nbytes, lambda: self.schedule(nbytes, kind, algorithm))
         return self.take(key, lambda: self.phases(kind, nbytes), worker)
 
-    def follow(
-        self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]
-    ) -> simpy.Event:
+    def follow(self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]) -> simpy.Event:
         """Enter a collective that goes by a `schedule` of its own, message by message."""
         loop, place = self.setting.loop, self.place[worker.rank]
         operation = self._open.get(key)
@@ -195,9 +194,7 @@ class Communicator:
         assert operation.number is not None
         return loop.join(operation.number, place)
 
-    def take(
-        self, key: Hashable, phases: Callable[[], tuple[Phase, ...]], worker: Worker | None = None
-    ) -> simpy.Event:
+    def take(self, key: Hashable, phases: Callable[[], tuple[Phase, ...]], worker: Worker | None = None) -> simpy.Event:
         """Enter a collective of known time, which consists of `phases` one after the other.
 
         It starts when all members have entered it and those before it have ended, and ends for all at once.

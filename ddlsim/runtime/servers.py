@@ -1,16 +1,41 @@
-"""Where parameter servers stand, and what they can do."""
+"""Parameter servers: where they stand, what a request costs them, who takes a turn, and when they update.
+
+A server is a queue, a service time and an update rule. Synchronous servers are a route of gradients
+(:mod:`ddlsim.runtime.exchange`); their threads take the seconds of a :class:`ServerWork`. Servers that workers visit
+when they are ready (:class:`Servers`) each have an equal part of the parameters. Where an update waits for several
+gradients, or a worker for others, they act together: a gradient counts when all have their part of it, and an update
+happens at all of them at once (:class:`Visits`).
+
+The model of :class:`ServerWork` is MXNet's (``src/kvstore/kvstore_dist.h``, ``kvstore_dist_server.h``) on ps-lite
+(``include/ps/kv_app.h``). A tensor goes from a device to the memory of its machine, and from there to the servers. A
+server copies the first push of its part into a buffer, adds each further one, updates the stored parameters when all
+have come, and acknowledges the pushes. When all servers have, the worker asks for the result, which a server copies
+into every answer; the worker's machine copies the answers together and hands them to the device. Each of these steps
+takes a whole part, or tensor, and waits for the one before: what is not cut up does not overlap with itself. Requests
+queue for a server's thread while the network goes on with others. What a request costs is memory traffic over the
+bandwidth of one core, or of several.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple, Protocol
 
-from ddlsim.arguments import Count, checked, one_of, quantity
+import simpy
+
+from ddlsim.arguments import Count, checked, number, one_of, quantity
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
-from ddlsim.learning import Learner
+from ddlsim.learning import Array, Learner, Value
+from ddlsim.network import lane_tables as ls
+from ddlsim.runtime.codec import Message, Messages
+from ddlsim.runtime.lane_ops import Op
+from ddlsim.runtime.lanes import Lanes
+from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.worker import UNVARIED
+from ddlsim.runtime.worker import UNVARIED, Process, Worker, all_of
+from ddlsim.units import si
 
 Placement = Annotated[str, one_of("own", "colocated")]
 ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
@@ -85,3 +110,241 @@ def _host_nodes(cluster: Cluster) -> dict[int, int]:
 
 def _remedy(placement: str) -> str:
     return ", fewer workers, or placement 'colocated'" if placement == "own" else ""
+
+
+#: over the bytes of a tensor
+Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
+
+
+@checked
+@dataclass(frozen=True)
+class ServerWork:
+    """What a server does with its part of a tensor, in passes: how often it reads or writes all bytes of the part.
+
+    memory       bytes/s that a thread reads and writes: 10 GB/s, about what STREAM (McCalpin 1995) reaches with one
+                 thread on a server of the 2010s
+    threads      that handle requests, each those of its tensors, and that copy answers together; a tensor belongs to
+                 the one that has had the fewest bytes when it first comes (BytePS: GetThreadID in its server)
+    together     bytes/s with which pushes and updates are worked on where several cores share each of them (OpenMP), at
+                 most the memory's of a socket, such as "60 GB/s"; None: a thread does them like everything else
+    first_push   2: a worker's push is read and written to the buffer
+    push         3: the buffer and a further worker's push are read, the sum is written
+    update       2: the sum is copied over the parameters; 3: SGD; 5: SGD with momentum (two arrays are read and
+                 written, one is read)
+    pull         2: the parameters are copied into each answer; 0: they are sent as they lie there
+    deliver      2: a worker's machine, in one thread of its own, copies the servers' answers together
+    whole_below  bytes; a smaller tensor is not cut up but goes whole to one server, each to the next (MXNet:
+                 MXNET_KVSTORE_BIGARRAY_BOUND, a million elements, so "4 MB")
+    """
+
+    memory: Annotated[float | str, quantity("bandwidth", "10 GB/s")] = "10 GB/s"
+    threads: Count = 1
+    together: Annotated[float | str, quantity("bandwidth", "60 GB/s")] | None = None
+    first_push: Passes = 2.0
+    push: Passes = 3.0
+    update: Passes = 2.0
+    pull: Passes = 2.0
+    deliver: Passes = 2.0
+    whole_below: Annotated[float | str, quantity("bytes", "4 MB", zero=True)] = 0.0
+
+    def seconds_per_byte(self, *, summing: bool = False) -> float:
+        """Return the s that one pass over a byte takes, where it is `summing` what comes with it."""
+        shared = self.together if summing and self.together is not None else self.memory
+        return 1.0 / si(shared, "bandwidth")
+
+    def bound(self) -> float:
+        """Return the bytes from which on tensors are cut up."""
+        return si(self.whole_below, "bytes")
+
+
+#: MXNet's, until 1.4: a thread of ps-lite and the main thread do everything in turn; SGD with momentum, the default of
+#: its examples (src/kvstore/kvstore_dist_server.h)
+EARLY_MXNET_SERVERS = ServerWork(update=5.0, whole_below="4 MB")
+#: MXNet's from 1.5 on: copies between its arrays, sums and updates run on all cores of a socket (ParallelCopy in
+#: src/common/utils.h, EvalBinary_ in src/ndarray/ndarray_function-inl.h); answers are still copied by one thread
+MXNET_SERVERS = ServerWork(update=5.0, whole_below="4 MB", together="60 GB/s")
+#: BytePS's (byteps/server, 0.2): four threads (BYTEPS_SERVER_ENGINE_THREAD), the first push and the answers are not
+#: copied, the sum is copied once; workers update, and find answers where they need them (shared memory). Tensors come
+#: in slices of BYTEPS_PARTITION_BYTES, 4 MB: Priority("4 MB", ...)
+BYTEPS_SERVERS = ServerWork(threads=4, first_push=0.0, update=2.0, pull=0.0, deliver=0.0)
+#: TensorFlow's, in a process with 16 cores: every push is copied out of its message (2: TensorFlow issue 6116) and
+#: applied by itself (SGD: 3), on as many threads as there are cores (DefaultNumInterOpThreads of
+#: tensorflow/core/common_runtime/process_util.cc, unless inter_op_parallelism_threads says otherwise; at most 8 of them
+#: read messages, kGrpcWorkerCacheThreadCount of distributed_runtime/rpc/grpc_worker_cache.cc, which is not modelled).
+#: Answers are sent as they lie there (EncodeTensorToByteBuffer of grpc_tensor_coding.cc shares a tensor's memory), and
+#: copied out of their messages
+TENSORFLOW_SERVERS = ServerWork(threads=16, first_push=5.0, push=5.0, update=0.0, pull=0.0)
+
+
+class Threads:
+    """Threads of a server or a machine, each of which serves in the order of arrival; tensors are shared out among
+    them as they first come."""
+
+    def __init__(self, loop: Loop, n: int = 1) -> None:
+        self._loop, self._threads = loop, [simpy.Resource(loop.env) for _ in range(n)]
+        self._loads, self._of = [0.0] * n, dict[int, int]()
+
+    def of(self, tensor: int, nbytes: float) -> simpy.Resource:
+        """Return the thread of a tensor of `nbytes`."""
+        if tensor not in self._of:
+            self._of[tensor] = self._loads.index(min(self._loads))
+            self._loads[self._of[tensor]] += nbytes
+        return self._threads[self._of[tensor]]
+
+    def work(self, thread: simpy.Resource, seconds: float, show: Callable[[float, float], None]) -> Process:
+        """Wait for a thread's turn, and let it work; `show` gets begin and end (s)."""
+        if seconds > 0.0:
+            with thread.request() as turn:
+                yield turn
+                begin = self._loop.now
+                yield self._loop.env.timeout(seconds)
+            show(begin, self._loop.now)
+
+
+class HasServers(Protocol):
+    """A strategy with servers."""
+
+    @property
+    def servers(self) -> int: ...
+    @property
+    def placement(self) -> str: ...
+    @property
+    def apply_time(self) -> float | str: ...
+
+
+class Servers:
+    """A strategy's servers with an equal part of the parameters each, to which workers send gradients or `models`.
+
+    messages    to them and back
+    turn        of processes: one worker at a time has it
+    apply_time  of an update, s
+
+    Raises ConfigError if there are not enough machines.
+    """
+
+    def __init__(self, strategy: HasServers, setting: Setting, *, models: bool = False) -> None:
+        self.setting = setting
+        self.nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
+        self.apply_time = si(strategy.apply_time, "time")
+        self.messages = Messages(setting, len(self.nodes), owner=type(strategy).__name__, models=models)
+        self.turn = simpy.Resource(setting.loop.env)
+
+    @property
+    def follows(self) -> bool:
+        """Whether values, or sizes, follow what workers of a run do at its servers."""
+        return self.messages.choice is not None or self.setting.learner.task is not None
+
+    def up(self, worker: Worker, message: Message) -> simpy.Event:
+        """Send what a worker has packed; the event is when all servers have their part."""
+        sends = zip(self.nodes, message.sizes, strict=True)
+        return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
+
+    def down(self, worker: Worker, message: Message) -> simpy.Event:
+        """Send an answer; the event is when the worker has all of it."""
+        sends = zip(self.nodes, message.sizes, strict=True)
+        return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
+
+    def push(self, worker: Worker, message: Message) -> Process:
+        """Encode and send what a worker has packed, and wait until all servers have it."""
+        yield from worker.compute(message.seconds, "encode")
+        yield from communicate(worker, self.up(worker, message), "push")
+
+    def pull(self, worker: Worker, message: Message) -> Process:
+        """Send an answer to a worker, who waits for it and decodes it."""
+        yield from communicate(worker, self.down(worker, message), "pull")
+        yield from worker.compute(message.seconds, "decode")
+
+    def show_update(self, begin: float) -> None:
+        """Show an update that began at `begin` and ends now, on every server's track."""
+        for i in range(len(self.nodes)):
+            self.setting.recorder.background(f"server {i}", "update", begin, self.setting.loop.now)
+
+
+def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
+    """Block the worker until `event`, booked as communication."""
+    start = worker.loop.now
+    yield from worker.block(event, what)
+    worker.book(start, start, what)
+
+
+def wait(worker: Worker, event: simpy.Event, what: str) -> Process:
+    """Block the worker until `event`, booked as waiting for others."""
+    start = worker.loop.now
+    yield from worker.block(event, what)
+    worker.book(start, worker.loop.now, what)
+
+
+class Visit(NamedTuple):
+    """What a worker has brought, `staleness` updates after it took what it rests on, of `n_samples`."""
+
+    rank: int
+    value: Value[Array]
+    staleness: int
+    n_samples: int
+
+
+class Visits:
+    """Workers that all go round: ``before``, a visit of the servers, ``after``.
+
+    pack     what a worker brings
+    update   what is made of `count` visits, in the order in which they have come
+    answer   what a worker gets
+    held     for whom it waits after its turn: operations of MEET or CLOCK
+    steps    of a worker between two visits
+    late     visits count even if there has been an update since what they rest on was taken
+    counted  an update of the servers is one of the run
+    told     the staleness of visits matters
+    first    the number, in ``after``, of the operation that all begin with; ``before`` if None
+
+    Values follow if the run has any, sizes if they are not known before (``follows``).
+    """
+
+    def __init__(
+        self, servers: Servers, before: Sequence[Op], after: Sequence[Op], *, count: int,
+        pack: Callable[[Worker], Message], update: Callable[[list[Visit]], None], answer: Callable[[Worker], Message],
+        held: Sequence[Op] = (), steps: int = 1, late: bool = True, counted: bool = True, told: bool = True,
+        first: int | None = None,
+    ) -> None:  # fmt: skip
+        self.pack, self.update, self.answer, self.steps = pack, update, answer, steps
+        self.packs, self.follows = servers.messages.choice is not None, servers.follows
+        self.visits: list[Visit] = []
+        self.messages: dict[int, Message] = {}
+        setting = servers.setting
+        packed = [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if self.follows else []
+        ops = [
+            *before, *packed,
+            Op(ls.WORK, "encode"), Op(ls.TRAVEL, "push"), Op(ls.TURN, "the servers' queue"),
+            Op(ls.REST, "decode", lambda _: servers.messages.server_seconds()),
+            Op(ls.GATHER if late else ls.GATHER_NEW, "update", lambda _: servers.apply_time, number=count),
+            Op(ls.UPDATE, follow=self._updated if self.follows else None, number=counted), Op(ls.RELEASE), *held,
+            Op(ls.TAKE, follow=self._taken if self.follows else None, number=self.packs),
+            Op(ls.TRAVEL, "pull", number=1), Op(ls.WORK, "decode"), *after,
+        ]  # fmt: skip
+        worker = setting.workers[0]
+        self.lanes = Lanes(
+            setting, ops, worker.workload.gradient_nbytes / len(servers.nodes),
+            worker.samples_per_step * count * steps,
+            servers=[(node, 0.0) for node in servers.nodes], served=self._served if self.follows else None,
+            batch=count if told else 0, first=0 if first is None else len(ops) - len(after) + first,
+        )  # fmt: skip
+
+    def _packed(self, worker: Worker) -> None:
+        message = self.messages[worker.rank] = self.pack(worker)
+        if self.packs:
+            self.lanes.set_seconds(worker, "encode", message.seconds)
+            self.lanes.set_sizes(worker, message.sizes)
+
+    def _served(self, worker: Worker, server: int, staleness: int, whole: bool) -> None:
+        value = self.messages[worker.rank].value
+        self.visits.append(Visit(worker.rank, value, staleness, worker.samples_per_step * self.steps))
+
+    def _updated(self, worker: Worker) -> None:
+        visits, self.visits = self.visits, []
+        self.update(visits)
+
+    def _taken(self, worker: Worker) -> None:
+        message = self.answer(worker)
+        if self.packs:
+            self.lanes.set_seconds(worker, "decode", message.seconds)
+            for server, nbytes in enumerate(message.sizes):
+                self.lanes.set_answer(worker, server, nbytes)

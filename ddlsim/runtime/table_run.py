@@ -16,9 +16,9 @@ from ddlsim.plan.live import LIVE, N_STEPS, LiveSteps, first_steps, live_steps
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import FORWARD, PUSH_PULL, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
 from ddlsim.runtime.bookings import Bookings, Shape, devices
-from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.travel import SAMPLES, Travel, way_of
 from ddlsim.runtime.worker import UNVARIED, Worker
@@ -86,15 +86,15 @@ Schedules = Callable[[int, int, float], Schedule]
 MakeExchanges = Callable[[Gradients, Plan], Exchanges]
 
 
-def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], Mapping[int, Carrier]]) -> None:
-    """Let the plans that `make` makes for all workers drive a run, and `carriers` what they exchange, by the kind of
-    collective, those that sum gradients first.
+def planned(members: Communicator, make: Make, exchanges: Callable[[Gradients], Mapping[int, Exchange]]) -> None:
+    """Let the plans that `make` makes for all workers drive a run, with `exchanges` by the kind of collective, those
+    that sum gradients first.
 
     Raises ConfigError if later steps are not like the second one.
     """
     setting = members.setting
     setting.loop.drive(
-        TableRun(setting, make, lambda gradients, plan: OfKinds(carriers(gradients)), owner=members.owner)
+        TableRun(setting, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner)
     )
 
 
@@ -185,7 +185,7 @@ class TableRun:
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
                              lambda step, rank: float(self._last[step][rank]))  # fmt: skip
-        said = {pair: carrier.what for pair, carrier in self.travel.carriers.items()}
+        said = {pair: exchange.what for pair, exchange in self.travel.exchanges.items()}
         rows = steps.rows[:3]
         before = [0, *(own.stop - own.start for own in rows[:-1])]
         shapes = [Shape(steps.plan, own, earlier, said) for own, earlier in zip(rows, before, strict=True)]
@@ -214,9 +214,9 @@ class TableRun:
             sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
             for row in sums[:1].tolist():
                 kind, group, parts = way_of(plan, row)
-                carrier = self.exchanges.carrier(kind, group, parts=parts)
-                if carrier is not None:
-                    plan = with_codes(plan, decodes=carrier.decodes, together=kind == REDUCE_SCATTER)
+                exchange = self.exchanges.exchange(kind, group, parts=parts)
+                if exchange is not None:
+                    plan = with_codes(plan, decodes=exchange.decodes, together=kind == REDUCE_SCATTER)
         plan = plan if self.learner.task is None else with_evaluations(plan, EVALUATION)
         return plan if self.workers[0].feed is None else with_samples(plan, SAMPLES)
 

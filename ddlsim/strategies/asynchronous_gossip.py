@@ -9,11 +9,11 @@ from typing import Annotated
 from ddlsim.arguments import by, checked, number
 from ddlsim.learning import Array, Value, weighted_sum
 from ddlsim.network import lane_tables as ls
+from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.lanes import Lanes
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
 from ddlsim.streams import stream
@@ -57,10 +57,10 @@ class _Pairs:
 
     def __init__(self, setting: Setting, partners: Sequence[Sequence[int]]) -> None:
         self.setting, self.partners, self.replicas = setting, partners, replicas_of(setting)
-        self.wires = Wires(setting, owner="ADPSGD", peers=True)
+        self.messages = Messages(setting, owner="ADPSGD", peers=True)
         self.draws = [stream(setting.seed, worker.rank, "gossip") for worker in setting.workers]
-        self.gradients, self.parcels = dict[int, Value[Array]](), dict[int, Parcel]()
-        packs = self.wires.choice is not None
+        self.gradients, self.sent = dict[int, Value[Array]](), dict[int, Message]()
+        packs = self.messages.choice is not None
         learns = packs or setting.learner.task is not None
         asking = [
             *([Op(ls.ASK if packs else ls.NOTE, follow=self._packed)] if learns else []),
@@ -83,11 +83,11 @@ class _Pairs:
         return partners[int(self.draws[worker.rank].integers(len(partners)))] if partners else -1
 
     def _packed(self, worker: Worker) -> None:
-        name = f"to {self.lanes.chosen(worker)}"
-        parcel = self.parcels[worker.rank] = self.wires.model(worker, worker.params, name=name)
-        if self.wires.choice is not None:
-            self.lanes.set_seconds(worker, "encode", parcel.seconds)
-            self.lanes.set_sizes(worker, parcel.sizes)
+        to = self.lanes.chosen(worker)
+        message = self.sent[worker.rank] = self.messages.model(worker, worker.params, to=to)
+        if self.messages.choice is not None:
+            self.lanes.set_seconds(worker, "encode", message.seconds)
+            self.lanes.set_sizes(worker, message.sizes)
 
     def _drawn(self, worker: Worker) -> None:
         self.gradients[worker.rank] = worker.draw()
@@ -98,18 +98,18 @@ class _Pairs:
 
         Nobody else changes the parameters of a worker that asks, so both can have the average at once.
         """
-        partner, parcel, mine = self.setting.workers[rank], self.parcels[worker.rank], worker.params
-        back, theirs = self.wires.model(partner, partner.params, name=f"to {worker.rank}"), partner.params
-        partner.params = 0.5 * (parcel.value + theirs)
+        partner, message, mine = self.setting.workers[rank], self.sent[worker.rank], worker.params
+        back, theirs = self.messages.model(partner, partner.params, to=worker.rank), partner.params
+        partner.params = 0.5 * (message.value + theirs)
         worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
-        self.parcels[worker.rank] = back
-        if self.wires.choice is not None:
+        self.sent[worker.rank] = back
+        if self.messages.choice is not None:
             self.lanes.set_service(worker, back.seconds)
             self.lanes.set_answer(worker, 0, back.sizes[0])
 
     def _come(self, worker: Worker) -> None:
-        if (back := self.parcels.get(worker.rank)) is not None:
-            self.lanes.set_seconds(worker, "decode", self.wires.decode_seconds(worker, back))
+        if (back := self.sent.get(worker.rank)) is not None:
+            self.lanes.set_seconds(worker, "decode", self.messages.decode_seconds(worker, back))
 
     def _step(self, worker: Worker) -> None:
         self.replicas[worker.rank].step_freely(self.gradients[worker.rank])
@@ -119,7 +119,7 @@ class _Pairs:
 class _Push:
     """Parameters and their weight on their way."""
 
-    parcel: Parcel
+    message: Message
     weight: float
 
 
@@ -129,7 +129,7 @@ class Peer:
 
     replica: Replica
     weight: float
-    wires: Wires
+    messages: Messages
     inbox: list[_Push] = field(default_factory=list)
     outgoing: _Push | None = None
 
@@ -138,7 +138,7 @@ class Peer:
     def take(self) -> float:
         """Turn to all that has come in; return the s that decoding it takes."""
         self.coming, self.inbox = self.inbox, []
-        return sum(self.wires.decode_seconds(self.replica.worker, push.parcel) for push in self.coming)
+        return sum(self.messages.decode_seconds(self.replica.worker, push.message) for push in self.coming)
 
     def merge(self) -> None:
         """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all that it has turned to."""
@@ -146,15 +146,15 @@ class Peer:
         for push in self.coming:
             total = self.weight + push.weight
             shares = [self.weight / total, push.weight / total]
-            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.parcel.value])
+            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.message.value])
             self.weight = total
 
-    def push(self, rank: int) -> Parcel:
+    def push(self, rank: int) -> Message:
         """w <- w / 2;  send (x, w), as they are now, to another."""
         self.weight /= 2.0
-        parcel = self.wires.model(self.replica.worker, self.replica.worker.params, name=f"to {rank}")
-        self.outgoing = _Push(parcel, self.weight)
-        return parcel
+        message = self.messages.model(self.replica.worker, self.replica.worker.params, to=rank)
+        self.outgoing = _Push(message, self.weight)
+        return message
 
     def arrive(self, other: Peer) -> None:
         """What is on its way out reaches another."""
@@ -190,22 +190,22 @@ class GossipSGD:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        wires = Wires(setting, owner="GossipSGD", peers=True)
-        _Gossip(self, setting, self.peers(setting, wires), neighbours("GossipSGD", self.graph, len(setting.workers)))
+        messages = Messages(setting, owner="GossipSGD", peers=True)
+        _Gossip(self, setting, self.peers(setting, messages), neighbours("GossipSGD", self.graph, len(setting.workers)))
 
-    def peers(self, setting: Setting, wires: Wires) -> list[Peer]:
+    def peers(self, setting: Setting, messages: Messages) -> list[Peer]:
         """Return the workers, who share the weight evenly."""
-        return [Peer(replica, 1.0 / len(setting.workers), wires) for replica in replicas_of(setting)]
+        return [Peer(replica, 1.0 / len(setting.workers), messages) for replica in replicas_of(setting)]
 
 
 class _Gossip:
     """Workers who push to one of those `near` them now and then."""
 
     def __init__(self, rule: GossipSGD, setting: Setting, peers: list[Peer], near: Sequence[Sequence[int]]) -> None:
-        self.probability, self.peers, self.near, wires = rule.probability, peers, near, peers[0].wires
+        self.probability, self.peers, self.near, messages = rule.probability, peers, near, peers[0].messages
         self.draws = [stream(setting.seed, worker.rank, "gossip") for worker in setting.workers]
         self.gradients: dict[int, Value[Array]] = {}
-        self.packs = wires.choice is not None
+        self.packs = messages.choice is not None
         learns = self.packs or setting.learner.task is not None
         pushing = [
             Op(ls.JOIN, "push", waits="its last push"),
@@ -241,10 +241,10 @@ class _Gossip:
         self.peers[worker.rank].replica.step_freely(self.gradients[worker.rank])
 
     def _packed(self, worker: Worker) -> None:
-        parcel = self.peers[worker.rank].push(self.lanes.chosen(worker))
+        message = self.peers[worker.rank].push(self.lanes.chosen(worker))
         if self.packs:
-            self.lanes.set_seconds(worker, "encode", parcel.seconds)
-            self.lanes.set_sizes(worker, parcel.sizes)
+            self.lanes.set_seconds(worker, "encode", message.seconds)
+            self.lanes.set_sizes(worker, message.sizes)
 
     def _arrived(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
         self.peers[worker.rank].arrive(self.peers[rank])

@@ -22,9 +22,9 @@ from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.fully_sharded import costs_of, least_step
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
-from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.codec import rounded
 from ddlsim.runtime.common_model import Gradients
+from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, algorithm_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
@@ -305,8 +305,14 @@ class FSDP:
         return slices if self.stage == 3 else slices[::-1]
 
     def outlook(
-        self, workloads: Sequence[Workload], micro_batches: int, steps: int, cluster: Cluster, nodes: Sequence[int],
-        *, whole: bool,
+        self,
+        workloads: Sequence[Workload],
+        micro_batches: int,
+        steps: int,
+        cluster: Cluster,
+        nodes: Sequence[int],
+        *,
+        whole: bool,
     ) -> Outlook | None:
         """Return what can be said of `steps` steps of stage 3 without their plan
         (``ddlsim/plan/fully_sharded.py``); None of other stages, and where workers differ.

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from ddlsim.arguments import by, checked, number
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
 from ddlsim.network import lane_tables as ls
+from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.lanes import Lanes
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.mixing import Graph, Weights, agreement, check_graph, describe, mixing_matrix
 
@@ -40,7 +40,7 @@ class Neighbours:
     ``matrix``, (N, N). They are compressed if the run compresses.
 
     public   every worker's latest model as its neighbours have it
-    letters  what is on its way, or has come and is not mixed in yet, by sender, receiver and the sender's count
+    arriving what is in flight, or has come and is not mixed in yet, by sender, receiver and the sender's count
     """
 
     setting: Setting
@@ -49,16 +49,16 @@ class Neighbours:
     replicas: list[Replica] = field(init=False)
     gradients: list[Value[Array]] = field(init=False)
     public: list[Value[Array]] = field(init=False)
-    letters: dict[tuple[int, int, int], Parcel] = field(default_factory=dict)
+    arriving: dict[tuple[int, int, int], Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.wires = Wires(self.setting, owner=self.owner, peers=True)
+        self.messages = Messages(self.setting, owner=self.owner, peers=True)
         ranks = range(len(self.matrix))
         self.senders = [[j for j in np.flatnonzero(self.matrix[i]).tolist() if j != i] for i in ranks]
         self.receivers = [[j for j in np.flatnonzero(self.matrix[:, i]).tolist() if j != i] for i in ranks]
         self.replicas = replicas_of(self.setting)
         self.gradients, self.public = [ABSENT for _ in ranks], [ABSENT for _ in ranks]
-        self.packs = self.wires.choice is not None
+        self.packs = self.messages.choice is not None
         self.follows = self.packs or self.setting.learner.task is not None
 
     # ------------------------------------------------------------ what workers do
@@ -73,8 +73,7 @@ class Neighbours:
         return [*packed, Op(ls.WORK, "encode"), Op(ls.POST)]
 
     def receive(self, step: str) -> list[Op]:
-        """Return what waits until all that a worker has sent in a `step` (a name) has arrived and all it gets has come.
-        """
+        """Return what waits until all messages that a worker sends and gets in a `step` (a name) have arrived."""
         come = Op(ls.AWAIT, "neighbours", waits=f"its neighbours' parameters of step {step}")
         return [come, *([Op(ls.ASK, follow=self._come)] if self.packs else []), Op(ls.WORK, "decode")]
 
@@ -91,7 +90,7 @@ class Neighbours:
         )  # fmt: skip
 
     def _lead(self) -> int:
-        """Return how many steps a worker can be ahead of one that it sends to: it waits for that one's letters, or for
+        """Return how many steps a worker can be ahead of one that it sends to: it waits for that one's messages, or for
         those of workers who wait for them, and so on."""
         if ((self.matrix != 0.0) == (self.matrix.T != 0.0)).all():
             return 1
@@ -112,8 +111,8 @@ class Neighbours:
     def models(self, worker: Worker) -> dict[int, Value[Array]]:
         """Return the models of a worker's neighbours, and its own as they have it; they are taken."""
         me = worker.rank
-        parcels = {j: self.letters.pop((j, me, self._count(worker))) for j in self.senders[me]}
-        return {me: self.public[me]} | {j: parcel.value for j, parcel in parcels.items()}
+        count = self._count(worker)
+        return {me: self.public[me]} | {j: self.arriving.pop((j, me, count)).value for j in self.senders[me]}
 
     def _count(self, worker: Worker) -> int:
         return len(worker.recorder.step_end[worker.rank])
@@ -122,17 +121,17 @@ class Neighbours:
         self.gradients[worker.rank] = worker.draw()
 
     def _packed(self, worker: Worker) -> None:
-        me, parcel = worker.rank, self.wires.model(worker, worker.params)
-        self.public[me] = parcel.value
+        me, message = worker.rank, self.messages.model(worker, worker.params)
+        self.public[me] = message.value
         for j in self.receivers[me]:
-            self.letters[me, j, self._count(worker)] = parcel
+            self.arriving[me, j, self._count(worker)] = message
         if self.packs:
-            self.lanes.set_seconds(worker, "encode", parcel.seconds)
-            self.lanes.set_sizes(worker, parcel.sizes * len(self.receivers[me]))
+            self.lanes.set_seconds(worker, "encode", message.seconds)
+            self.lanes.set_sizes(worker, message.sizes * len(self.receivers[me]))
 
     def _come(self, worker: Worker) -> None:
-        parcels = [self.letters[j, worker.rank, self._count(worker)] for j in self.senders[worker.rank]]
-        seconds = sum(self.wires.decode_seconds(worker, parcel) for parcel in parcels)
+        messages = [self.arriving[j, worker.rank, self._count(worker)] for j in self.senders[worker.rank]]
+        seconds = sum(self.messages.decode_seconds(worker, message) for message in messages)
         self.lanes.set_seconds(worker, "decode", seconds)
 
 

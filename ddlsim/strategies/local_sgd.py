@@ -21,7 +21,7 @@ from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import State
 from ddlsim.plan import Plan, local_steps
 from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.exchange import Averaging, Exchange, carrier_of
+from ddlsim.runtime.exchange import Averaging
 from ddlsim.runtime.fabric import WithFabric, cost_said, name_of
 from ddlsim.runtime.replica import Replica, local_sgd, need_values, start_replicas
 from ddlsim.runtime.setting import Setting
@@ -65,22 +65,25 @@ class LocalSGD(WithFabric):
             need_values(setting, f"LocalSGD: start_epoch = {self.start_epoch:g}", "epochs are passes over data")
         members = communicator(setting, self)
         average = Averaging(members)
+        states: list[State] = []  # of the optimizer, after the latest step that all make together
 
-        def update(mean: Value[Array]) -> tuple[Value[Array], State]:
-            first = replicas[0]  # all are alike until they go on alone
-            return first.after(first.worker.params, mean)
+        def update(mean: Value[Array]) -> Value[Array]:
+            first = replicas[0]  # all are alike until they go on by themselves
+            params, states[:] = (made := first.after(first.worker.params, mean))[0], [made[1]]
+            return params
 
-        together = Exchange(members, carrier_of(members), update, models=False) if self.start_epoch else None
-        replicas = start_replicas(setting, lambda replica: self.work(replica, average, together))
+        together = Averaging(members, update, models=False) if self.start_epoch else None
+        replicas = start_replicas(setting, lambda replica: self.work(replica, average, together, states))
 
     def work(
-        self, replica: Replica, average: Averaging, together: Exchange[tuple[Value[Array], State]] | None
+        self, replica: Replica, average: Averaging, together: Averaging | None, states: Sequence[State]
     ) -> Process:
         """One worker's life."""
         worker = replica.worker
         while together is not None and worker.learner.epoch(replica.n_samples) < self.start_epoch:
             gradient = yield from worker.gradient()
-            params, state = yield from together.exchange(worker, replica.step, gradient)
+            params = yield from together.mean(worker, replica.step, gradient)
+            (state,) = states
             yield from worker.optimizer_step()
             worker.params, replica.state = params, state
             replica.count()
@@ -191,8 +194,8 @@ class _AdaptivePeriod:
     n_rounds: int = 0
     n_intervals: int = 1
 
-    def average(self, mean: Value[Array]) -> tuple[Value[Array], int]:
-        """Return the mean and how many local steps to make with it."""
+    def adapt(self, mean: Value[Array]) -> Value[Array]:
+        """Set how many local steps to make from the mean, and return it."""
         self.n_rounds += 1
         passed = self.setting.loop.now if isinstance(self.strategy.interval, str) else self.n_rounds
         if passed >= self.n_intervals * self.strategy.between():
@@ -200,7 +203,7 @@ class _AdaptivePeriod:
             ratio = self.setting.learner.evaluate(mean)[0] / max(self.first_loss, sys.float_info.min)
             if math.isfinite(ratio):
                 self.period = max(1, math.ceil(math.sqrt(ratio) * self.strategy.period))
-        return mean, self.period
+        return mean
 
 
 @checked
@@ -233,15 +236,15 @@ class AdaComm(WithFabric):
         first_loss = setting.learner.evaluate(setting.learner.initial)[0]
         rule = _AdaptivePeriod(self, setting, self.period, first_loss)
         members = communicator(setting, self)
-        average = Exchange(members, carrier_of(members), rule.average, models=True)
-        start_replicas(setting, lambda replica: self.work(replica, average))
+        average = Averaging(members, rule.adapt)
+        start_replicas(setting, lambda replica: self.work(replica, average, rule))
 
-    def work(self, replica: Replica, average: Exchange[tuple[Value[Array], int]]) -> Process:
+    def work(self, replica: Replica, average: Averaging, rule: _AdaptivePeriod) -> Process:
         """One worker's life."""
-        worker, period = replica.worker, self.period
+        worker = replica.worker
         while True:
-            for left in reversed(range(period)):
+            for left in reversed(range(rule.period)):
                 yield from replica.local_step()
                 if left == 0:
-                    worker.params, period = yield from average.exchange(worker, replica.step, worker.params)
+                    worker.params = yield from average.mean(worker, replica.step, worker.params)
                 replica.end_step()

@@ -23,8 +23,8 @@ from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_or
 from ddlsim.plan.plan import Floats
 from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_groups import Seconds, as_one_rank, exchange_seconds, with_exchanges, with_shared_interfaces
-from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.common_model import Gradients
+from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table

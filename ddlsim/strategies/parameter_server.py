@@ -12,13 +12,12 @@ from ddlsim.cluster.levels import innermost
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, through_servers
-from ddlsim.runtime.carrier import Carrier, Dense
-from ddlsim.runtime.coded_servers import CodedServers
+from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import Collectives, Exchange, ThroughServers
 from ddlsim.runtime.fabric import Fabric
-from ddlsim.runtime.server_work import ServerWork, WorkingServers
-from ddlsim.runtime.servers import Placement, memory_nodes, server_nodes
+from ddlsim.runtime.servers import Placement, ServerWork, memory_nodes, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import AllReduce, start_group
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named
@@ -70,15 +69,17 @@ class ParameterServer:
 
         schedule = push_pull(len(setting.workers), self.servers, hosts, star=star)
 
-        def carrier(gradients: Gradients) -> Carrier:
-            if setting.compression is not None:
-                return CodedServers(members, nodes, buckets_of(overlap, setting.workers[0].workload), gradients)
-            if self.work is not None:
-                memory = memory_nodes(setting.cluster, setting.nodes)
-                return WorkingServers(members, nodes, self.work, memory, hosts, star=star)
-            return Dense(members, own=schedule)
+        parts = backwards(buckets_of(overlap, setting.workers[0].workload))
 
-        start_group(setting, overlap, members, carrier)
+        def sums(gradients: Gradients) -> Exchange:
+            if setting.compression is None and self.work is None:
+                return Collectives(members, schedule=lambda nbytes: schedule)
+            memory = memory_nodes(setting.cluster, setting.nodes)
+            return ThroughServers(
+                members, nodes, parts, gradients, work=self.work, memory=memory, hosts=hosts, star=star
+            )
+
+        start_group(setting, overlap, members, sums)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads, and the servers, which are the ranks behind them, do in `steps`

@@ -16,11 +16,10 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.inserted import SUMMING
 from ddlsim.plan.plan import KINDS, REDUCE_SCATTER, SEND, Ints, Plan
-from ddlsim.runtime.carrier import Carrier, Dense, OfGroups
 from ddlsim.runtime.codec import backwards, one_model, rounded
-from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import Collectives, Exchange, OfGroups
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.workload.buckets import Bucket
@@ -30,7 +29,7 @@ from ddlsim.workload.tensors import tensor_shapes
 
 class OfReplicas:
     """What carries the collectives of ranks that learn together, of which some have parts of the model
-    (:class:`~ddlsim.runtime.carrier.Exchanges`).
+    (:class:`~ddlsim.runtime.exchange.Exchanges`).
 
     Those that have the same part sum its gradients on a fabric, compressed where the run says so. All else (activations
     and weights that are gathered, stages that share weights) travels dense, by schedules.
@@ -53,30 +52,34 @@ class OfReplicas:
         self._dense, self._fabric, self._replicas, self._ages = dense, fabric, replicas, ages
         self._parts, self._gradients, self._owner, self._scatter = parts, gradients, owner, scatter
         self._only = only
-        self._carriers: dict[tuple[int, int, bool], Carrier] = {}
-        self._coded: Coded | None = None
+        self._exchanges: dict[tuple[int, int, bool], Exchange] = {}
+        self._coded: Collectives | None = None
 
-    def carrier(self, kind: int, group: int, *, parts: bool) -> Carrier:
-        """Return what carries collectives of a kind in a group."""
-        if (kind, group, parts) not in self._carriers:
-            self._carriers[kind, group, parts] = self._new(kind, group, parts)
-        return self._carriers[kind, group, parts]
+    def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
+        """Return the exchange by collectives of a kind in a group."""
+        if (kind, group, parts) not in self._exchanges:
+            self._exchanges[kind, group, parts] = self._new(kind, group, parts)
+        return self._exchanges[kind, group, parts]
 
-    def _new(self, kind: int, group: int, parts: bool) -> Carrier:
+    def _new(self, kind: int, group: int, parts: bool) -> Exchange:
         dense, ranks = self._dense, self._dense.groups[group]
         codes = dense.setting.compression is not None and kind in SUMMING
         among_replicas = parts and len({rank // self._replicas for rank in ranks}) == 1
         if not among_replicas or (self._fabric.cost == "simulated" and not codes):
-            return dense.carrier(kind, group, parts=parts)
+            return dense.exchange(kind, group, parts=parts)
         members = [dense.workers[rank] for rank in ranks]
         communicator = Communicator(dense.setting, self._fabric, members, owner=self._owner)
         if not codes:
-            return Dense(communicator, KINDS[kind])
-        coded = Coded(
-            communicator, self._parts, self._compressed, KINDS[kind],
-            algorithm=self._scatter if kind == REDUCE_SCATTER else None,
-            tensors=None if self._only is None else self._only.tensors, like=self._coded,
-        )  # fmt: skip
+            return Collectives(communicator, KINDS[kind])
+        coded = Collectives(
+            communicator,
+            KINDS[kind],
+            self._scatter if kind == REDUCE_SCATTER else None,
+            parts=self._parts,
+            vectors=self._compressed,
+            tensors=None if self._only is None else self._only.tensors,
+            like=self._coded,
+        )
         self._coded = self._coded or coded
         return coded
 

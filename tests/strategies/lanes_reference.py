@@ -8,9 +8,9 @@ import numpy as np
 import simpy
 
 from ddlsim.learning import Value, weighted_sum
+from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.servers import server_nodes
-from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import all_of
 from ddlsim.strategies.asynchronous import _Shard
 from ddlsim.strategies.mixing import bipartition, mixing_matrix, neighbours
@@ -68,7 +68,7 @@ def start_downpour(strategy, setting):
         for node, params in zip(nodes, parts, strict=True)
     ]  # fmt: skip
     setting.model = lambda: learner.concatenate([server.shard.params for server in servers])
-    wires = Wires(setting, strategy.servers, owner="AsyncParameterServer")
+    wires = Messages(setting, strategy.servers, owner="AsyncParameterServer")
     for worker in setting.workers:
         env.process(downpour(strategy, worker, servers, wires))
 
@@ -129,7 +129,7 @@ class Letter:
     """Parameters under way from one worker to another; ``sent`` (s) is when they left."""
 
     delivered: simpy.Event
-    parcel: Parcel | None = None
+    parcel: Message | None = None
     sent: float = 0.0
 
 
@@ -138,7 +138,7 @@ class Neighbours:
 
     def __init__(self, setting, matrix, owner):
         self.setting, self.letters = setting, {}
-        self.wires = Wires(setting, owner=owner, peers=True)
+        self.wires = Messages(setting, owner=owner, peers=True)
         ranks = range(len(matrix))
         self.senders = [[j for j in np.flatnonzero(matrix[i]).tolist() if j != i] for i in ranks]
         self.receivers = [[j for j in np.flatnonzero(matrix[:, i]).tolist() if j != i] for i in ranks]
@@ -212,6 +212,7 @@ def choco(replica, towards, neighbours):
         worker.params = weighted_sum(worker.learner.plane, weights, models)
         replica.end_step()
 
+
 # ---------------------------------------------------------------- gossip without steps in common
 
 
@@ -219,7 +220,7 @@ def start_adpsgd(strategy, setting):
     """Start a process per worker: ADPSGD.start."""
     near = neighbours("ADPSGD", strategy.graph, len(setting.workers))
     asks = bipartition("ADPSGD", strategy.graph, near)
-    wires = Wires(setting, owner="ADPSGD", peers=True)
+    wires = Messages(setting, owner="ADPSGD", peers=True)
 
     def work(replica):
         rank = replica.worker.rank
@@ -237,7 +238,7 @@ def adpsgd(replica, partners, wires, draws):
         averaged = None
         if partners:
             partner = partners[int(draws.integers(len(partners)))]
-            parcel = wires.model(worker, worker.params, name=f"to {partner.rank}")
+            parcel = wires.model(worker, worker.params, to=partner.rank)
             yield from worker.compute(parcel.seconds, "encode")
             averaged = worker.loop.env.process(average(worker, partner, parcel, wires))
         gradient = yield from worker.gradient()
@@ -265,7 +266,7 @@ def average(worker, partner, parcel, wires):
     """
     loop, start, mine = worker.loop, worker.loop.now, worker.params
     yield loop.send(worker.node, partner.node, parcel.sizes[0])
-    back, theirs = wires.model(partner, partner.params, name=f"to {worker.rank}"), partner.params
+    back, theirs = wires.model(partner, partner.params, to=worker.rank), partner.params
     partner.params = 0.5 * (parcel.value + theirs)
     worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
     if back.seconds > 0.0:
@@ -279,7 +280,7 @@ def average(worker, partner, parcel, wires):
 class Pushed:
     """Parameters and their weight on their way."""
 
-    parcel: Parcel
+    parcel: Message
     weight: float
 
 
@@ -289,7 +290,7 @@ class Peer:
 
     replica: Replica
     weight: float
-    wires: Wires
+    wires: Messages
     inbox: list = field(default_factory=list)
     outgoing: object = None
 
@@ -310,7 +311,7 @@ class Peer:
         """w <- w / 2;  send (x, w), as they are now, to another. The event returned is their arrival."""
         worker = self.replica.worker
         self.weight /= 2.0
-        parcel = self.wires.model(worker, worker.params, name=f"to {other.replica.worker.rank}")
+        parcel = self.wires.model(worker, worker.params, to=other.replica.worker.rank)
         self.outgoing = Pushed(parcel, self.weight)
         yield from worker.compute(parcel.seconds, "encode")
         return worker.loop.env.process(self._carry(self.outgoing, other))
@@ -328,7 +329,7 @@ def start_gossip_sgd(strategy, setting):
     n_workers = len(setting.workers)
     near = neighbours("GossipSGD", strategy.graph, n_workers)
     peers = []
-    wires = Wires(setting, owner="GossipSGD", peers=True)
+    wires = Messages(setting, owner="GossipSGD", peers=True)
 
     def work(replica):
         rank = replica.worker.rank

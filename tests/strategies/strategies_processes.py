@@ -18,8 +18,8 @@ import simpy
 
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import ALL_GATHER
-from ddlsim.runtime.carrier import Carrier
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import Exchange
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies import HorovodFusion, NoOverlap, Priority, ShardedUpdate, all_reduce, sharded_update
 from ddlsim.strategies.overlap import buckets_of, overlap_named
@@ -31,11 +31,11 @@ from ddlsim.workload.buckets import Bucket
 def processes(strategy: Any) -> Any:
     """Let runs of a strategy go by processes in place of its plan."""
 
-    def start(members: Communicator, make: object, carriers: Callable[..., dict[int, Carrier]]) -> None:
+    def start(members: Communicator, make: object, carriers: Callable[..., dict[int, Exchange]]) -> None:
         setting, overlap = members.setting, overlap_named(strategy.overlap)
-        made: dict[int, Carrier] = {}
+        made: dict[int, Exchange] = {}
 
-        def summing(group: Group) -> Carrier:
+        def summing(group: Group) -> Exchange:
             made.update(carriers(group.gradient))
             return next(iter(made.values()))
 
@@ -76,7 +76,7 @@ class Group:
     """
 
     communicator: Communicator
-    new_carrier: Callable[[Group], Carrier]
+    new_carrier: Callable[[Group], Exchange]
     coordinator: Any = None
     operations: dict[tuple[int, int], Operation] = field(default_factory=dict)
     steps_done: dict[int, int] = field(default_factory=dict)
@@ -170,7 +170,8 @@ class Coordinator:
 
     def _launch(self, parts: list[tuple[int, int]], nbytes: float) -> simpy.Event:
         """Exchange buckets as one buffer; workers get their parts when it ends for them."""
-        ends = [self.group.carrier.carry(worker, *parts[0], nbytes) for worker in self.group.workers]
+        carry, step, which = self.group.carrier.carry, parts[0][0], [part for _, part in parts]
+        ends = [carry(worker, step, which, nbytes) for worker in self.group.workers]
         start = self.env.now
         for place, end in enumerate(ends):
             _after(end, functools.partial(self._arrived, parts, place, start))
@@ -288,7 +289,7 @@ def _exchange(worker: Worker, group: Group, step: int, index: int, bucket: Bucke
     if wire is not None:
         yield wire
     start = worker.loop.now
-    yield group.carrier.carry(worker, step, index, bucket.nbytes)
+    yield group.carrier.carry(worker, step, [index], bucket.nbytes)
     worker.recorder.background(f"{worker.name} network", f"bucket {index}", start, worker.loop.now)
 
 
@@ -460,7 +461,7 @@ class Member:
         if before is not None:
             yield before
         start = worker.loop.now
-        yield group.carrier.carry(worker, step, index, bucket.nbytes)
+        yield group.carrier.carry(worker, step, [index], bucket.nbytes)
         worker.recorder.background(f"{worker.name} network", f"{what} of bucket {index}", start, worker.loop.now)
 
     def _wait_for(self, events: Sequence[simpy.Event], values: str, group: Group, what: str) -> Process:
