@@ -92,9 +92,8 @@ def rounded(nbytes: float) -> int:
 
 def backwards(buckets: Sequence[Bucket]) -> list[slice]:
     """Return the elements of the flat gradient that buckets hold, which go from its last tensor to the first."""
-    ends = np.cumsum([0, *(rounded(bucket.nbytes) for bucket in buckets)])
-    total = int(ends[-1])
-    return [slice(total - end, total - start) for start, end in pairwise(ends.tolist())]
+    ends = [rounded(nbytes) for nbytes in np.cumsum([0.0, *(bucket.nbytes for bucket in buckets)]).tolist()]
+    return [slice(ends[-1] - end, ends[-1] - start) for start, end in pairwise(ends)]
 
 
 def cut(part: slice, n_parts: int) -> list[slice]:

@@ -203,7 +203,7 @@ class TableRun:
         each = [[setting.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
             with_slowdowns(tasks, steps, each, setting), setting.loop.network, self.travel.collective,
-            steps.key_sizes, steps.plan.queues, self.travel.messages,
+            self.travel.buffer_nbytes, steps.plan.queues, self.travel.messages,
             bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets, start=setting.loop.now,
         )  # fmt: skip
         self.travel.executes(self.executor)

@@ -130,6 +130,18 @@ class Travel:
         """Remember who executes the tasks."""
         self.executor = executor
 
+    @functools.cached_property
+    def buffer_nbytes(self) -> Floats:
+        """Bytes of the buffer of each key, (n_keys,), as queues see it: encoded, if the run compresses."""
+        sizes, plan = self.steps.key_sizes, self.steps.plan
+        if self.setting.compression is None or not plan.queues:
+            return sizes
+        sizes, rows = sizes.copy(), self.steps.row[self._task]
+        for key in np.flatnonzero(np.isin(plan.kind[rows], SUMMING) & (plan.part[rows] >= 0)).tolist():
+            exchange = self.exchanges[way_of(plan, int(rows[key]))]
+            sizes[key] = exchange.buffer_nbytes(int(plan.part[rows[key]]), float(sizes[key]))
+        return sizes
+
     # ------------------------------------------------------------ collectives and messages
 
     def collective(self, keys: list[int]) -> int:
@@ -172,9 +184,11 @@ class Travel:
         worker = self.workers[rank]
         self.loop.env.pass_time(self.executor.now)
         if self.coding[row]:
-            exchange, decodes = self._summing[rank, part], plan.name[row] == self.decoding
-            seconds = (exchange.decode_seconds if decodes else exchange.encode_seconds)(worker, step, part)
-            return seconds * self.factor(step, rank)
+            exchange, factor = self._summing[rank, part], self.factor(step, rank)
+            if plan.name[row] != self.decoding:
+                return exchange.encode_seconds(worker, step, part) * factor
+            summed = int(plan.step[plan.needs[plan.need_offsets[row]]])  # perhaps in the step before
+            return exchange.decode_seconds(worker, step + summed - int(plan.step[row]), part) * factor
         if self.sampling[row]:
             batch = self._samples(step, row)
             if batch is None or batch.triggered:

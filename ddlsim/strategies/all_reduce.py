@@ -101,11 +101,6 @@ def start_group(
 
     def make(workloads: Sequence[Workload], steps: int) -> Plan:
         plan = overlaps.plan(overlap, workloads, steps, accumulation, no_sync=no_sync)
-        if plan.queues and compresses:
-            raise ConfigError(
-                f"overlap = {type(overlap).__name__} fuses or cuts what compression has packed; with compression "
-                "use 'none', 'layer' or 'ddp'"
-            )
         return plan if shared_norms is None else with_shared_norms(plan, workloads)
 
     def exchanges(gradients: Gradients) -> dict[int, Exchange]:

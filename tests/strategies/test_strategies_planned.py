@@ -42,6 +42,7 @@ from ddlsim.plan.inserted import with_evaluations
 from ddlsim.plan.live import LIVE, N_STEPS, live_steps
 from ddlsim.run import run
 from ddlsim.strategies import overlap as overlaps
+from ddlsim.strategies.overlap import overlap_named
 
 OVERLAPS = ["none", "layer", "ddp", "horovod", "priority", Priority("1 MB", 2), HorovodFusion("10 MB", "5 ms"),
             DdpBuckets("5 MB", "1 MB")]  # fmt: skip
@@ -140,7 +141,11 @@ def drawn_more(seed):
     compressor = rng.choice(COMPRESSORS[: 8 if base.training else 7])
     if kind == 2 and compressor in (SignSGD(), GTopK(0.05)):
         strategy = dataclasses.replace(strategy, cost="simulated")  # no library has these
-    packs = kind > 1 or (kind == 0 and strategy.overlap in ("none", "layer", "ddp") and compressor in COMPRESSORS[:4])
+    if kind == 3 and rng.random() < 0.5:  # fused, or by priority
+        strategy = dataclasses.replace(strategy, overlap=rng.choice(OVERLAPS))
+    queued = isinstance(overlap_named(strategy.overlap), Priority | HorovodFusion)
+    compressor = rng.choice(COMPRESSORS[:3]) if queued else compressor
+    packs = kind > 1 or (kind == 0 and compressor in COMPRESSORS[:4])
     if packs and rng.random() < 0.8:
         more["compression"] = Compression(compressor, cost=rng.choice([None, CodecCost(encode=1e-10, decode=1e-10)]))
     return base.with_(strategy=strategy, workers=workers, speed=None, slow_downs=(), **more)

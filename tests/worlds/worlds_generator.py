@@ -33,7 +33,6 @@ from ddlsim.cluster import (
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
 from ddlsim.run.feeding import takes_samples
-from ddlsim.strategies.overlap import overlap_named
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
     Exponential,
@@ -257,12 +256,11 @@ def compression(draw: Draw, learns: bool, served: bool) -> Any:
 
 
 def may_compress(strategy: Any) -> bool:
-    """Whether what a run sends may be compressed: queues fuse and cut buckets, servers' work is that of dense ones."""
-    overlap = overlap_named(getattr(strategy, "overlap", "none"))
+    """Whether what a run sends may be compressed: servers' work is that of dense gradients."""
     if isinstance(strategy, sg.QsparseLocalSGD | sg.SPARTA):
         return False  # one says its compression, the other is one
     served = getattr(strategy, "work", None) is not None or getattr(strategy, "local_reduction", False)
-    return not served and not isinstance(overlap, ddlsim.HorovodFusion | ddlsim.Priority)
+    return not served
 
 
 def jitter(draw: Draw) -> Any:
