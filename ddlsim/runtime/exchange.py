@@ -362,7 +362,7 @@ class Collectives(Exchange):
         ):  # the sum of all sizes is known when the last one enters
             return self.communicator.phases("all_gather", self._gathered(step, parts))
         (call,) = self.calls(step, parts, nbytes)
-        return self.communicator.phases(call.kind, call.nbytes)
+        return self.communicator.phases(call.kind, call.nbytes, call.algorithm)
 
     def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
         key = (self, step, *parts)

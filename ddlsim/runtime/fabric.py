@@ -15,6 +15,16 @@ from ddlsim.collectives.find import find
 from ddlsim.errors import ConfigError, shown
 
 S = TypeVar("S")
+#: all-reduce -> the reduce-scatter and the all-gather that it consists of
+HALVES = {
+    "default": ("default", "default"),
+    "ring": ("ring", "ring"),
+    "nccl": ("nccl", "nccl"),
+    "nccl_ring": ("nccl_ring", "nccl_ring"),
+    "halving_doubling": ("recursive_halving", "recursive_doubling"),
+    "hierarchical": ("hierarchical", "hierarchical"),
+    "gloo_ring": ("gloo_reduce_scatter", "gloo_all_gather"),
+}
 COSTS = ("simulated", "calibrated", "nccl")
 
 

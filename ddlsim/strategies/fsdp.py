@@ -25,7 +25,7 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import rounded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.exchange import OfGroups
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, algorithm_of, name_of
+from ddlsim.runtime.fabric import HALVES, AllReduceAlgorithm, Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
@@ -43,13 +43,6 @@ from ddlsim.workload.tensor_parallel import tensor_parallel
 
 #: fields that go with a stage only
 OF_STAGE_3 = ("prefetch", "shard", "units")
-#: all-reduce -> the reduce-scatter and the all-gather that it consists of
-HALVES = {
-    "default": ("default", "default"), "ring": ("ring", "ring"), "nccl": ("nccl", "nccl"),
-    "nccl_ring": ("nccl_ring", "nccl_ring"),
-    "halving_doubling": ("recursive_halving", "recursive_doubling"),
-    "gloo_ring": ("gloo_reduce_scatter", "gloo_all_gather"),
-}  # fmt: skip
 
 
 def _maybe_in_order(overlap: str | InOrder | None, where: str) -> str | InOrder | None:
@@ -76,7 +69,7 @@ class FSDP:
                   anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
     param_dtype   of the weights that are gathered: None: as they are computed with; "fp32" where each rank casts what
                   it has gathered (autocast)
-    reduce_scatter, all_gather, rank_order
+    reduce_scatter, all_gather, rank_order, cost
                   as for :class:`~ddlsim.ShardedUpdate`
 
     Stages 1 and 2 also have
@@ -115,6 +108,7 @@ class FSDP:
     all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
     all_reduce: AllReduceAlgorithm | None = None
     rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
 
     def __post_init__(self) -> None:
         if self.stage < 3:
@@ -147,7 +141,7 @@ class FSDP:
         more += "" if self.stage < 3 else f", prefetch {self._ahead}"
         more += ", no_sync" if self.no_sync else ""
         more += "" if self.recompute == "none" else f", {self.recompute} recomputation"
-        return f"FSDP (stage {self.stage}{more})"
+        return f"FSDP (stage {self.stage}{more}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
@@ -155,12 +149,7 @@ class FSDP:
 
     def on_fabric(self, fabric: Fabric) -> FSDP:
         """Return it with collectives that are the halves of a fabric's all-reduce. Raises ConfigError for one that has
-        no such halves, and where its cost is not simulated."""
-        if fabric.cost != "simulated":
-            raise ConfigError(
-                f"fabric: cost = {fabric.cost!r}: {self.label} has collectives of several kinds, which are simulated; "
-                "leave it out"
-            )
+        no such halves."""
         if fabric.algorithm not in HALVES:
             raise ConfigError(
                 f"fabric: algorithm = {name_of(fabric.algorithm)!r}: {self.label} needs its reduce-scatter and its "
@@ -168,7 +157,7 @@ class FSDP:
             )
         reduce_scatter, all_gather = HALVES[str(fabric.algorithm)]
         return dataclasses.replace(
-            self, reduce_scatter=reduce_scatter, all_gather=all_gather, rank_order=fabric.rank_order,
+            self, reduce_scatter=reduce_scatter, all_gather=all_gather, rank_order=fabric.rank_order, cost=fabric.cost,
             all_reduce=None if self.shard is None else fabric.algorithm,
         )  # fmt: skip
 
@@ -349,8 +338,9 @@ class FSDP:
 
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
             dense = OfGroups(setting, setting.workers, plan.groups, schedules)
-            fabric, how = Fabric(rank_order=self.rank_order), self.reduce_scatter
-            return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", scatter=how)
+            fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
+            halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
+            return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
 
         run_table(
             setting, lambda steps: self.plan(each, steps, accumulation), schedules,

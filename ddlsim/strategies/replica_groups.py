@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.inserted import SUMMING
-from ddlsim.plan.plan import KINDS, REDUCE_SCATTER, SEND, Ints, Plan
+from ddlsim.plan.plan import KINDS, SEND, Ints, Plan
 from ddlsim.runtime.codec import backwards, one_model, rounded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
@@ -40,17 +41,25 @@ class OfReplicas:
     gradients  of a step and a replica
     ages       of each stage, how many updates old the weights are that its gradients are of; () if they are not
     owner      whose run it is, for messages
-    scatter    how gradients are reduce-scattered, the fabric's algorithm if nothing is given
+    algorithms kind of collective -> its algorithm, the fabric's if nothing is given
     only       the elements of the flat gradient that the parts are parts of, and their tensors; None: all
     """
 
     def __init__(
-        self, dense: OfGroups, fabric: Fabric, replicas: int, parts: Sequence[slice], gradients: Gradients,
-        ages: Sequence[int] = (), *, owner: str = "Parallel", scatter: str | Collective | None = None,
+        self,
+        dense: OfGroups,
+        fabric: Fabric,
+        replicas: int,
+        parts: Sequence[slice],
+        gradients: Gradients,
+        ages: Sequence[int] = (),
+        *,
+        owner: str = "Parallel",
+        algorithms: Mapping[str, str | Collective] = MappingProxyType({}),
         only: Elements | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._dense, self._fabric, self._replicas, self._ages = dense, fabric, replicas, ages
-        self._parts, self._gradients, self._owner, self._scatter = parts, gradients, owner, scatter
+        self._parts, self._gradients, self._owner, self._algorithms = parts, gradients, owner, algorithms
         self._only = only
         self._exchanges: dict[tuple[int, int, bool], Exchange] = {}
         self._coded: Collectives | None = None
@@ -69,12 +78,13 @@ class OfReplicas:
             return dense.exchange(kind, group, parts=parts)
         members = [dense.workers[rank] for rank in ranks]
         communicator = Communicator(dense.setting, self._fabric, members, owner=self._owner)
+        algorithm = self._algorithms.get(KINDS[kind])
         if not codes:
-            return Collectives(communicator, KINDS[kind])
+            return Collectives(communicator, KINDS[kind], algorithm)
         coded = Collectives(
             communicator,
             KINDS[kind],
-            self._scatter if kind == REDUCE_SCATTER else None,
+            algorithm,
             parts=self._parts,
             vectors=self._compressed,
             tensors=None if self._only is None else self._only.tensors,
