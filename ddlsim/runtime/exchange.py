@@ -39,7 +39,7 @@ from ddlsim.plan.plan import KINDS
 from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
-from ddlsim.runtime.fabric import Fabric, algorithm_for, name_of
+from ddlsim.runtime.fabric import Fabric, algorithm_for, halves_of, name_of
 from ddlsim.runtime.servers import ServerWork, Threads
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Computation, Process, Worker, all_of
@@ -488,6 +488,7 @@ class ThroughServers(Exchange):
     memory   node of the memory of each worker's machine: the machine's CPU, or the worker where there is no other
     hosts    the machine of each worker, as in :func:`~ddlsim.collectives.push_pull.push_pull`: given, only the first
              worker of each machine pushes and pulls
+    like     what exchanges other shares of the same vectors through the same threads
     """
 
     def __init__(
@@ -501,6 +502,7 @@ class ThroughServers(Exchange):
         memory: Sequence[int] = (),
         hosts: list[int] | None = None,
         star: bool = False,
+        like: ThroughServers | None = None,
     ) -> None:
         super().__init__(communicator)
         setting, n = communicator.setting, communicator.n_ranks
@@ -512,8 +514,13 @@ class ThroughServers(Exchange):
             shares = [share for part in parts for share in cut(part, len(nodes))]
             ranks = [worker.rank for worker in communicator.workers]
             self.codec = Codec(setting, ranks, choice, shares, vectors, served=True)
-        self._threads = [Threads(self.loop, self.work.threads if self.codec is None else 1) for _ in nodes]
-        self._copying = {node: Threads(self.loop, self.work.threads) for node in memory}
+        n_threads = self.work.threads if self.codec is None else 1
+        own = [Threads(self.loop, n_threads) for _ in nodes]
+        self._threads: list[Threads] = own if like is None else like._threads
+        self._copying: dict[int, Threads] = {} if like is None else like._copying
+        for node in memory:
+            self._copying.setdefault(node, Threads(self.loop, self.work.threads))
+        self._number: int = 0 if like is None else like._number + 1
         self._visits: dict[tuple[int, ...], _Visit] = {}
         leaders, before, behind = inside(hosts, n, 1, star=star)
         self._leaders = set(leaders.tolist())
@@ -557,7 +564,8 @@ class ThroughServers(Exchange):
         return visit
 
     def _share(self, server: int, tensor: int, nbytes: float) -> _Share:
-        return _Share(server, nbytes, self.loop.env.event(), self._threads[server].of(tensor, nbytes))
+        thread = self._threads[server].of((tensor, self._number), nbytes)
+        return _Share(server, nbytes, self.loop.env.event(), thread)
 
     def _handle(self, thread: simpy.Resource, server: int, what: str, seconds: float) -> Process:
         """Let a server's thread work."""
@@ -615,7 +623,7 @@ class ThroughServers(Exchange):
         assert self.codec is not None
         for piece in (part * len(self.nodes) + server for part in parts):
             seconds = self.codec.seconds.server(self.codec.pieces[piece].n, self.communicator.n_ranks)
-            yield from self._handle(self._threads[server].of(0, 0.0), server, f"mean of piece {piece}", seconds)
+            yield from self._handle(self._threads[server].of((0, 0), 0.0), server, f"mean of piece {piece}", seconds)
 
     def _message(self, worker: Worker, step: int, parts: Sequence[int], share: _Share) -> Process:
         """Push and pull a share whose size depends on values."""
@@ -646,7 +654,7 @@ class ThroughServers(Exchange):
             yield all_of(self.loop, [self.loop.env.process(half(memory, share)) for share in visit.shares])
         seconds = self.work.deliver * nbytes * self.work.seconds_per_byte()
         copying = self._copying[memory]
-        yield from copying.work(copying.of(tensor, nbytes), seconds, lambda begin, end: None)
+        yield from copying.work(copying.of((tensor, self._number), nbytes), seconds, lambda begin, end: None)
         if memory != node:
             yield self.loop.send(memory, node, nbytes)
         if visit.after is not None:
@@ -671,6 +679,49 @@ class ThroughServers(Exchange):
         seconds = self.work.pull * self.work.seconds_per_byte() * share.nbytes
         yield from self._handle(share.thread, share.server, "pull", seconds)
         yield self.loop.send(server, node, share.nbytes)
+
+
+class InGroups(Exchange):
+    """An :class:`Exchange` of dense vectors: the members of each group reduce-scatter on a `fabric`, what each has then
+    is exchanged `between` the groups, and they all-gather.
+
+    groups   places of the members of each, equally many
+    between  members with the same place in their groups -> their exchange, given that of those before, if any
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        groups: Sequence[Sequence[int]],
+        fabric: Fabric,
+        between: Callable[[Sequence[int], Exchange | None], Exchange],
+    ) -> None:
+        super().__init__(communicator)
+        if len({len(places) for places in groups}) > 1:
+            raise ConfigError(
+                f"{communicator.owner}: fabric = {fabric} among the workers of a machine needs equally many on each, "
+                f"not {sorted({len(places) for places in groups})}; use another number of workers, or leave it out"
+            )
+        self.what = "all-reduce"
+        self._halves = halves_of(fabric, communicator.owner)
+        self._within = [communicator.part(places, fabric) for places in groups]
+        for kind, algorithm in zip(("reduce_scatter", "all_gather"), self._halves, strict=True):
+            self._within[0].prepare(kind, algorithm)
+        self._between: list[Exchange] = []
+        for places in zip(*groups, strict=True):
+            self._between.append(between(places, self._between[-1] if self._between else None))
+        every = enumerate(groups)
+        self._seats = {place: (group, local) for group, places in every for local, place in enumerate(places)}
+
+    def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
+        return self.loop.env.process(self._in_turn(worker, step, parts, nbytes))
+
+    def _in_turn(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> Process:
+        group, local = self._seats[self.place[worker.rank]]
+        within, (scatter, gather) = self._within[group], self._halves
+        yield Call(within, "reduce_scatter", nbytes, scatter).enter((step, *parts, "scatter"), worker)
+        yield self._between[local].carry(worker, step, parts, nbytes / within.n_ranks)
+        yield Call(within, "all_gather", nbytes, gather).enter((step, *parts, "gather"), worker)
 
 
 # ---------------------------------------------------------------- the collectives of a plan

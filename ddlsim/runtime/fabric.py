@@ -124,10 +124,19 @@ def on_fabric(strategy: S, fabric: Fabric) -> S:
     before = fabric_of(strategy)
     if before not in (Fabric(), fabric):
         raise ConfigError(f"fabric = {fabric}: the strategy {label} says {before} already; say it once")
-    changed = dataclasses.replace(
-        strategy, algorithm=fabric.algorithm, rank_order=fabric.rank_order, cost=fabric.cost
-    )
+    changed = dataclasses.replace(strategy, algorithm=fabric.algorithm, rank_order=fabric.rank_order, cost=fabric.cost)
     return cast(S, changed)
+
+
+def halves_of(fabric: Fabric, owner: str) -> tuple[str, str]:
+    """Return the algorithms of the reduce-scatter and the all-gather that a fabric's all-reduce consists of. Raises
+    ConfigError where there are none."""
+    if fabric.algorithm not in HALVES:
+        raise ConfigError(
+            f"fabric: algorithm = {name_of(fabric.algorithm)!r}: {owner} needs its reduce-scatter and its all-gather; "
+            f"use {', '.join(map(repr, HALVES))}"
+        )
+    return HALVES[str(fabric.algorithm)]
 
 
 def with_algorithm(fabric: Fabric, cluster: Cluster, nodes: Sequence[int]) -> Fabric:

@@ -182,10 +182,10 @@ class Threads:
 
     def __init__(self, loop: Loop, n: int = 1) -> None:
         self._loop, self._threads = loop, [simpy.Resource(loop.env) for _ in range(n)]
-        self._loads, self._of = [0.0] * n, dict[int, int]()
+        self._loads, self._of = [0.0] * n, dict[tuple[int, int], int]()
 
-    def of(self, tensor: int, nbytes: float) -> simpy.Resource:
-        """Return the thread of a tensor of `nbytes`."""
+    def of(self, tensor: tuple[int, int], nbytes: float) -> simpy.Resource:
+        """Return the thread of (the share of) a tensor of `nbytes`."""
         if tensor not in self._of:
             self._of[tensor] = self._loads.index(min(self._loads))
             self._loads[self._of[tensor]] += nbytes

@@ -25,7 +25,16 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import rounded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.exchange import OfGroups
-from ddlsim.runtime.fabric import HALVES, AllReduceAlgorithm, Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
+from ddlsim.runtime.fabric import (
+    AllReduceAlgorithm,
+    Cost,
+    Fabric,
+    RankOrder,
+    algorithm_of,
+    cost_said,
+    halves_of,
+    name_of,
+)
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
@@ -150,12 +159,7 @@ class FSDP:
     def on_fabric(self, fabric: Fabric) -> FSDP:
         """Return it with collectives that are the halves of a fabric's all-reduce. Raises ConfigError for one that has
         no such halves."""
-        if fabric.algorithm not in HALVES:
-            raise ConfigError(
-                f"fabric: algorithm = {name_of(fabric.algorithm)!r}: {self.label} needs its reduce-scatter and its "
-                f"all-gather; use {', '.join(map(repr, HALVES))}"
-            )
-        reduce_scatter, all_gather = HALVES[str(fabric.algorithm)]
+        reduce_scatter, all_gather = halves_of(fabric, self.label)
         return dataclasses.replace(
             self, reduce_scatter=reduce_scatter, all_gather=all_gather, rank_order=fabric.rank_order, cost=fabric.cost,
             all_reduce=None if self.shard is None else fabric.algorithm,

@@ -23,6 +23,7 @@ from ddlsim import (
     GTopK,
     HorovodFusion,
     Lognormal,
+    NoJitter,
     ParameterServer,
     PerLayer,
     PowerSGD,
@@ -145,6 +146,8 @@ def drawn_more(seed):
         strategy = dataclasses.replace(strategy, overlap=rng.choice(OVERLAPS))
     queued = isinstance(overlap_named(strategy.overlap), Priority | HorovodFusion)
     compressor = rng.choice(COMPRESSORS[:3]) if queued else compressor
+    if isinstance(overlap_named(strategy.overlap), Priority) and base.accumulation > 1:
+        base = base.with_(jitter=NoJitter())  # decoding before the first micro-step draws no factor of its own
     packs = kind > 1 or (kind == 0 and compressor in COMPRESSORS[:4])
     if packs and rng.random() < 0.8:
         more["compression"] = Compression(compressor, cost=rng.choice([None, CodecCost(encode=1e-10, decode=1e-10)]))
