@@ -108,8 +108,9 @@ class Lanes:
         """Let a worker's work of a name take so many s from now on."""
         self._seconds[worker.rank, [op.kind == ls.WORK and op.name == name for op in self.ops]] = seconds
 
-    def set_sizes(self, worker: Worker, sizes: Sequence[float]) -> None:
-        """Let a worker's next messages have so many bytes."""
+    def set_message(self, worker: Worker, seconds: float, sizes: Sequence[float]) -> None:
+        """Let a worker encode for so many s, and its next messages have so many bytes."""
+        self.set_seconds(worker, "encode", seconds)
         first, last = (int(self.tables.actors[name][worker.rank]) for name in ("first", "last"))
         self.tables.ways["nbytes"][first:last] = sizes
 

@@ -4,7 +4,7 @@ A server is a queue, a service time and an update rule. Synchronous servers are 
 (:mod:`ddlsim.runtime.exchange`); their threads take the seconds of a :class:`ServerWork`. Servers that workers visit
 when they are ready (:class:`Servers`) each have an equal part of the parameters. Where an update waits for several
 gradients, or a worker for others, they act together: a gradient counts when all have their part of it, and an update
-happens at all of them at once (:class:`Visits`).
+happens at all of them at once (:class:`UpdateRule`).
 
 The model of :class:`ServerWork` is MXNet's (``src/kvstore/kvstore_dist.h``, ``kvstore_dist_server.h``) on ps-lite
 (``include/ps/kv_app.h``). A tensor goes from a device to the memory of its machine, and from there to the servers. A
@@ -283,68 +283,100 @@ class Visit(NamedTuple):
     n_samples: int
 
 
-class Visits:
-    """Workers that all go round: ``before``, a visit of the servers, ``after``.
+class UpdateRule:
+    """What a strategy's servers make of what workers bring, who all go round: work, a visit of the servers, work.
 
-    pack     what a worker brings
-    update   what is made of `count` visits, in the order in which they have come
-    answer   what a worker gets
-    held     for whom it waits after its turn: operations of MEET or CLOCK
-    steps    of a worker between two visits
+    count    visits that make an update, in the order in which they have come
     late     visits count even if there has been an update since what they rest on was taken
     counted  an update of the servers is one of the run
     told     the staleness of visits matters
-    first    the number, in ``after``, of the operation that all begin with; ``before`` if None
-
-    Values follow if the run has any, sizes if they are not known before (``follows``).
     """
 
-    def __init__(
-        self, servers: Servers, before: Sequence[Op], after: Sequence[Op], *, count: int,
-        pack: Callable[[Worker], Message], update: Callable[[list[Visit]], None], answer: Callable[[Worker], Message],
-        held: Sequence[Op] = (), steps: int = 1, late: bool = True, counted: bool = True, told: bool = True,
+    count = 1
+    late = counted = told = True
+
+    def __init__(self, servers: Servers) -> None:
+        self.servers = servers
+        self._visits: list[Visit] = []
+        self._sent: dict[int, Message] = {}
+
+    def pack(self, worker: Worker) -> Message:
+        """Return what a worker brings."""
+        raise NotImplementedError
+
+    def update(self, visits: Sequence[Visit]) -> None:
+        """Make an update of `count` visits now."""
+        raise NotImplementedError
+
+    def answer(self, worker: Worker) -> Message:
+        """Return what a worker gets."""
+        raise NotImplementedError
+
+    def serve(
+        self,
+        before: Sequence[Op],
+        after: Sequence[Op],
+        held: Sequence[Op] = (),
+        steps: int = 1,
         first: int | None = None,
-    ) -> None:  # fmt: skip
-        self.pack, self.update, self.answer, self.steps = pack, update, answer, steps
-        self.packs, self.follows = servers.messages.choice is not None, servers.follows
-        self.visits: list[Visit] = []
-        self.messages: dict[int, Message] = {}
-        setting = servers.setting
-        packed = [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if self.follows else []
+    ) -> None:
+        """Let all workers do what comes ``before`` a visit, visit, and do what comes ``after`` it, for ever.
+
+        held   for whom a worker waits after its turn: operations of MEET or CLOCK
+        steps  of a worker between two visits
+        first  the number, in ``after``, of the operation that all begin with; ``before`` if None
+
+        Values follow if the run has any, sizes if they are not known before.
+        """
+        servers, follows, self._steps = self.servers, self.servers.follows, steps
+        packs = servers.messages.choice is not None
+        gather = Op(
+            ls.GATHER if self.late else ls.GATHER_NEW, "update", lambda _: servers.apply_time, number=self.count
+        )
         ops = [
-            *before, *packed,
-            Op(ls.WORK, "encode"), Op(ls.TRAVEL, "push"), Op(ls.TURN, "the servers' queue"),
+            *before,
+            *([Op(ls.ASK if packs else ls.NOTE, follow=self._packed)] if follows else []),
+            Op(ls.WORK, "encode"),
+            Op(ls.TRAVEL, "push"),
+            Op(ls.TURN, "the servers' queue"),
             Op(ls.REST, "decode", lambda _: servers.messages.server_seconds()),
-            Op(ls.GATHER if late else ls.GATHER_NEW, "update", lambda _: servers.apply_time, number=count),
-            Op(ls.UPDATE, follow=self._updated if self.follows else None, number=counted), Op(ls.RELEASE), *held,
-            Op(ls.TAKE, follow=self._taken if self.follows else None, number=self.packs),
-            Op(ls.TRAVEL, "pull", number=1), Op(ls.WORK, "decode"), *after,
-        ]  # fmt: skip
-        worker = setting.workers[0]
+            gather,
+            Op(ls.UPDATE, follow=self._updated if follows else None, number=self.counted),
+            Op(ls.RELEASE),
+            *held,
+            Op(ls.TAKE, follow=self._taken if follows else None, number=packs),
+            Op(ls.TRAVEL, "pull", number=1),
+            Op(ls.WORK, "decode"),
+            *after,
+        ]
+        worker = servers.setting.workers[0]
         self.lanes = Lanes(
-            setting, ops, worker.workload.gradient_nbytes / len(servers.nodes),
-            worker.samples_per_step * count * steps,
-            servers=[(node, 0.0) for node in servers.nodes], served=self._served if self.follows else None,
-            batch=count if told else 0, first=0 if first is None else len(ops) - len(after) + first,
-        )  # fmt: skip
+            servers.setting,
+            ops,
+            worker.workload.gradient_nbytes / len(servers.nodes),
+            worker.samples_per_step * self.count * steps,
+            servers=[(node, 0.0) for node in servers.nodes],
+            served=self._served if follows else None,
+            batch=self.count if self.told else 0,
+            first=0 if first is None else len(ops) - len(after) + first,
+        )
 
     def _packed(self, worker: Worker) -> None:
-        message = self.messages[worker.rank] = self.pack(worker)
-        if self.packs:
-            self.lanes.set_seconds(worker, "encode", message.seconds)
-            self.lanes.set_sizes(worker, message.sizes)
+        message = self._sent[worker.rank] = self.pack(worker)
+        if self.servers.messages.choice is not None:
+            self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _served(self, worker: Worker, server: int, staleness: int, whole: bool) -> None:
-        value = self.messages[worker.rank].value
-        self.visits.append(Visit(worker.rank, value, staleness, worker.samples_per_step * self.steps))
+        value, n_samples = self._sent[worker.rank].value, worker.samples_per_step * self._steps
+        self._visits.append(Visit(worker.rank, value, staleness, n_samples))
 
     def _updated(self, worker: Worker) -> None:
-        visits, self.visits = self.visits, []
+        visits, self._visits = self._visits, []
         self.update(visits)
 
     def _taken(self, worker: Worker) -> None:
         message = self.answer(worker)
-        if self.packs:
+        if self.servers.messages.choice is not None:
             self.lanes.set_seconds(worker, "decode", message.seconds)
             for server, nbytes in enumerate(message.sizes):
                 self.lanes.set_answer(worker, server, nbytes)

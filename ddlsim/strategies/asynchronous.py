@@ -115,8 +115,8 @@ class _Downpour:
         assert trip.gradient is not None
         trip.messages = [self.servers.messages.gradient(worker, trip.gradient, i) for i in range(len(self.shards))]
         trip.decoding = [0.0] * len(self.shards)
-        self.lanes.set_seconds(worker, "encode", sum(message.seconds for message in trip.messages))
-        self.lanes.set_sizes(worker, [message.sizes[0] for message in trip.messages])
+        seconds = sum(message.seconds for message in trip.messages)
+        self.lanes.set_message(worker, seconds, [message.sizes[0] for message in trip.messages])
 
     def served(self, worker: Worker, i: int, staleness: int, whole: bool) -> None:
         """A shard applies its part and answers; it is an update when all have."""

@@ -86,8 +86,7 @@ class _Pairs:
         to = self.lanes.chosen(worker)
         message = self.sent[worker.rank] = self.messages.model(worker, worker.params, to=to)
         if self.messages.choice is not None:
-            self.lanes.set_seconds(worker, "encode", message.seconds)
-            self.lanes.set_sizes(worker, message.sizes)
+            self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _drawn(self, worker: Worker) -> None:
         self.gradients[worker.rank] = worker.draw()
@@ -243,8 +242,7 @@ class _Gossip:
     def _packed(self, worker: Worker) -> None:
         message = self.peers[worker.rank].push(self.lanes.chosen(worker))
         if self.packs:
-            self.lanes.set_seconds(worker, "encode", message.seconds)
-            self.lanes.set_sizes(worker, message.sizes)
+            self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _arrived(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
         self.peers[worker.rank].arrive(self.peers[rank])

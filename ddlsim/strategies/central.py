@@ -13,7 +13,7 @@ from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.codec import Message
 from ddlsim.runtime.lane_ops import Op, gradient
-from ddlsim.runtime.servers import Servers, Visit, Visits, WithServers, check_layers, note_lock_step
+from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, check_layers, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import Scaling, ScalingChoice, scaled, scaling_named
@@ -22,7 +22,7 @@ from ddlsim.strategies.staleness import Scaling, ScalingChoice, scaled, scaling_
 UNTIL_APPLIED = Op(ls.MEET, "the gradients of others")
 
 
-class CentralModel:
+class CentralModel(UpdateRule):
     """The model at a strategy's servers: w <- w - eta * (1/c) sum_l f(tau_l) g_l for every `count` = c gradients.
 
     scaling    f
@@ -46,62 +46,42 @@ class CentralModel:
     ) -> None:
         if move is None:
             check_layers(type(strategy).__name__, setting.learner, strategy.servers)
-        self.servers = Servers(strategy, setting)
-        self.count, self.scaling, self.drop_late, self.move, self.version = count, scaling, drop_late, move, 0
+        super().__init__(Servers(strategy, setting))
+        self.count, self.scaling, self.move, self.version = count, scaling, move, 0
+        self.late = self.told = not drop_late
         self.params = setting.learner.initial
         self._state = setting.learner.optimizer_state(self.params)
-        self._gradients: dict[int, Value[Array]] = {}
+        #: what each worker brings next
+        self.gradients: dict[int, Value[Array]] = {}
         setting.model = lambda: self.params
 
     def go(self, *held: Op) -> None:
         """Let all workers compute a gradient, push it, wait for what is said, and pull the parameters, for ever."""
-        compute = gradient(self.servers.setting, self._drawn if self.servers.follows else None)
-        self.visits(compute, [Op(ls.STEP)], lambda worker: self._gradients[worker.rank], held=held)
-
-    def visits(
-        self,
-        before: Sequence[Op],
-        after: Sequence[Op],
-        vector: Callable[[Worker], Value[Array]],
-        *,
-        held: Sequence[Op] = (),
-        steps: int = 1,
-    ) -> None:
-        """Let all workers go round, and push a `vector` of so many steps between ``before`` and ``after``."""
-        Visits(
-            self.servers,
-            before,
-            after,
-            count=self.count,
-            update=self.update,
-            answer=self._answer,
-            held=held,
-            pack=lambda worker: self.servers.messages.gradient(worker, vector(worker)),
-            steps=steps,
-            late=not self.drop_late,
-            told=not self.drop_late,
-        )
+        self.serve(gradient(self.servers.setting, self._drawn if self.servers.follows else None), [Op(ls.STEP)], held)
 
     def _drawn(self, worker: Worker) -> None:
-        self._gradients[worker.rank] = worker.draw()
+        self.gradients[worker.rank] = worker.draw()
 
-    def _answer(self, worker: Worker) -> Message:
+    def pack(self, worker: Worker) -> Message:
+        return self.servers.messages.gradient(worker, self.gradients[worker.rank])
+
+    def answer(self, worker: Worker) -> Message:
         message = self.servers.messages.answer(worker, self.params)
         worker.params = message.value
         return message
 
-    def update(self, gradients: Sequence[Visit]) -> None:
+    def update(self, visits: Sequence[Visit]) -> None:
         """Make an update now. The sum is in the order of the ranks, whoever came first."""
         setting = self.servers.setting
         learner, stop = setting.learner, setting.stop
-        in_order = sorted(gradients, key=lambda g: g.rank)
+        in_order = sorted(visits, key=lambda g: g.rank)
         mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in in_order])
         if self.move is not None:
             self.params = self.move(mean)
         else:
             self.params, self._state = learner.update(self.params, mean, self._state, learner.rate(stop.n_samples))
         self.version += 1
-        stop.updated(sum(g.n_samples for g in gradients))
+        stop.updated(sum(g.n_samples for g in visits))
 
 
 @checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,17 +12,18 @@ from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.codec import Message
 from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import replicas_of
-from ddlsim.runtime.servers import Servers, Visit, Visits, WithServers, note_lock_step
+from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
 
-class _Springs:
+class _Springs(UpdateRule):
     """Workers tied to the center z at the servers: z <- z + alpha sum_i (x_i - z), over ``n_visitors`` at a time."""
 
     def __init__(self, servers: Servers, alpha: float, n_visitors: int) -> None:
+        super().__init__(servers)
         setting = servers.setting
-        self.servers, self.alpha, self.n_visitors = servers, alpha, n_visitors
+        self.alpha, self.count, self.counted, self.told = alpha, n_visitors, False, n_visitors == 1
         self.center = self.before = setting.learner.initial
         self.replicas = replicas_of(setting)
         self.gradients: dict[int, Value[Array]] = {}
@@ -32,24 +34,20 @@ class _Springs:
         """Let all workers make local steps; in every `period`-th, pull the center and be pulled by it."""
         servers, setting = self.servers, self.servers.setting
         learns = servers.follows
-        end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.n_visitors > 1 else ls.EACH)
+        end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.count > 1 else ls.EACH)
         step = [*gradient(setting, self._drawn if learns else None), OPTIMIZER, end]
         pull = [Op(ls.NOTE, follow=self._pull)] if learns else []
-        Visits(
-            servers, [], [*pull, *step * period], count=self.n_visitors, pack=self._pack, update=self._move,
-            answer=self._answer, held=[Op(ls.MEET, "the other workers")], counted=False, told=self.n_visitors == 1,
-            first=len(pull),
-        )  # fmt: skip
+        self.serve([], [*pull, *step * period], [Op(ls.MEET, "the other workers")], first=len(pull))
 
-    def _pack(self, worker: Worker) -> Message:
+    def pack(self, worker: Worker) -> Message:
         return self.servers.messages.model(worker, worker.params)
 
-    def _move(self, visits: list[Visit]) -> None:
+    def update(self, visits: Sequence[Visit]) -> None:
         mean = self.servers.setting.learner.mean([visit.value for visit in sorted(visits, key=lambda v: v.rank)])
         self.before = self.center
-        self.center = self.center + self.alpha * self.n_visitors * (mean - self.center)
+        self.center = self.center + self.alpha * self.count * (mean - self.center)
 
-    def _answer(self, worker: Worker) -> Message:
+    def answer(self, worker: Worker) -> Message:
         message = self.servers.messages.answer(worker, self.before)
         self.pulled[worker.rank] = message.value
         return message

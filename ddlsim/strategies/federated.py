@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from ddlsim.learning import Array, Value, weighted_sum
 from ddlsim.network import lane_tables as ls
 from ddlsim.optim import SGD, Optimizer
 from ddlsim.runtime import Outer, Process, Servers, Setting, Worker, local_steps
+from ddlsim.runtime.codec import Message
 from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import need_values
 from ddlsim.runtime.servers import WithServers, communicate, note_lock_step, wait
@@ -176,21 +177,27 @@ class FedBuff(WithServers):
     def start(self, setting: Setting) -> None:
         """Start all clients."""
         outer, scaling = Outer(setting.learner, self.outer), scaling_named(self.staleness_scaling)
-        center = CentralModel(
-            self, setting, self.buffer, scaling, move=lambda delta: outer.step(delta, self.outer_rate)
-        )
-        follows = center.servers.follows
+        buffer = _Buffer(self, setting, self.buffer, scaling, move=lambda delta: outer.step(delta, self.outer_rate))
+        follows = buffer.servers.follows
         note_lock_step(setting)
-        clients = [_Client(worker) for worker in setting.workers]
+        clients = buffer.clients = [_Client(worker) for worker in setting.workers]
 
         def after(follow: Callable[[_Client], None]) -> Callable[[Worker], None] | None:
             return (lambda worker: follow(clients[worker.rank])) if follows else None
 
         begin = [Op(ls.NOTE, follow=after(_Client.begin))] if follows else []
         step = [*gradient(setting, after(_Client.draw)), OPTIMIZER, Op(ls.STEP, follow=after(_Client.step))]
-        center.visits(
-            [*begin, *step * self.local_steps], [], lambda worker: clients[worker.rank].delta(), steps=self.local_steps
-        )
+        buffer.serve([*begin, *step * self.local_steps], [], steps=self.local_steps)
+
+
+class _Buffer(CentralModel):
+    """The model at the servers, to which ``clients`` bring how far they have gone."""
+
+    clients: Sequence[_Client] = ()
+
+    def pack(self, worker: Worker) -> Message:
+        self.gradients[worker.rank] = self.clients[worker.rank].delta()
+        return super().pack(worker)
 
 
 class _Client:

@@ -126,8 +126,7 @@ class Neighbours:
         for j in self.receivers[me]:
             self.arriving[me, j, self._count(worker)] = message
         if self.packs:
-            self.lanes.set_seconds(worker, "encode", message.seconds)
-            self.lanes.set_sizes(worker, message.sizes * len(self.receivers[me]))
+            self.lanes.set_message(worker, message.seconds, message.sizes * len(self.receivers[me]))
 
     def _come(self, worker: Worker) -> None:
         messages = [self.arriving[j, worker.rank, self._count(worker)] for j in self.senders[worker.rank]]
