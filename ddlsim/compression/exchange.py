@@ -94,10 +94,7 @@ class Exchanged(Generic[S]):
 
 @checked
 def exchange(
-    compressor: Compressor[S, P],
-    gradients: Sequence[Vector],
-    states: Sequence[S],
-    rngs: Sequence[np.random.Generator],
+    compressor: Compressor[S, P], gradients: Sequence[Vector], states: Sequence[S], rngs: Sequence[np.random.Generator]
 ) -> Exchanged[S]:
     """Exchange the gradients of all workers, given one gradient, state and random stream for each.
 
