@@ -31,7 +31,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, Spread, load_cluster, simulate
 from ddlsim.cluster import star
 from ddlsim.cluster.nodes import Graph
-from ddlsim.runtime.servers import EARLY_MXNET_SERVERS, TENSORFLOW_SERVERS
+from ddlsim.runtime.server_work import EARLY_MXNET_SERVERS, TENSORFLOW_SERVERS
 from ddlsim.strategies import Strategy
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket

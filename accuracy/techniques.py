@@ -34,7 +34,7 @@ from ddlsim.cluster import MultiGpu, star
 from ddlsim.compression import Compression
 from ddlsim.compression.cost import FREE
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.servers import MXNET_SERVERS
+from ddlsim.runtime.server_work import MXNET_SERVERS
 from ddlsim.strategies import Strategy
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket

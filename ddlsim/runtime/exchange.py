@@ -40,7 +40,8 @@ from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.fabric import Fabric, algorithm_for, halves_of, name_of
-from ddlsim.runtime.servers import ServerWork, Threads
+from ddlsim.runtime.server_work import ServerWork
+from ddlsim.runtime.servers import Threads
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Computation, Process, Worker, all_of
 from ddlsim.workload.precision import FP32_NBYTES

@@ -1,7 +1,7 @@
 """The distributed training algorithms. A strategy is a frozen dataclass with `label`, `updates` and `start`."""
 
 from ddlsim.runtime import Setting as Setting, Strategy as Strategy
-from ddlsim.runtime.servers import ServerWork as ServerWork
+from ddlsim.runtime.server_work import ServerWork as ServerWork
 from ddlsim.strategies.all_reduce import AllReduce as AllReduce
 from ddlsim.strategies.asynchronous import AsyncParameterServer as AsyncParameterServer
 from ddlsim.strategies.asynchronous_gossip import ADPSGD as ADPSGD, GossipSGD as GossipSGD

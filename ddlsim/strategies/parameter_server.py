@@ -20,7 +20,8 @@ from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.exchange import Collectives, Exchange, InGroups, ThroughServers
 from ddlsim.runtime.fabric import Fabric, cost_said, name_of
-from ddlsim.runtime.servers import Placement, ServerWork, memory_nodes, server_nodes
+from ddlsim.runtime.server_work import ServerWork
+from ddlsim.runtime.servers import Placement, memory_nodes, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import AllReduce, start_group
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named

@@ -11,7 +11,7 @@ import ddlsim
 from ddlsim import Measured, ParameterServer, Priority, Result, ServerWork, load_cluster, simulate
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.servers import BYTEPS_SERVERS, EARLY_MXNET_SERVERS, MXNET_SERVERS, TENSORFLOW_SERVERS
+from ddlsim.runtime.server_work import BYTEPS_SERVERS, EARLY_MXNET_SERVERS, MXNET_SERVERS, TENSORFLOW_SERVERS
 
 EXACT = {"rel": 1e-9, "abs": 0.0}
 BANDWIDTH, ALPHA = 1.25e9, 40e-6  # of uniform_star: bytes/s, s over two links
