@@ -63,8 +63,8 @@ class Center:
         """Send a gradient (of `n_samples`, a step's if nothing is said) computed with the parameters of `version`,
         queue, and make the update if it is the last one that is needed. Return the batch that it is part of, None if
         it was dropped."""
-        parcel = self.servers.messages.gradient(worker, gradient)
-        yield from self.servers.push(worker, parcel)
+        message = self.servers.messages.gradient(worker, gradient)
+        yield from self.servers.push(worker, message)
         with self.servers.turn.request() as turn:
             yield from wait(worker, turn, "the servers' queue")
             if (seconds := self.servers.messages.server_seconds()) > 0.0:
@@ -74,16 +74,16 @@ class Center:
                 return None
             batch = self._batch
             counts = worker.samples_per_step if n_samples is None else n_samples
-            batch.gradients.append(Gradient(worker.rank, parcel.value, staleness, counts))
+            batch.gradients.append(Gradient(worker.rank, message.value, staleness, counts))
             if len(batch.gradients) == self.count:
                 yield from self._apply(worker, batch)
         return batch
 
     def pull(self, worker, params):
         """Send parameters to the worker, which are what it works with then."""
-        parcel = self.servers.messages.answer(worker, params)
-        worker.params = parcel.value
-        yield from self.servers.pull(worker, parcel)
+        message = self.servers.messages.answer(worker, params)
+        worker.params = message.value
+        yield from self.servers.pull(worker, message)
 
     def _apply(self, worker, batch):
         """Make the update of a complete batch, for which the worker waits."""
