@@ -4,7 +4,7 @@ from ddlsim.runtime.communicator import Communicator as Communicator, communicat
 from ddlsim.runtime.codec import Message as Message, Messages as Messages
 from ddlsim.runtime.exchange import Averaging as Averaging, Exchange as Exchange
 from ddlsim.runtime.fabric import Fabric as Fabric, WithFabric as WithFabric
-from ddlsim.runtime.outer import Outer as Outer
+from ddlsim.runtime.replica import Outer as Outer
 from ddlsim.runtime.replica import (
     Replica as Replica,
     local_sgd as local_sgd,

@@ -21,8 +21,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.codec import Message, Messages
-from ddlsim.runtime.lane_ops import Op
-from ddlsim.runtime.lanes import Lanes
+from ddlsim.runtime.lanes import Lanes, Op
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import UNVARIED, Process, Worker, all_of

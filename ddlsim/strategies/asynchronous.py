@@ -11,8 +11,7 @@ from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.codec import Message
-from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
-from ddlsim.runtime.lanes import Lanes
+from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.servers import ApplyTime, Placement, Servers, check_layers, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker

@@ -12,7 +12,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.codec import Message
-from ddlsim.runtime.lane_ops import Op, gradient
+from ddlsim.runtime.lanes import Op, gradient
 from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, check_layers, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker

@@ -10,7 +10,7 @@ from ddlsim.arguments import Count, checked, number
 from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.codec import Message
-from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
+from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import replicas_of
 from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, note_lock_step
 from ddlsim.runtime.setting import Setting

@@ -16,7 +16,7 @@ from ddlsim.network import lane_tables as ls
 from ddlsim.optim import SGD, Optimizer
 from ddlsim.runtime import Outer, Process, Servers, Setting, Worker, local_steps
 from ddlsim.runtime.codec import Message
-from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
+from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import need_values
 from ddlsim.runtime.servers import WithServers, communicate, note_lock_step, wait
 from ddlsim.strategies.central import CentralModel

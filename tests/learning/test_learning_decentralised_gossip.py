@@ -10,7 +10,7 @@ from learning_reference import STAR, learn
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.asynchronous_gossip import Peer
+from ddlsim.strategies.gossip import Peer
 from ddlsim.strategies.mixing import contraction, mixing_matrix
 
 #: doubly stochastic, not symmetric: everybody also takes a quarter of the one after the next

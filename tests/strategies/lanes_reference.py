@@ -155,7 +155,8 @@ class Neighbours:
         letters = {j: self.letters.pop((step, j, me)) for j in self.senders[me]}
         worker.book(start, max((letter.sent for letter in letters.values()), default=start), "neighbours")
         messages = {j: letter.message for j, letter in letters.items() if letter.message is not None}
-        yield from worker.compute(sum(self.messages.decode_seconds(worker, each) for each in messages.values()), "decode")
+        seconds = sum(self.messages.decode_seconds(worker, each) for each in messages.values())
+        yield from worker.compute(seconds, "decode")
         return {me: sent[0]} | {j: message.value for j, message in messages.items()}
 
     def letter(self, step, src, dst):

@@ -8,7 +8,7 @@ import simpy
 
 from ddlsim.learning import ABSENT, Value
 from ddlsim.runtime import local_steps, start_replicas
-from ddlsim.runtime.outer import Outer
+from ddlsim.runtime.replica import Outer
 from ddlsim.runtime.servers import Servers, communicate, wait
 from ddlsim.strategies.staleness import Scaling, scaled, scaling_named
 
