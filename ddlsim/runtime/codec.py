@@ -202,20 +202,20 @@ class Coding:
         message: Encoded = self.compressor.encode(vector, state, rng)
         return message
 
-    def finish(self, encoded: Sequence[Encoded], before: Outcome, rngs: Sequence[np.random.Generator]) -> Outcome:
-        """Return what comes of all senders' messages; one stream for each of them, then the server's."""
+    def finish(self, encoded: Sequence[Encoded], before: Outcome, rng: Callable[[int], np.random.Generator]) -> Outcome:
+        """Return what comes of all senders' messages; `rng` is the stream of each of them, then the server's."""
         if self.served:
             alone = [finish(self.compressor, [each]) for each in encoded]
             average, states = mean([each.mean for each in alone]), [each.states[0] for each in alone]
             if self.down is None:
                 return Outcome(average, states, answer=FP32_NBYTES * average.size)
-            done = exchange(self.down, [average], [before.server], rngs[-1:])
+            done = exchange(self.down, [average], [before.server], [rng(self.n_senders)])
             return Outcome(done.mean, states, done.states[0], float(done.nbytes.sum()))
         order = self.order or range(len(encoded))
         ordered = [encoded[sender] for sender in order]
         if self.n_local:
             vectors, before_each = zip(*ordered, strict=True)
-            streams = [rngs[sender] for sender in order]
+            streams = [rng(sender) for sender in order]
             within = hierarchical_exchange(self.compressor, vectors, before_each, streams, self.n_local)
             average, after = within.mean, within.states
         else:
@@ -259,7 +259,7 @@ class Codec:
     order, n_local, served
              how messages become one vector (:class:`Coding`)
     tensors  (name, shape) of those of the clock's model that it consists of, all if nothing is given
-    learned  of the learning model's vector, what the (one) piece is; None: vectors are whole
+    learned  the learning model's tensors, and what of its vector the (one) piece is; None: vectors are whole
     name     of the direction, for streams of random numbers, and the `number` of its first piece
     """
 
@@ -275,7 +275,7 @@ class Codec:
         n_local: int = 0,
         served: bool = False,
         tensors: Tensors | None = None,
-        learned: slice | None = None,
+        learned: tuple[Tensors, slice] | None = None,
         name: str = "",
         number: int = 0,
     ) -> None:
@@ -298,8 +298,10 @@ class Codec:
                 f"are those of the buckets of {_clock_model(setting).name}"
             )
             parts = [slice(0, task.network.n_params)]
-        here = tensor_shapes(task.network.model) if learned is not None or not self.by_piece else timed
-        for part in parts if learned is None else [learned]:
+        here = timed if self.by_piece else tensor_shapes(task.network.model)
+        if learned is not None:
+            here, parts = learned[0], [learned[1]]
+        for part in parts:
             compressor, down = self._fitted(here, part)
             coding = Coding(compressor, self.n_senders, order, n_local, served, down)
             taken = part if learned is None else slice(0, part.stop - part.start)
@@ -388,9 +390,8 @@ class Codec:
             this = self._units[unit]
 
             def finished(before: Outcome, *encoded: Encoded) -> Outcome:
-                rngs = [self._stream(place, step, unit) for place in range(self.n_senders + 1)]
                 with _diverging(f"what is sent {self.name}in step {step} cannot be decoded or compressed again"):
-                    return this.coding.finish(encoded, before, rngs)
+                    return this.coding.finish(encoded, before, lambda place: self._stream(place, step, unit))
 
             messages = [self._encoded(step, unit, place) for place in range(self.n_senders)]
             made[unit] = self.learner.plane.apply(finished, this.before, *messages)
@@ -467,9 +468,10 @@ class Messages:
         self.seconds = Seconds(choice)
         workload, task = setting.workers[0].workload, setting.learner.task
         self._clock = cut(slice(0, rounded(workload.gradient_nbytes)), n_parts)
+        self._shapes = tensor_shapes(workload.model), () if task is None else tensor_shapes(task.network.model)
         self._senders: dict[tuple[str, int, int], _Sender] = {}
         for part in self._clock:  # what does not fit is said before the run
-            fitted(choice.compressor, tensor_shapes(workload.model), part)
+            fitted(choice.compressor, self._shapes[0], part)
         if not one_model(setting) and task is not None:
             setting.notes.append(
                 f"compression: the gradient of {task.network.model.name} is compressed; bytes and seconds are those "
@@ -549,8 +551,8 @@ class Messages:
                 dataclasses.replace(self.choice, compressor=compressor, down=None),
                 [self._clock[part]],
                 lambda step, place: self._senders[key].vector,
-                tensors=tensor_shapes(self.setting.workers[0].workload.model),
-                learned=self.parts[part],
+                tensors=self._shapes[0],
+                learned=(self._shapes[1], self.parts[part]),
                 name=f"{name} ",
                 number=part,
             )
