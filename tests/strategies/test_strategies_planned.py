@@ -184,6 +184,18 @@ def test_the_last_who_enters_says_when_a_collective_of_known_time_ends():
     assert all(earlier < later for earlier, later in itertools.pairwise(ends))
 
 
+@pytest.mark.parametrize("compressor", [None, FP16()])
+def test_the_fusion_threshold_counts_encoded_bytes(compressor):
+    """All five layers are ready in one cycle; in 16 bits they fill one buffer of half the gradient's bytes."""
+    model = ddlsim.load_model("lenet5")
+    strategy = AllReduce("ring", HorovodFusion(2 * model.n_params, "1 s"))
+    common = {"workers": 4, "batch_size": 8, "steps": 1, "warmup": 0, "compression": compressor}
+    result = ddlsim.simulate("cloud-25g-16x8-v100", model, strategy, **common)
+    names = {span.name for span in result.traced.recorder.spans if span.track == "worker 0 network"}
+    assert names == {"5 buckets of step 0"} if compressor else len(names) > 1
+    assert result.nbytes_sent == pytest.approx(2 * 3 * (2 if compressor else 4) * model.n_params)
+
+
 @pytest.mark.parametrize("overlap", ["ddp", "priority"])
 def test_batches_that_grow(overlap):
     """A batch of 8 becomes 16 after 0.1 epochs: that many samples count for the steps that had them."""
