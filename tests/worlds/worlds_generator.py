@@ -33,6 +33,7 @@ from ddlsim.cluster import (
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
 from ddlsim.run.feeding import takes_samples
+from ddlsim.strategies.overlap import overlap_named
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
     Exponential,
@@ -291,7 +292,9 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
             sharding=draw.choice(("iid", "shared", "by_class")), charge_evaluation=draw.random() < 0.3,
             growing_batch=growing if phases == () else None, phases=phases,
         )  # fmt: skip
-    compress = may_compress(strategy) and draw.random() < 0.4
+    queued = isinstance(overlap_named(getattr(strategy, "overlap", "none")), ddlsim.HorovodFusion | ddlsim.Priority)
+    coding = random.Random(repr((strategy, n, seconds))) if queued else draw  # the rest is drawn as ever
+    compress = may_compress(strategy) and coding.random() < 0.4
     return ddlsim.Experiment(
         chosen, model, strategy, batch_size, n,
         steps=draw.randint(1, 5),
@@ -306,7 +309,7 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
         speed=tuple(draw.choice((0.3, 1.0, 1.0, 2.0)) for _ in range(n)) if draw.random() < 0.3 else None,
         seed=draw.randrange(100),
         training=training,
-        compression=compression(draw, learns, hasattr(strategy, "servers")) if compress else None,
+        compression=compression(coding, learns, hasattr(strategy, "servers")) if compress else None,
     )  # fmt: skip
 
 
