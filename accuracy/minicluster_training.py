@@ -31,6 +31,7 @@ from ddlsim.strategies import (
     ParameterServer,
     StaleSynchronous,
     Strategy,
+    contract,
 )
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import load_device
@@ -66,7 +67,7 @@ class Given:
 
     def updates(self, steps: int, n_workers: int) -> int:
         """The strategy's own."""
-        return self.strategy.updates(steps, n_workers)
+        return contract.of(self.strategy).updates(steps, n_workers)
 
     def start(self, setting: Setting) -> None:
         """Give all workers the workload and start them."""

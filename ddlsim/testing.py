@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked, whole
 from ddlsim.compression import TopK, average, exchange, settle
-from ddlsim.compression.contract import AnyCompressor, TwoRounds
+from ddlsim.compression.contract import AnyCompressor, full
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
@@ -27,8 +27,7 @@ from ddlsim.optim import Optimizer
 from ddlsim.run.api import simulate
 from ddlsim.run.result import Result
 from ddlsim.runtime import Fabric, Strategy
-from ddlsim.runtime.fabric import HasFabric, fabric_of
-from ddlsim.strategies import AllReduce
+from ddlsim.strategies import AllReduce, contract
 from ddlsim.streams import stream
 from ddlsim.workload.jitter import Lognormal
 
@@ -111,7 +110,7 @@ def _messages(coder: AnyCompressor, vector: Array, state: object, step: int) -> 
     payload, state = coder.encode(vector, state, stream(1, 0, f"encode {step}"))
     sent = [payload]
     if coder.traits.n_rounds == 2:
-        payload, state = cast("TwoRounds[Any, Any]", coder).follow_up(average(coder, sent), state)
+        payload, state = full(coder).follow_up(average(coder, sent), state)
         sent.append(payload)
     return sent, settle(coder, payload, coder.decode(payload), state)
 
@@ -185,7 +184,7 @@ def check_strategy(
     compresses  it runs compressed; False where it refuses
     decides     values decide what it does when, so that it has to learn in all of these runs
     """
-    rule, owner = cast(Strategy, strategy), type(strategy).__name__
+    rule, owner, updates = cast(Strategy, strategy), type(strategy).__name__, contract.of(strategy).updates
 
     def learned(rule: Strategy, n: int, seed: int) -> Result:
         training = Training("digits", rate=0.1, updates=30, sharding="shared", evaluate_every=10)
@@ -195,7 +194,7 @@ def check_strategy(
         model, training = "lenet5", None
         if decides:
             model = "digits-cnn"
-            training = Training("digits", updates=rule.updates(4, n_workers), sharding="shared")
+            training = Training("digits", updates=updates(4, n_workers), sharding="shared")
         more = {"workers": n_workers, "steps": 3, **more}
         return simulate(CLUSTER, model, rule, 8, warmup=1, training=training, **more)
 
@@ -204,7 +203,7 @@ def check_strategy(
     _need(same, owner, "two runs with the same seed differ; draw from ddlsim's streams")
     _need(not first.history.equals(other.history), owner, "another seed gives the same run")
     samples = [n for _, n in timed().recorder.updates]
-    said, most = f"updates(4, {n_workers}) says {rule.updates(4, n_workers)}", 4 * 8 * n_workers
+    said, most = f"updates(4, {n_workers}) says {updates(4, n_workers)}", 4 * 8 * n_workers
     before_last = f"but those before the last have learned from {sum(samples[:-1])} samples already"
     _need(sum(samples[:-1]) < most, owner, f"{said}, {before_last}; 4 steps of {n_workers} workers have {most}")
     if alone:
@@ -214,5 +213,5 @@ def check_strategy(
     if compresses:
         timed(compression=TopK(0.1))
     timed(workers=list(range(8 - n_workers, 8)))
-    if isinstance(strategy, HasFabric) and fabric_of(strategy) == Fabric():
+    if contract.of(strategy).collectives().fabric == Fabric():
         timed(fabric=Fabric("binomial_tree", "given"))

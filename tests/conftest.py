@@ -1,5 +1,7 @@
 """What all tests need: signals as they are in a terminal, and an order in which kernels are compiled once."""
 
+import functools
+import gc
 import os
 import signal
 from pathlib import Path
@@ -24,10 +26,18 @@ WITHOUT_KERNEL = (
 
 #: whole programs, reports and clusters: the second part of the tests, `make test-slow`
 SLOW = (
-    "accuracy", "explore", "lab", "measure", "published", "test_examples.py", "test_page_commands.py",
+    "accuracy",
+    "explore",
+    "lab",
+    "measure",
+    "published",
+    "test_examples.py",
+    "test_page_commands.py",
     "test_study_arrays.py",
-    "test_study_executors.py", "test_study_page.py", "test_study_search.py",
-)  # fmt: skip
+    "test_study_executors.py",
+    "test_study_page.py",
+    "test_study_search.py",
+)
 
 
 def pytest_configure():
@@ -41,8 +51,25 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect tests without the garbage collector, which takes half of the time and finds nothing: all of it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()  # nor is it looked through while tests run
+        gc.enable()
+
+
+@functools.cache
 def is_slow(path):
     return any(part in SLOW for part in path.relative_to(HERE).parts)
+
+
+@functools.cache
+def folder_of(path):
+    return path.relative_to(HERE).parts[0]
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -52,7 +79,7 @@ def pytest_ignore_collect(collection_path, config):
         return True
     if marks == "slow" and collection_path.name.startswith("test_") and collection_path.is_file():
         text = collection_path.read_text(encoding="utf-8")
-        return True if not (is_slow(collection_path) or "mark.slow" in text or "import seeds" in text) else None
+        return True if not (is_slow(collection_path) or "mark.slow" in text or "from draws import" in text) else None
     return None
 
 
@@ -67,7 +94,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
         if os.name != "posix" and item.get_closest_marker("posix"):
             item.add_marker(pytest.mark.skip(reason="needs signals, pipes or permissions as Unix has them"))
-    without = [item for item in items if item.path.relative_to(HERE).parts[0] in WITHOUT_KERNEL]
-    others = [item for item in items if item.path.relative_to(HERE).parts[0] not in WITHOUT_KERNEL]
+    without = [item for item in items if folder_of(item.path) in WITHOUT_KERNEL]
+    others = [item for item in items if folder_of(item.path) not in WITHOUT_KERNEL]
     middle = len(items) // 2
     items[:] = [*others[:middle], *without, *others[middle:]]

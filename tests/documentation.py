@@ -26,7 +26,7 @@ FILES = {
 } | {path.name for path in ROOT.iterdir()}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=16)  # all trees together slow down every collection of garbage
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -149,14 +149,15 @@ def prose(path: Path) -> Iterator[tuple[int, str, list[ast.ClassDef]]]:
             value = getattr(child, "value", None) if isinstance(child, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 yield value.lineno, value.value, inside
-            yield from walk(child, inside)
+            if not isinstance(child, ast.expr):
+                yield from walk(child, inside)
 
     source = path.read_text(encoding="utf-8")
     yield from walk(tree_of(path), [])
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    owners = [node for node in tree_of(path).body if isinstance(node, ast.ClassDef)]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ():
         if token.type == tokenize.COMMENT:
             line = token.start[0]
-            owners = [node for node in tree_of(path).body if isinstance(node, ast.ClassDef)]
             yield line, token.string, [n for n in owners if n.lineno <= line <= (n.end_lineno or 0)]
 
 

@@ -109,6 +109,7 @@ WITHOUT_FOLDERS = """
 """
 
 
+@pytest.mark.slow
 def test_without_a_folder_that_can_be_written_it_is_kept_until_the_process_ends():
     done = python(WITHOUT_FOLDERS.format(more=""), NUMBA_CACHE_DIR="")
     kept, *remark, n, file = done.stdout.split()
@@ -124,6 +125,7 @@ def test_without_any_folder_it_is_kept_in_memory():
     assert python(WITHOUT_FOLDERS.format(more=more), NUMBA_CACHE_DIR="").stdout.startswith("False no folder")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_a_warning(tmp_path):
     done = python("""
         from numba.core import caching

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from draws import slow
 
 FOLDER = Path(__file__).parents[1] / "docs" / "models"
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
@@ -36,7 +37,11 @@ def test_every_page_checks_its_case(page):
     assert any("assert " in block for block in BLOCKS[page])
 
 
-@pytest.mark.parametrize("page", sorted(page for page in BLOCKS if BLOCKS[page]))
+#: the examples of these take as long as those of all others
+LONG = {"hybrid", "local_sgd", "plans", "splitting"}
+
+
+@pytest.mark.parametrize("page", [slow(page) if page in LONG else page for page in sorted(BLOCKS) if BLOCKS[page]])
 def test_cases_worked_by_hand_hold(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": page}

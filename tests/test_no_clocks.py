@@ -4,6 +4,7 @@ How fast things are is measured in benchmarks/.
 """
 
 import ast
+import re
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -11,6 +12,8 @@ CLOCKS = {
     "clock_gettime", "getrusage", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
     "process_time_ns", "thread_time", "thread_time_ns", "timeit", "times",
 }  # fmt: skip
+#: files without any of it are not parsed
+SUSPECT = re.compile(rf"\b(?:{'|'.join(sorted(CLOCKS))}|time|time_ns|now)\s*\(|\btimeout\s*=")
 #: seconds after which a test may give up, at least
 GENEROUS = 30.0
 #: folders of programs, and the name of those beside tests, which no test runs
@@ -36,17 +39,19 @@ def clocks(source: str) -> list[int]:
 
     Allowed are ``deadline = time.monotonic() + 60.0`` and ``time.monotonic() < deadline``.
     """
-    tree = ast.parse(source)
+    if not SUSPECT.search(source):
+        return []
+    nodes = list(ast.walk(ast.parse(source)))
     allowed = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "deadline":
             value = node.value
             if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and number(value.right) >= GENEROUS:
                 allowed.add(id(value.left))
         elif isinstance(node, ast.Compare) and getattr(node.comparators[0], "id", "") == "deadline":
             allowed |= {id(node.left)} if isinstance(node.ops[0], ast.Lt) else set()
-    found = [node.lineno for node in ast.walk(tree) if is_clock(node) and id(node) not in allowed]
-    for node in ast.walk(tree):
+    found = [node.lineno for node in nodes if is_clock(node) and id(node) not in allowed]
+    for node in nodes:
         if isinstance(node, ast.keyword) and node.arg == "timeout" and number(node.value) < GENEROUS:
             found.append(node.value.lineno)
     return sorted(found)

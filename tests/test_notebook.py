@@ -123,6 +123,7 @@ def intervals():
         "steps": 1,
         "warmup": 0,
         "compute": ddlsim.Affine(0.01, 0.01),
+        "max_time": "5 h",
     }
     return ddlsim.best_checkpoint_interval(ddlsim.Experiment(cluster(), **plain, **settings), lives=2)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from draws import slow
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -199,12 +200,15 @@ def test_tables_take_no_markup(capsys):
     assert "[/red] [bold]x" in printed
 
 
+@pytest.mark.slow
 def test_an_encoding_without_a_character_is_no_reason_to_fail(nasty_file):
     done = ddlsim_("show", "topology", str(nasty_file), stdout=subprocess.PIPE, env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr.decode()
 
 
-@pytest.mark.parametrize("arguments", [["models"], ["devices", "--json"], ["show", "topology", "dgx-a100-pod"]])
+@pytest.mark.parametrize(
+    "arguments", [slow(["models"]), ["devices", "--json"], slow(["show", "topology", "dgx-a100-pod"])]
+)
 def test_nobody_reads_on(arguments):
     """As in ddlsim models | head -1."""
     reading, writing = os.pipe()
@@ -218,7 +222,9 @@ def test_nobody_reads_on(arguments):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("arguments", [["models"], ["show", "topology", "dgx-a100-pod", "--json"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [slow(["models"]), slow(["show", "topology", "dgx-a100-pod", "--json"]), ["--version"]]
+)
 def test_stdout_is_full(arguments):
     with Path("/dev/full").open("wb") as full:
         done = ddlsim_(*arguments, stdout=full)

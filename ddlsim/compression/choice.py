@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol, cast
+from typing import Annotated, cast
 
 from ddlsim.arguments import checked, one_of
-from ddlsim.compression.contract import AnyCompressor
+from ddlsim.compression.contract import AnyCompressor, defines, full
 from ddlsim.compression.cost import PROFILES, CodecCost
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, shown
@@ -66,17 +66,13 @@ def _is_compressor(value: object) -> bool:
 # ---------------------------------------------------------------- compressors that know the tensors
 
 
-class _Shaped(Protocol):
-    def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> AnyCompressor: ...
-
-
 def fitted(compressor: AnyCompressor, tensors: Tensors, part: slice) -> AnyCompressor:
     """Return `compressor` for elements ``part`` of the flat vector that the `tensors` make up.
 
     Only those that look at tensors (PowerSGD) change. Raises ConfigError where the part cuts one.
     """
-    if hasattr(compressor, "with_shapes"):
-        return cast(_Shaped, compressor).with_shapes(_within(compressor, tensors, part))
+    if defines(compressor, "with_shapes"):
+        return full(compressor).with_shapes(_within(compressor, tensors, part))
     inner = getattr(compressor, "inner", None)
     if inner is None or not dataclasses.is_dataclass(compressor):
         return compressor
@@ -97,5 +93,3 @@ def _within(compressor: AnyCompressor, tensors: Tensors, part: slice) -> dict[st
                 "servers, or partitions; use one server, or overlap = 'layer'"
             )
     return found
-
-

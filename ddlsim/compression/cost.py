@@ -6,12 +6,12 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
 from ddlsim.arguments import Count, Index, NotNegative, checked
-from ddlsim.compression.contract import Compressor, Payload, Traits, TwoRounds, Vector
+from ddlsim.compression.contract import Compressor, Payload, Traits, Vector, full
 from ddlsim.compression.exchange import aggregate, average
 from ddlsim.compression.sparse import SELECT_KERNELS, SELECT_PASSES, SORT_KERNELS, SORT_PASSES
 from ddlsim.workload.precision import FP32_NBYTES
@@ -117,6 +117,5 @@ def measure_cost(compressor: Compressor[S, P], n: Count, n_repeats: Count = 5, s
 def _send(compressor: Compressor[S, P], gradient: Vector, state: S, rng: np.random.Generator) -> tuple[P, S]:
     payload, state = compressor.encode(gradient, state, rng)
     if compressor.traits.n_rounds == 2:
-        second = cast(TwoRounds[S, P], compressor)
-        payload, state = second.follow_up(average(compressor, [payload]), state)
+        payload, state = full(compressor).follow_up(average(compressor, [payload]), state)
     return payload, state

@@ -5,22 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar, cast
+from typing import Annotated, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked, having
-from ddlsim.compression.contract import (
-    Collective,
-    Combines,
-    Compressor,
-    Payload,
-    Settles,
-    TwoRounds,
-    Vector,
-    check_gradient,
-)
+from ddlsim.compression.contract import Collective, Compressor, Payload, Vector, check_gradient, defines, full
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.compression.payloads import mean as mean_of
 from ddlsim.errors import ConfigError
@@ -44,7 +35,7 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
         )
     if len({payload.nbytes for payload in payloads}) != 1:
         raise ConfigError(f"{title(compressor)}: payloads of different sizes; workers must be at the same step")
-    return _combine(compressor, payloads)
+    return full(compressor).combine(payloads)
 
 
 @checked
@@ -61,7 +52,7 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
         return compressor.decode(average(compressor, payloads))
     if collective == "all_gather":
         return _gather(compressor, payloads)
-    return compressor.decode(_combine(compressor, payloads))
+    return compressor.decode(full(compressor).combine(payloads))
 
 
 @checked
@@ -73,9 +64,7 @@ def settle(
     Call it once per exchange: PowerSGD takes its next Q from the mean, and error feedback around gTop-k takes
     back what the tree dropped. The state of other compressors passes unchanged.
     """
-    if not hasattr(compressor, "settle"):
-        return state
-    return cast(Settles[S, P], compressor).settle(payload, mean, state)
+    return full(compressor).settle(payload, mean, state) if defines(compressor, "settle") else state
 
 
 @dataclass(frozen=True)
@@ -115,9 +104,8 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
     """Do the rest of an exchange, given every worker's encoded gradient: its first payload and next state."""
     rounds = [[payload for payload, _ in encoded]]
     if compressor.traits.n_rounds == 2:
-        second = cast(TwoRounds[S, P], compressor)
         combined = average(compressor, rounds[0])
-        encoded = [second.follow_up(combined, state) for _, state in encoded]
+        encoded = [full(compressor).follow_up(combined, state) for _, state in encoded]
         rounds.append([payload for payload, _ in encoded])
     mean = aggregate(compressor, rounds[-1])
     after = [settle(compressor, payload, mean, state) for payload, state in encoded]
@@ -153,11 +141,6 @@ def title(compressor: Compressor[S, P]) -> str:
     inner = getattr(compressor, "inner", None)
     name = type(compressor).__name__
     return name if inner is None else f"{name}({type(inner).__name__})"
-
-
-def _combine(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
-    # What the traits promise is not asked of the class again: isinstance on a protocol takes 30 us.
-    return cast(Combines[P], compressor).combine(payloads)
 
 
 def _gather(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:

@@ -5,20 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from ddlsim.arguments import checked
-from ddlsim.compression.contract import (
-    Combines,
-    Compressor,
-    Settles,
-    Traits,
-    TwoRounds,
-    Vector,
-    check_gradient,
-)
+from ddlsim.compression.contract import Compressor, Traits, Vector, check_gradient, defines, full
 from ddlsim.errors import ConfigError
 
 P = TypeVar("P")
@@ -65,9 +57,7 @@ class ErrorFeedback(Generic[S, P]):
     def init(self, n: int, seed: int = 0) -> FeedbackState[S]:
         return FeedbackState(np.zeros(n, np.float32), self.inner.init(n, seed))
 
-    def encode(
-        self, gradient: Vector, state: FeedbackState[S], rng: np.random.Generator
-    ) -> tuple[P, FeedbackState[S]]:
+    def encode(self, gradient: Vector, state: FeedbackState[S], rng: np.random.Generator) -> tuple[P, FeedbackState[S]]:
         check_gradient(gradient, state.residual.size)
         corrected = gradient + state.residual
         payload, inner = self.inner.encode(corrected, state.inner, rng)
@@ -76,22 +66,22 @@ class ErrorFeedback(Generic[S, P]):
         return payload, FeedbackState(corrected, inner)
 
     def follow_up(self, combined: P, state: FeedbackState[S]) -> tuple[P, FeedbackState[S]]:
-        payload, inner = cast(TwoRounds[S, P], self.inner).follow_up(combined, state.inner)
+        payload, inner = full(self.inner).follow_up(combined, state.inner)
         return payload, FeedbackState(state.residual - self.inner.decode(payload), inner)
 
     def settle(self, payload: P, mean: Vector, state: FeedbackState[S]) -> FeedbackState[S]:
         residual, inner = state.residual, state.inner
         if self.inner.traits.collective == "gtopk_tree":  # what the tree dropped was not sent after all
             residual = residual + np.where(mean == 0.0, self.inner.decode(payload), np.float32(0.0))
-        if hasattr(self.inner, "settle"):
-            inner = cast(Settles[S, P], self.inner).settle(payload, mean, inner)
+        if defines(self.inner, "settle"):
+            inner = full(self.inner).settle(payload, mean, inner)
         return FeedbackState(residual, inner)
 
     def decode(self, payload: P) -> Vector:
         return self.inner.decode(payload)
 
     def combine(self, payloads: Sequence[P]) -> P:
-        return cast(Combines[P], self.inner).combine(payloads)
+        return full(self.inner).combine(payloads)
 
     def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...] | None:
         return self.inner.expected_nbytes(n, step)

@@ -15,12 +15,11 @@ from ddlsim.run.collective import collective_time
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE, prepare
 from ddlsim.runtime.fabric import AllReduceAlgorithm
-from ddlsim.strategies import AllReduce, LocalSGD, NoOverlap, ParameterServer
+from ddlsim.strategies import AllReduce, LocalSGD, NoOverlap, ParameterServer, contract
 from ddlsim.study.work import DONE, Outcome
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import Layer
-from ddlsim.workload.stage import shares_batch
 
 #: how much faster the machines' links become, and how many local steps are made, in the rules about these
 FASTER, LOCAL_STEPS = 4.0, 8
@@ -61,8 +60,7 @@ class _Case:
     @property
     def algorithm(self) -> AllReduceAlgorithm:
         """How the configuration sums up gradients, or a ring."""
-        algorithm: AllReduceAlgorithm = getattr(self.candidate.experiment.strategy, "algorithm", "ring")
-        return algorithm
+        return contract.of(self.candidate.experiment.strategy).collectives().algorithms.get("algorithm", "ring")
 
     @property
     def plain(self) -> Experiment:
@@ -75,7 +73,7 @@ class _Case:
 def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tuple[Guideline, ...]:
     """Return the rules for a configuration; the question "how many GPUs" is asked for an `efficiency`."""
     experiment = candidate.experiment
-    if shares_batch(experiment.strategy):  # the rules are about workers with the whole model
+    if contract.of(experiment.strategy).shares_batch:  # the rules are about workers with the whole model
         return ()
     prepared = prepare(experiment)
     workload = prepared.workloads[0]
@@ -137,16 +135,15 @@ def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
     )
     says = f"with {half} pushing and pulling hide behind {seconds(case.compute)} of computing"
     says += f" (with {full} where links are duplex)" if full != half else ""
-    run = case.plain.with_(strategy=ParameterServer(half, "own", overlap="none"))
-    outcome = evaluator.outcomes([run])[0]
-    if outcome.status != DONE:
-        run = case.plain.with_(strategy=ParameterServer(half, "colocated", overlap="none"))
+    for where in ("own", "colocated"):
+        run = case.plain.with_(strategy=ParameterServer(half, where, overlap="none"))
         outcome = evaluator.outcomes([run])[0]
+        if outcome.status == DONE:
+            break
     step = _number(outcome, "step_time")
     if step is None:
         return Guideline(name, source, says, _missing(outcome))
     exchange = step - case.compute - case.update
-    where = getattr(run.strategy, "placement", "")
     return Guideline(name, source, says, f"with {half} ({where}) they take {seconds(exchange)}")
 
 

@@ -33,10 +33,10 @@ from ddlsim.run.costs import host_price
 from ddlsim.run.outcome import alone, is_replicated
 from ddlsim.run.plans import encode_seconds, least_seconds
 from ddlsim.run.prepare import Placed, Prepared, place, prepare
-from ddlsim.strategies.plans import first_workers, nodes_of_plan, plan_of, tells_plan
+from ddlsim.strategies import contract
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.memory import check_memory, held_nbytes
-from ddlsim.workload.stage import Outlook, at_once, micro_batches, n_copies, n_replicas, shares_batch
+from ddlsim.workload.stage import n_copies
 
 #: sums in another order than the simulation's differ in the last bits
 ROUNDING = 1e-9
@@ -132,24 +132,21 @@ class Bounds:
     def _outlook(self, candidate: Candidate) -> Bound | None:
         """Return the bound of a strategy that tells it without a plan; None of others and where chance plays a part."""
         experiment, cluster = candidate.experiment, candidate.cluster
-        strategy, (warmup, steps) = experiment.strategy, experiment.window
-        tell = getattr(strategy, "outlook", None)
+        strategy, (warmup, steps) = contract.of(experiment.strategy), experiment.window
         varies = not isinstance(experiment.jitter, NoJitter) or bool(experiment.slow_downs or experiment.faults)
-        if tell is None or varies or not warmup:
+        if varies or not warmup or not strategy.defines("outlook"):
             return None
-        at_a_time = at_once(strategy, experiment.batch_size, candidate.workers)
+        at_a_time = strategy.samples_at_once(experiment.batch_size, candidate.workers)
         key = id(cluster), candidate.workers, at_a_time
         if key not in self._placed:
             self._placed[key] = place(experiment)
         placed = self._placed[key]
-        batches = micro_batches(strategy, experiment.batch_size, candidate.workers, experiment.accumulation)
+        batches = strategy.micro_batches(experiment.batch_size, candidate.workers, experiment.accumulation)
         whole = [workload for workload, _ in placed.workloads]
-        outlook: Outlook | None = tell(
-            whole, batches, steps, cluster, placed.nodes, whole=experiment.compression is None
-        )
+        outlook = strategy.outlook(whole, batches, steps, cluster, placed.nodes, whole=experiment.compression is None)
         if outlook is None:
             return None
-        samples = batches * at_a_time * n_replicas(strategy, candidate.workers)
+        samples = batches * at_a_time * strategy.n_replicas(candidate.workers)
         throughput = (1.0 + ROUNDING) * samples * steps / outlook.seconds
         efficiency = throughput / (len(whole) * alone(placed.experiment, whole[0], float(batches)))
         device = placed.workloads[0][1]
@@ -181,8 +178,9 @@ class Bounds:
     def _window(self, candidate: Candidate, prepared: Prepared, plan: Plan, shared: _Prepared) -> _Window:
         """Return what a plan says of the measured steps, worked out once for plans that are equal."""
         experiment, cluster = candidate.experiment, candidate.cluster
-        simulated = getattr(experiment.strategy, "cost", "simulated") == "simulated"
-        nodes = np.array(nodes_of_plan(experiment.strategy, cluster, prepared.nodes), dtype=np.int64)
+        strategy = contract.of(experiment.strategy)
+        simulated = strategy.collectives().cost == "simulated"
+        nodes = np.array(strategy.plan_nodes(cluster, prepared.nodes), dtype=np.int64)
         carriers = None
         if experiment.compression is None and simulated and len(nodes) == plan.n_ranks:
             carriers = Carriers(self._interfaces(cluster), nodes)
@@ -225,25 +223,25 @@ def price_rate(candidate: Candidate) -> float:
 def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
     """Return the plan of the steps that are simulated, each of which is an update; None if the strategy has none."""
     experiment = candidate.experiment
-    strategy, warmup, last = experiment.strategy, experiment.window[0], sum(experiment.window)
-    if not tells_plan(strategy):
+    strategy, warmup, last = contract.of(experiment.strategy), experiment.window[0], sum(experiment.window)
+    if not strategy.defines("plan"):
         return None
     if any(strategy.updates(steps, candidate.workers) != steps for steps in (warmup, last)):
         return None
     try:
-        plan = plan_of(strategy, prepared.workloads, last, int(_batches(candidate)[1]))
+        plan = strategy.plan(prepared.workloads, last, int(_batches(candidate)[1]))
     except ConfigError:  # an overlap, say, that does not tell its plan
         return None
-    n_ranks = len(first_workers(strategy, candidate.workers))
+    n_ranks = len(strategy.plan_workers(candidate.workers))
     return plan if plan.n_ranks - len(plan.servers) == n_ranks else None
 
 
 def _batches(candidate: Candidate) -> tuple[int, float]:
     """Return the samples that a worker computes at once, and how often it does so for an update."""
     experiment, workers = candidate.experiment, candidate.workers
-    strategy, batch_size = experiment.strategy, experiment.batch_size
-    n = micro_batches(strategy, batch_size, workers, experiment.accumulation)
-    return at_once(strategy, batch_size, workers), float(n)
+    strategy, batch_size = contract.of(experiment.strategy), experiment.batch_size
+    n = strategy.micro_batches(batch_size, workers, experiment.accumulation)
+    return strategy.samples_at_once(batch_size, workers), float(n)
 
 
 def _n_batches(plan: Plan, begin: int) -> int:
@@ -255,7 +253,7 @@ def _n_batches(plan: Plan, begin: int) -> int:
 def _computing(candidate: Candidate, prepared: Prepared) -> float:
     """Samples/s that the forward and backward passes allow, of workers that compute what one would alone."""
     experiment = candidate.experiment
-    if shares_batch(experiment.strategy):  # fewer weights to read, exchanges that count as work
+    if contract.of(experiment.strategy).shares_batch:  # fewer weights to read, exchanges that count as work
         return np.inf
     if (
         not isinstance(experiment.jitter, NoJitter)

@@ -19,15 +19,13 @@ from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE
 from ddlsim.runtime.fabric import algorithm_for
-from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy
-from ddlsim.strategies.plans import plan_of, whole_cycles
+from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy, contract
 from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.study.labels import labels_of
 from ddlsim.workload.compute import make_workload, model_flops_utilisation
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
-from ddlsim.workload.stage import shares_batch
 
 BATCH_SIZES = (32, 64, 128)
 COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compression(ErrorFeedback(TopK(0.01))))
@@ -73,7 +71,7 @@ class Candidate:
     @property
     def global_batch(self) -> int:
         """Samples of an update of all workers: the batch size, or that of each worker times their number."""
-        together = shares_batch(self.experiment.strategy)
+        together = contract.of(self.experiment.strategy).shares_batch
         return self.batch_size * (1 if together else self.workers)
 
     def mfu(self, throughput: float) -> float | None:
@@ -166,7 +164,7 @@ def candidates(
     natures: dict[Hashable, Nature] = {}
     found = []
     for i, (cluster, n, strategy, compression, batch_size, each, split) in enumerate(made):
-        key = _key(_small(strategy))
+        key = _key(contract.of(strategy).scaled_down())
         nature = natures[key] = natures[key] if key in natures else nature_of(strategy)
         warmup, steps = _length(base, strategy, nature.synchronous)
         experiment = base.with_(
@@ -177,7 +175,7 @@ def candidates(
             Candidate(
                 i, experiment, cluster, places[id(cluster)], n, EACH if each else str(labels[0][i]), str(labels[1][i]),
                 batch_size, nature.exact and compression is None, nature.simple, each,
-                strategy.split_sizes(n) if split else {},  # type: ignore[attr-defined]  # ways of a split have it
+                contract.of(strategy).split_sizes(n) if split else {},
             )
         )  # fmt: skip
     return found, senseless
@@ -223,14 +221,14 @@ def _rows(
             else:
                 usual = [(one, False, False) for one in strategies]
             for strategy, each, dense in usual:
-                tell = getattr(strategy, "ways", None)
-                split = "" if tell is None else strategy.label.partition(" ")[2]
+                family = contract.of(strategy)
+                split = strategy.label.partition(" ")[2] if family.defines("ways") else ""
                 # one worker sends nothing
                 for compression, batch_size in itertools.product(packed[: 1 if n == 1 or dense else None], batch_sizes):
                     if n > len(cluster.workers):
                         senseless[TOO_MANY] += 1
                         continue
-                    for way in [strategy] if tell is None else tell(cluster, model, n, batch_size, senseless):
+                    for way in family.ways(cluster, model, n, batch_size, senseless):
                         yield _Row(cluster, n, way, compression, batch_size, each, split)
 
 
@@ -252,23 +250,17 @@ class Nature:
 
 def nature_of(strategy: Strategy) -> Nature:
     """Return what is known of a strategy, by its plan for two small workers."""
-    strategy = _small(strategy)
+    strategy = contract.of(strategy).scaled_down()
     workload = make_workload(load_model(SMALL), load_device(DEFAULT_DEVICE), 1)
     synchronous = False
     try:
-        plan = plan_of(strategy, [workload, workload])
+        plan = contract.of(strategy).plan([workload, workload], 1, 1)
         synchronous = True
         plan.check()
     except ConfigError:
         return Nature(synchronous, False, LEAST_SIMPLE)
     kinds = {KINDS[kind] for kind in plan.kind[plan.collectives].tolist()}
     return Nature(True, True, 0 if kinds <= {"all_reduce"} else 1 if plan.servers else 2)
-
-
-def _small(strategy: Strategy) -> Strategy:
-    """Return a way to learn for two workers that is as exact, where a strategy is not for any number and model."""
-    small: Strategy = strategy.in_small() if hasattr(strategy, "in_small") else strategy
-    return small
 
 
 def _key(strategy: Strategy) -> Hashable:
@@ -285,4 +277,4 @@ def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[in
         warmup, steps = RANDOM
     else:
         warmup, steps = REGULAR if synchronous else OWN_WAYS
-    return whole_cycles(strategy, warmup, steps)
+    return contract.of(strategy).whole_cycles(warmup, steps)

@@ -33,12 +33,11 @@ from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.sensitivity import sensitivities
 from ddlsim.run.simulate import run
-from ddlsim.strategies import Splits, Strategy
+from ddlsim.strategies import Splits, Strategy, contract
 from ddlsim.strategies.splits import SIZES, text_of_senseless
 from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.spread import Spread
-from ddlsim.workload.stage import shares_batch
 
 #: spares that are tried
 SPARES = (0, 1, 2, 4, 8)
@@ -330,11 +329,9 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
     return True, []
 
 
-def _choices(
-    found: list[Found], what: Lesson | None, search: Search, n_best: int
-) -> tuple[list[Choice], list[str]]:
+def _choices(found: list[Found], what: Lesson | None, search: Search, n_best: int) -> tuple[list[Choice], list[str]]:
     if not any(one.figures is not None for one in found):
-        whole = not any(shares_batch(one.candidate.experiment.strategy) for one in found)
+        whole = not any(contract.of(one.candidate.experiment.strategy).shares_batch for one in found)
         hint = "; to share the model out over workers give strategies=[ddlsim.Splits()] (--split)" if whole else ""
         raise ConfigError(f"recommend: no configuration can be simulated; the first: {found[0].reason}{hint}")
     target = search.target

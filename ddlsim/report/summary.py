@@ -13,9 +13,9 @@ from ddlsim.readable import count, duration, percent, rate, seconds, si, size, s
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.elastic_life import ElasticLife
 from ddlsim.run.metrics import METRICS
+from ddlsim.strategies import contract
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.workload.jitter import NoJitter
-from ddlsim.workload.stage import shares_batch
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -128,7 +128,7 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
 
 def _speedup(result: Result) -> str:
     efficiency, one = f"efficiency {percent(result.efficiency)}", result.samples_alone
-    if not shares_batch(result.experiment.strategy) or one >= result.samples_per_update:
+    if not contract.of(result.experiment.strategy).shares_batch or one >= result.samples_per_update:
         return f"{result.speedup:.4g} over one worker, {efficiency}"
     return (
         f"{result.speedup:.4g} over one worker with updates of {one:.6g} samples, {result.whole_batch_speedup:.4g} "

@@ -18,10 +18,10 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import THIRTY_DAYS, copy_seconds, cost_of, holds_parts
 from ddlsim.run.paces import Paces
 from ddlsim.run.parts import machines_of, machines_taken, racks
+from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.input import Input
 from ddlsim.workload.model import load_model
-from ddlsim.workload.stage import shares_batch, stages_of
 
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
@@ -68,7 +68,8 @@ class Groups:
         self._length = length if math.isfinite(length) else THIRTY_DAYS
         self.n_machines = max(self._machine) + 1
         #: whether each worker holds all of the state
-        self.whole = not holds_parts(stages_of(result.experiment.strategy, result.workloads), result.workloads)
+        stages = contract.of(result.experiment.strategy).stages_of(result.workloads)
+        self.whole = not holds_parts(stages, result.workloads)
         self.copy = copy_seconds(result) if self.whole and self.n_machines > 1 else 0.0
 
     @property
@@ -123,18 +124,16 @@ class Groups:
 
     def _fits(self, n_workers: int) -> bool:
         experiment = self._experiment
-        check = getattr(experiment.strategy, "check_sizes", None)
-        if check is None:
-            return True
+        model = load_model(experiment.time_model or experiment.model)
         try:
-            check(load_model(experiment.time_model or experiment.model), self._batch_size(n_workers), n_workers)
+            contract.of(experiment.strategy).check_sizes(model, self._batch_size(n_workers), n_workers)
         except ConfigError:
             return False
         return True
 
     def _batch_size(self, n_workers: int) -> int:
         size = self._experiment.batch_size
-        if shares_batch(self._experiment.strategy):  # which is that of all workers already
+        if contract.of(self._experiment.strategy).shares_batch:  # which is that of all workers already
             return size
         return self.elastic.batch_size(size, n_workers, len(self._nodes))
 

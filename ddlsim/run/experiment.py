@@ -22,9 +22,8 @@ from ddlsim.learning import Training
 from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, RandomFaults, Stop
 from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
-from ddlsim.runtime.fabric import Fabric, on_fabric
-from ddlsim.strategies import AllReduce, Strategy
-from ddlsim.strategies.plans import whole_cycles
+from ddlsim.runtime.fabric import Fabric
+from ddlsim.strategies import AllReduce, Strategy, contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
@@ -202,9 +201,10 @@ class Experiment:
             raise ConfigError(
                 f"optimizer = {self.optimizer!r} beside training, which has an optimizer of its own; leave it out"
             )
+        contract.of(self.strategy)  # its methods have the right parameters
         object.__setattr__(self, "compression", compression_of(self.compression))
         if self.fabric is not None:  # one truth: it becomes the strategy's own
-            object.__setattr__(self, "strategy", on_fabric(self.strategy, self.fabric))
+            object.__setattr__(self, "strategy", contract.of(self.strategy).on_fabric(self.fabric))
             object.__setattr__(self, "fabric", None)
         self._check_compression()
 
@@ -231,7 +231,7 @@ class Experiment:
     @property
     def window(self) -> tuple[int, int]:
         """Warm-up and measured steps: as set, by default whole cycles of the strategy."""
-        warmup, steps = whole_cycles(self.strategy, WARMUP, STEPS)
+        warmup, steps = contract.of(self.strategy).whole_cycles(WARMUP, STEPS)
         return warmup if self.warmup is None else self.warmup, steps if self.steps is None else self.steps
 
     @property

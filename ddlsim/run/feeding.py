@@ -15,30 +15,16 @@ from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import INPUT, Recorder
 from ddlsim.runtime.servers import memory_nodes
 from ddlsim.runtime.worker import Process, all_of
+from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Roofline, Workload
 from ddlsim.workload.copies import Copies
 from ddlsim.workload.devices import Device
 from ddlsim.workload.input import Input
 from ddlsim.workload.model import Model
-from ddlsim.workload.stage import n_replicas
 
 if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
-
-
-def takes_samples(strategy: object, n_workers: int) -> bool:
-    """Return whether every worker takes samples of its own."""
-    return n_replicas(strategy, n_workers) == n_workers
-
-
-def check_input(strategy: object, n_workers: int) -> None:
-    """Raise ConfigError where not every worker takes samples of its own."""
-    if not takes_samples(strategy, n_workers):
-        raise ConfigError(
-            f"input: with {type(strategy).__name__} workers share a batch, and only some of them read samples; it is "
-            "for workers with batches of their own: leave it out"
-        )
 
 
 def with_input(
@@ -108,7 +94,12 @@ def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int])
     have or that workers cannot read from, or by copies to workers that share a batch."""
     input = experiment.input
     if isinstance(input, Copies):
-        check_input(experiment.strategy, len(nodes))
+        strategy = contract.of(experiment.strategy)
+        if strategy.n_replicas(len(nodes)) != len(nodes):
+            raise ConfigError(
+                f"input: with {strategy.name} workers share a batch, and only some of them read samples; it is for "
+                "workers with batches of their own: leave it out"
+            )
         return
     if input is None or input.storage is None:
         return
@@ -121,7 +112,7 @@ def with_copies(
 ) -> list[tuple[Workload, Device]]:
     """Return the workloads, which begin with waits for copies where the experiment's input is that."""
     input = experiment.input
-    if not isinstance(input, Copies) or not takes_samples(experiment.strategy, len(nodes)):
+    if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
         return workloads
     return with_input(input, cluster, nodes, workloads, experiment.compute)
 

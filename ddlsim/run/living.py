@@ -20,6 +20,7 @@ from ddlsim.run.parts import n_replaced, units
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.servers import memory_nodes
 from ddlsim.runtime.worker import Process, all_of
+from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.optimizer_rules import optimizer_nbytes
@@ -42,8 +43,8 @@ def has_life(experiment: Experiment) -> bool:
 
 def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
     """Raise ConfigError for failures and checkpoints that the experiment cannot have, before it is simulated."""
-    strategy, failures = experiment.strategy, experiment.failures
-    if strategy.updates(1000, 2) >= 2000:
+    failures = experiment.failures
+    if contract.of(experiment.strategy).is_asynchronous:
         check_free(experiment)
     if failures is not None and failures.per == "switch":
         if len(set(memory_nodes(cluster, list(nodes)))) < 2:
@@ -63,7 +64,7 @@ def _check_repair(experiment: Experiment, failures: Failures) -> None:
     if not math.isinf(si(failures.repair, "time")) or not failures.takes_machines or failures.trace is not None:
         return
     never_fails = math.isinf(si(failures.mtbf or math.inf, "time"))
-    if experiment.elastic is None and experiment.strategy.updates(1000, 2) < 2000 and not never_fails:
+    if experiment.elastic is None and not contract.of(experiment.strategy).is_asynchronous and not never_fails:
         raise ConfigError(
             "failures: repair = inf: the training would wait for ever once its spares are used up; say how long a "
             "repair takes, or let it go on with fewer workers, elastic=ddlsim.Elastic()"

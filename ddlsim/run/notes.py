@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -22,12 +21,10 @@ from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
-from ddlsim.strategies import Strategy
-from ddlsim.strategies.plans import cycle_length, first_workers, tells_plan
+from ddlsim.strategies import Strategy, contract
 from ddlsim.units import si
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
-from ddlsim.workload.stage import shares_batch, stages_of
 
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
@@ -49,7 +46,7 @@ def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
 
 def window_notes(experiment: Experiment) -> list[str]:
     """Return a note if the measured steps are not a whole number of the strategy's cycles."""
-    cycle, (warmup, steps) = cycle_length(experiment.strategy), experiment.window
+    cycle, (warmup, steps) = contract.of(experiment.strategy).cycle_length, experiment.window
     if experiment.training is not None or steps % cycle == 0:
         return []
     whole = cycle * -(-steps // cycle)
@@ -62,15 +59,15 @@ def window_notes(experiment: Experiment) -> list[str]:
 def superlinear_causes(result: Outcome) -> list[str]:
     """Return what can make workers faster together than each is alone with the whole model."""
     experiment, workloads = result.experiment, result.workloads
-    strategy = experiment.strategy
-    stage = stages_of(strategy, workloads)[0]
+    strategy = contract.of(experiment.strategy)
+    stage = strategy.stages_of(workloads)[0]
     causes = []
     if stage.state < 1.0:
         causes.append(
             "every worker updates a share of the weights, the baseline's one worker updates all, "
             f"{seconds(workloads[0].optimizer)} per step"
         )
-    if shares_batch(strategy) and not workloads[0].timed:
+    if strategy.shares_batch and not workloads[0].timed:
         causes.append("every worker reads and updates the weights of its part of the layers only")
     if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.faults:
         causes.append("step times are a random sample, and the baseline is their mean; simulate more steps")
@@ -183,7 +180,7 @@ def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[st
     pairs = pairs[(pairs < cluster.n_nodes).all(axis=1)]
     if cluster.routing == "spray" or not len(pairs):
         return []
-    usual, spread = (each.split_routes(*pairs.T) for each in (cluster, dataclasses.replace(cluster, routing="spray")))
+    usual, spread = (each.split_routes(*pairs.T) for each in (cluster, cluster.spraying()))
     used, channel = cluster.link_channel[usual.links], cluster.link_channel[spread.links]
     busy = np.unique(channel[spread.share < 1.0])
     busy = busy[seconds[busy] > BUSY * seconds.max()]
@@ -204,8 +201,8 @@ def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[st
 
 def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> tuple[str, ...]:
     """Return a note if the strategy's all-reduce is hierarchical and the network has no levels among its workers."""
-    names = [getattr(strategy, field, None) for field in ("algorithm", "all_reduce")]
-    if len(nodes) == 1 or not any(map(hierarchical, names)) or levels(cluster, tuple(nodes)).are_several:
+    algorithms = contract.of(strategy).collectives().algorithms.values()
+    if len(nodes) == 1 or not any(map(hierarchical, algorithms)) or levels(cluster, tuple(nodes)).are_several:
         return ()
     return (
         f"hierarchical: all {len(nodes)} workers are on one level of the network (one machine, or equal links of one "
@@ -247,8 +244,8 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
 
 def idle_notes_of(strategy: Strategy, cluster: Cluster, nodes: list[int], traffic: Traffic) -> list[str]:
     """Return what a run's strategy leaves unused of the cluster."""
-    if tells_plan(strategy) and len(first_workers(strategy, len(nodes))) < len(nodes):
+    rule = contract.of(strategy)
+    if len(rule.plan_workers(len(nodes))) < len(nodes):
         return []  # one of several is simulated for all of them
-    algorithms = {getattr(strategy, name, None) for name in ("algorithm", "reduce_scatter", "all_gather")}
-    all_ways = bool(algorithms & {"nccl", "nccl_ring"})
+    all_ways = not {"nccl", "nccl_ring"}.isdisjoint(rule.collectives().algorithms.values())
     return idle_notes(cluster, np.array(nodes), traffic.nbytes, all_ways)

@@ -20,10 +20,11 @@ from ddlsim.run.drawn_faults import Happening
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import has_life, life_of, useful_samples
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
+from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, model_flops_utilisation
 from ddlsim.workload.input import Input
 from ddlsim.workload.memory import Fullest
-from ddlsim.workload.stage import Stage, n_copies, n_replicas, shares_batch, stages_of
+from ddlsim.workload.stage import Stage, n_copies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,12 +43,11 @@ def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
 def batches_alone(result: Outcome, stages: Sequence[Stage]) -> float:
     """Return from how many batches a worker alone would make an update: a replica from its own of a step; where a model
     is shared out over workers, from those of one copy of the model."""
-    strategy, batch_size = result.experiment.strategy, result.workloads[0].batch_size
-    together = shares_batch(strategy)
-    if not together and is_replicated(stages, result.workloads):
+    strategy, batch_size = contract.of(result.experiment.strategy), result.workloads[0].batch_size
+    if not strategy.shares_batch and is_replicated(stages, result.workloads):
         return result.experiment.accumulation
     samples = result.updates_per_step * result.samples_per_update
-    copies = n_replicas(strategy, result.n_workers) if together else n_copies(stages, result.workloads)
+    copies = strategy.n_replicas(result.n_workers) if strategy.shares_batch else n_copies(stages, result.workloads)
     return samples / copies / batch_size
 
 
@@ -112,7 +112,7 @@ class Outcome:
 
         A run that ended sooner is measured from the latest update that was before its last instant.
         """
-        warmup = self.experiment.strategy.updates(self.experiment.window[0], self.n_workers)
+        warmup = contract.of(self.experiment.strategy).updates(self.experiment.window[0], self.n_workers)
         updates = [(0.0, 0), *self.recorder.updates]
         earlier = sum(time < updates[-1][0] for time, _ in updates)
         return updates[min(warmup, max(earlier - 1, 0)) :]
@@ -208,7 +208,7 @@ class Outcome:
         updates is counted) as many as the strategy says that one step of all workers makes."""
         if not self.recorder.staleness:
             return 1.0
-        return self.experiment.strategy.updates(MANY_STEPS, self.n_workers) / MANY_STEPS
+        return contract.of(self.experiment.strategy).updates(MANY_STEPS, self.n_workers) / MANY_STEPS
 
     @cached_property
     def step_times(self) -> Floats:
@@ -240,7 +240,7 @@ class Outcome:
 
     @cached_property
     def _batches_alone(self) -> float:
-        return batches_alone(self, stages_of(self.experiment.strategy, self.workloads))
+        return batches_alone(self, contract.of(self.experiment.strategy).stages_of(self.workloads))
 
     @property
     def samples_alone(self) -> float:

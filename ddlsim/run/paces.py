@@ -26,7 +26,7 @@ from ddlsim.run.job import Job
 from ddlsim.run.shift import NoUpdateError
 from ddlsim.runtime.feed import Mix
 from ddlsim.runtime.servers import memory_nodes
-from ddlsim.strategies.plans import whole_cycles
+from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import SlowDown
@@ -211,7 +211,7 @@ def with_epochs(result: Outcome, ends: Floats) -> tuple[Floats, int]:
         steps = math.ceil(n_steps * (epoch - source.epoch + 1)) - len(ends) if fills else cycle
         if steps > 0:
             mixed = dataclasses.replace(source, epoch=epoch if fills else None)
-            warmup, _ = whole_cycles(experiment.strategy, max(experiment.window[0], source.prefetch + 2), 1)
+            warmup, _ = contract.of(experiment.strategy).whole_cycles(max(experiment.window[0], source.prefetch + 2), 1)
             other = experiment.with_(input=mixed, warmup=warmup)
             times = np.diff([time for time, _ in run(other).measured_updates])
             ends = np.concatenate([ends, ends[-1] + np.cumsum(np.resize(times, steps))])

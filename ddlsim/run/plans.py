@@ -16,12 +16,10 @@ from ddlsim.plan.plan import ALL_REDUCE, PUSH_PULL, REDUCE_SCATTER
 from ddlsim.run.experiment import Experiment
 from ddlsim.runtime.codec import Seconds, rounded
 from ddlsim.runtime.communicator import hierarchical
-from ddlsim.runtime.fabric import HasFabric
 from ddlsim.runtime.worker import factors
-from ddlsim.strategies.plans import first_workers, plan_of
+from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
-from ddlsim.workload.stage import micro_batches
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -36,8 +34,9 @@ def plan_of_run(experiment: Experiment, workloads: Sequence[Workload], steps: in
     """
     if experiment.compression is not None:
         raise ConfigError("plan: the step with compression is not a table yet; leave compression out to see it")
-    n_batches = micro_batches(experiment.strategy, experiment.batch_size, len(workloads), experiment.accumulation)
-    return plan_of(experiment.strategy, workloads, steps, n_batches)
+    strategy = contract.of(experiment.strategy)
+    n_batches = strategy.micro_batches(experiment.batch_size, len(workloads), experiment.accumulation)
+    return strategy.plan(workloads, steps, n_batches)
 
 
 def encode_seconds(
@@ -60,8 +59,9 @@ def encode_seconds(
     of_device = computing[plan.needs]
     np.maximum.at(last, row[of_device], plan.needs[of_device])
     sums = sums[last[sums] >= 0]
-    share, strategy = 1, experiment.strategy
-    shared = hierarchical(strategy.algorithm) if isinstance(strategy, HasFabric) else not plan.servers
+    share, strategy = 1, contract.of(experiment.strategy)
+    fabric = strategy.collectives().fabric
+    shared = not plan.servers if fabric is None else hierarchical(fabric.algorithm)
     if shared and choice.compressor.traits.collective == "all_gather":
         share = int(np.unique(hosts, return_counts=True)[1].max())
     pieces, encode = max(len(plan.servers), 1), Seconds(choice).encode
@@ -70,7 +70,7 @@ def encode_seconds(
         [pieces * encode(workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
         for workload in different
     ])  # fmt: skip
-    firsts = [workloads[worker] for worker in first_workers(strategy, len(workloads))]
+    firsts = [workloads[worker] for worker in strategy.plan_workers(len(workloads))]
     which = np.array([next(i for i, one in enumerate(different) if one is workload) for workload in firsts])
     np.add.at(seconds, last[sums], least[which[plan.rank[sums]], plan.part[sums]])
     return seconds
@@ -87,7 +87,7 @@ def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers
     seconds = math.prod(min(slow.factor, 1.0) for slow in experiment.slow_downs) * (plan.seconds + besides)
     if isinstance(experiment.jitter, NoJitter):
         return seconds
-    workers = first_workers(experiment.strategy, n_workers)
+    workers = contract.of(experiment.strategy).plan_workers(n_workers)
     width = int(plan.batch.max(initial=0)) + 1
     mark = np.where(plan.batch >= 0, plan.step * width + plan.batch, -1)
     by_rank = np.argsort(plan.rank, kind="stable")

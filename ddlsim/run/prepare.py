@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,8 @@ from ddlsim.run.living import check_life, check_replicas, has_life
 from ddlsim.run.notes import level_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
-from ddlsim.strategies import Strategy
-from ddlsim.strategies.lighter import said, state_of
-from ddlsim.strategies.plans import first_workers, peak_memory, tells_plan
-from ddlsim.strategies.split_rules import MESH
+from ddlsim.strategies import Strategy, contract
+from ddlsim.strategies.split_rules import MESH, said, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
@@ -35,7 +33,7 @@ from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.products import has_kernels
 from ddlsim.workload.resized import resized
-from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, shares_batch, stages_of
+from ddlsim.workload.stage import Stage
 from ddlsim.workload.table_placement import exchange_left_out
 
 #: ways that are looked at, further ones once one is there, and those that are named
@@ -48,19 +46,19 @@ def what_fits(
     workloads_of: Callable[[Strategy], Workloads],
 ) -> str:  # fmt: skip
     """Return the nearest ways of the same strategy that fit, with the bytes that the fullest worker then needs, or how
-    many workers it takes at least; empty where a strategy has no method `lighter` that says what to try.
+    many workers it takes at least; empty where a strategy has no method `lower_memory_variants` that says what to try.
 
     workloads_of  what workers compute under another strategy
     """
-    strategy, n_workers = experiment.strategy, len(workloads)
-    if not shares_batch(strategy) or len({id(workload) for workload, _ in workloads}) > 1:
+    strategy, n_workers = contract.of(experiment.strategy), len(workloads)
+    if not strategy.shares_batch or len({id(workload) for workload, _ in workloads}) > 1:
         return ""
     workload, device = workloads[0]
     room = device.memory_nbytes
-    if not hasattr(strategy, "lighter"):
+    if not strategy.defines("lower_memory_variants"):
         return _fewer_samples(experiment, [workload for workload, _ in workloads], room)
     fit: list[tuple[Mapping[str, object], float]] = []
-    tries = strategy.lighter(workload, experiment.batch_size, n_workers, room)
+    tries = strategy.lower_memory_variants(workload, experiment.batch_size, n_workers, room)
     left = MOST_TRIED
     for other, changes in itertools.islice(tries, MOST_TRIED):
         left -= 1
@@ -89,7 +87,7 @@ def what_fits(
 def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -> str:
     """Return the largest batch of all workers together that fits, where there is a smaller one that does."""
     n_workers, samples = len(whole), []
-    for stage in {id(stage): stage for stage in stages_of(experiment.strategy, whole)}.values():
+    for stage in {id(stage): stage for stage in contract.of(experiment.strategy).stages_of(whole)}.values():
         fixed, varying = held_nbytes(stage, n_workers)
         samples.append((room - fixed) / max(varying, 1.0) * stage.workload.batch_size)
     largest = math.floor(min(samples))
@@ -98,13 +96,12 @@ def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -
 
 def _held(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], whole: list[Workload]) -> float:
     """Return the bytes that the fullest worker needs."""
-    strategy, n_workers = experiment.strategy, len(whole)
-    batches = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
-    tell = getattr(strategy, "outlook", None)
-    outlook = None if tell is None else tell(whole, batches, 1, cluster, list(nodes), whole=False)
+    strategy, n_workers = contract.of(experiment.strategy), len(whole)
+    batches = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
+    outlook = strategy.outlook(whole, batches, 1, cluster, list(nodes), whole=False)
     holds: list[tuple[Stage, float | None]]
     if outlook is None:
-        holds = [(stage, None) for stage in {id(stage): stage for stage in stages_of(strategy, whole)}.values()]
+        holds = [(stage, None) for stage in {id(stage): stage for stage in strategy.stages_of(whole)}.values()]
     else:
         holds = list(outlook.holds())
     return max(sum(held_nbytes(stage, n_workers, nbytes)) for stage, nbytes in holds)
@@ -235,8 +232,7 @@ def place(experiment: Experiment) -> Placed:
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     nodes = _nodes(experiment, cluster)
     n_workers = len(nodes)
-    if hasattr(experiment.strategy, "check_sizes"):
-        experiment.strategy.check_sizes(time_model, experiment.batch_size, n_workers)
+    contract.of(experiment.strategy).check_sizes(time_model, experiment.batch_size, n_workers)
     if n_workers > 1:
         cluster.check_connected(nodes)
     experiment = _with_algorithms(experiment, cluster, nodes)
@@ -257,15 +253,14 @@ def place(experiment: Experiment) -> Placed:
 
 def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int]) -> Experiment:
     """Return the experiment with the algorithms that run where its strategy says "default"."""
-    strategy = experiment.strategy
-    if not dataclasses.is_dataclass(strategy):
-        return experiment
+    strategy: Any = experiment.strategy
+    used, at = contract.of(strategy).collectives(), np.array(nodes)[cluster.locality_order(nodes)].tolist()
     kinds = {"algorithm": "all_reduce", "reduce_scatter": "reduce_scatter", "all_gather": "all_gather"}
-    at, cost = np.array(nodes)[cluster.locality_order(nodes)].tolist(), getattr(strategy, "cost", "simulated")
-    chosen = {
-        name: algorithm_for("default", cluster, at, cost, kind) for name, kind in kinds.items()
-        if getattr(strategy, name, None) == "default"
-    }  # fmt: skip
+    chosen: dict[str, Any] = {
+        name: algorithm_for("default", cluster, at, used.cost, kind)
+        for name, kind in kinds.items()
+        if used.algorithms.get(name) == "default"
+    }
     return experiment.with_(strategy=dataclasses.replace(strategy, **chosen)) if chosen else experiment
 
 
@@ -276,7 +271,7 @@ def prepare(experiment: Experiment) -> Prepared:
     """
     experiment, cluster, model, time_model, nodes, workloads, notes = place(experiment)
     n_workers = len(nodes)
-    stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
+    stages = contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads])
     if experiment.elastic is not None:
         check_replicas(experiment, stages, [workload for workload, _ in workloads])
     phased = experiment.training is not None and bool(experiment.training.phases)
@@ -289,14 +284,14 @@ def prepare(experiment: Experiment) -> Prepared:
     made = [workload for workload, _ in workloads]
     task, regimes, training = None, None, experiment.training
     if training is not None:
-        task = training.task(model, n_replicas(experiment.strategy, n_workers), experiment.seed, time_model)
+        task = training.task(model, contract.of(experiment.strategy).n_replicas(n_workers), experiment.seed, time_model)
         regimes = _regimes(training, experiment, cluster, time_model, nodes, stages, texts)
         if regimes is not None:
             notes = (*notes, *phase_notes(training.phases, regimes))
     devices = sorted({device.name for _, device in workloads})
     if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
         notes = (*notes, f"the compute time given counts for {' and '.join(devices)} alike; give speed=[...] if not so")
-    exchanged = getattr(experiment.strategy, "exchanges_tables", False)
+    exchanged = contract.of(experiment.strategy).exchanges_tables()
     missing = None if exchanged else exchange_left_out(made[0], n_workers, experiment.accumulation)
     return Prepared(
         experiment, cluster, model, time_model, task, nodes, made, stages, tuple(dict.fromkeys(texts)), notes,
@@ -320,13 +315,13 @@ def _regimes(
         return _workloads(dataclasses.replace(experiment, batch_size=batch_size), cluster, model, nodes, phase)
 
     def make(regime: tuple[int, int | None]) -> list[Stage]:
-        return stages_of(experiment.strategy, [workload for workload, _ in workloads_in(regime)])
+        return contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads_in(regime)])
 
     regimes = Regimes(training, experiment.batch_size, make, {(experiment.batch_size, None): stages})
     for number, phase in enumerate(training.phases):
         regime = phase.batch or experiment.batch_size, number
         workloads = workloads_in(regime)
-        regimes.stages[regime] = stages_of(experiment.strategy, [workload for workload, _ in workloads])
+        regimes.stages[regime] = contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads])
         warnings += _memory_warnings(experiment, workloads, regimes.stages[regime])[1]
     return regimes
 
@@ -336,14 +331,14 @@ def _memory_warnings(
 ) -> tuple[Fullest, list[str]]:
     """Return the fullest worker, and a line for each device whose memory is too small; parts of a model hold what their
     plan says, if there is one."""
-    strategy, n_workers = experiment.strategy, len(stages)
+    strategy, n_workers = contract.of(experiment.strategy), len(stages)
     whole = [workload for workload, _ in workloads]
     held: list[float | None] = [None] * n_workers
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
-    if parts and tells_plan(strategy):
-        accumulation = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
-        peak = peak_memory(strategy, whole, accumulation)
-        for rank, worker in enumerate(first_workers(strategy, n_workers)):
+    if parts and strategy.defines("plan"):
+        accumulation = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
+        peak = strategy.peak_memory(whole, accumulation)
+        for rank, worker in enumerate(strategy.plan_workers(n_workers)):
             held[worker] = float(peak[rank])
     different = {
         (id(stage), device.name, nbytes): (stage, device, nbytes)
@@ -368,8 +363,9 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
     """Return the node of each worker."""
     n_devices, wanted = len(cluster.workers), experiment.workers
     if wanted is None:
-        wanted = getattr(experiment.strategy, "n_workers", None)
-        if wanted is not None and wanted > n_devices and hasattr(experiment.strategy, "check_sizes"):
+        strategy = contract.of(experiment.strategy)
+        wanted = strategy.n_workers()
+        if wanted is not None and wanted > n_devices and strategy.defines("check_sizes"):
             wanted = None  # it says what so many devices allow
     if not n_devices:
         raise ConfigError(f"cluster {cluster.name!r} has no device to place a worker on")
@@ -387,7 +383,7 @@ def _workloads(
 ) -> list[tuple[Workload, Device]]:
     """Return each worker's workload (in a phase) and device; equal ones are the same object."""
     speeds = experiment.speeds(len(nodes))
-    batch_size = at_once(experiment.strategy, experiment.batch_size, len(nodes))
+    batch_size = contract.of(experiment.strategy).samples_at_once(experiment.batch_size, len(nodes))
     made: dict[tuple[str, float], tuple[Workload, Device]] = {}
     result = []
     for node, factor in zip(nodes, speeds, strict=True):
@@ -405,7 +401,7 @@ def _workloads(
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
     compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
     rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
-    if compute is None and shares_batch(experiment.strategy):
+    if compute is None and contract.of(experiment.strategy).shares_batch:
         # parts of a model are timed kernel by kernel where that is known, and so is the whole beside them
         compute = PerKernel() if has_kernels(model, device, precision) else None
     if isinstance(compute, Traced):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.run.complete import clock_of, complete
 from ddlsim.run.experiment import Experiment
-from ddlsim.strategies.plans import cycle_length
+from ddlsim.strategies import contract
 
 CHANGE = 0.10
 #: steps that each variant simulates (with the same random streams), at most and unless workers talk less often
@@ -38,7 +38,7 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
     KeyboardInterrupt ends it without a result: a variant that was cut short has nothing to compare.
     """
     warmup, most = experiment.window
-    cycle = cycle_length(experiment.strategy)
+    cycle = contract.of(experiment.strategy).cycle_length
     steps = min(most, cycle * -(-STEPS // cycle))
     base = dataclasses.replace(clock_of(experiment), steps=steps, warmup=min(warmup, 1 if cycle == 1 else cycle))
     reference = complete(base)

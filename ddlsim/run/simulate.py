@@ -49,11 +49,11 @@ from ddlsim.runtime.loop import Loop, Pause, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
+from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.jitter import SlowDown
 from ddlsim.workload.model import Model
-from ddlsim.workload.stage import micro_batches, n_replicas
 
 #: lets a run go on to its end, or where somebody says so
 GoOn = Callable[[Pause | None], None]
@@ -64,7 +64,9 @@ def _workers(
 ) -> list[Worker]:
     experiment = prepared.experiment
     regimes, n_workers = prepared.regimes, len(prepared.nodes)
-    accumulation = micro_batches(experiment.strategy, experiment.batch_size, n_workers, experiment.accumulation)
+    accumulation = contract.of(experiment.strategy).micro_batches(
+        experiment.batch_size, n_workers, experiment.accumulation
+    )
     feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
     slow = [each for each in drawn if isinstance(each, SlowDown)]
     slow += standstills([*experiment.faults, *drawn])
@@ -115,7 +117,7 @@ def _monitor(
 
 def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift: Shift | None) -> Learner:
     """Return the learner, which knows the values of the `saved` run where there is one."""
-    task, n_workers = prepared.task, n_replicas(loaded.strategy, len(prepared.nodes))
+    task, n_workers = prepared.task, contract.of(loaded.strategy).n_replicas(len(prepared.nodes))
     if saved is None:
         return Learner(Plane(), task, n_workers, None if shift is None else shift.begin)
     if task is None:
@@ -183,7 +185,7 @@ class UnderWay:
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
         self.recorder = recorder = Recorder(n_workers, keep_spans, start=start, stops=stops_of(faults, start))
-        n_updates = experiment.strategy.updates(sum(experiment.window), n_workers)
+        n_updates = contract.of(experiment.strategy).updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)
         crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
@@ -367,7 +369,7 @@ def run(
 
     def made(horizon: float) -> Result:
         together, network = None, None
-        known = getattr(experiment.strategy, "cost", "simulated") != "simulated"
+        known = contract.of(experiment.strategy).collectives().cost != "simulated"
         if experiment.beside or (experiment.faults and known):  # on a shared network faults slow known costs, too
             from ddlsim.run.together import beside  # which sets up runs, too
 

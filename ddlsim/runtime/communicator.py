@@ -21,7 +21,7 @@ from ddlsim.collectives.nccl_way import Choice
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
 from ddlsim.runtime.costs import Known, Phase, known_cost
-from ddlsim.runtime.fabric import Fabric, HasFabric, fabric_of, with_algorithm
+from ddlsim.runtime.fabric import Fabric, OnFabric, fabric_of, with_algorithm
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.ties import tie
@@ -294,7 +294,7 @@ class Communicator:
         return self.order[self.levels.places]
 
 
-def communicator(setting: Setting, strategy: HasFabric) -> Communicator:
+def communicator(setting: Setting, strategy: OnFabric) -> Communicator:
     """Return the communicator of all workers on a strategy's fabric."""
     return Communicator(setting, fabric_of(strategy), owner=type(strategy).__name__)
 

@@ -3,13 +3,14 @@
 The *codec* (:mod:`ddlsim.runtime.codec`) says what is encoded, to how many bytes, in which time; without one vectors
 travel as they are. The *route* is one of
 
-:class:`Collectives`  collectives one after the other, each simulated by a schedule or of known time. What is encoded
-                      takes those that its compressor needs: the fabric's own algorithm over the payload, once per round
-                      ("all_reduce"); an all-gather of everybody's payload, with "hierarchical" only between machines,
-                      dense inside ("all_gather"); every worker counts the votes of an N-th of the signs, then a ring
-                      all-gather of the majority ("majority_vote"); a binomial tree, up to rank 0 of the order and down
-                      again ("gtopk_tree"). Payloads whose sizes depend on values go round a ring message by message
+:class:`CollectiveExchange`  collectives one after the other, each simulated by a schedule or of known time. What is
+    encoded takes those that its compressor needs: the fabric's own algorithm over the payload, once per round
+    ("all_reduce"); an all-gather of everybody's payload, with "hierarchical" only between machines, dense inside
+    ("all_gather"); every worker counts the votes of an N-th of the signs, then a ring all-gather of the majority
+    ("majority_vote"); a binomial tree, up to rank 0 of the order and down again ("gtopk_tree"). Payloads whose sizes
+    depend on values go round a ring message by message
 :class:`ThroughServers`  pushes to parameter servers that take time, and pulls from them
+:class:`InGroups`  dense inside groups, between which vectors take another route
 
 **Whole vectors, round after round** (:class:`Averaging`). What a compressor keeps of a model is little; what it keeps
 of the difference to a model that all members know already loses nothing for ever. So of models the difference to the
@@ -92,6 +93,14 @@ class Exchange:
         arrival."""
         raise NotImplementedError
 
+    def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
+        """Return the one collective of parts, and the bytes of its buffer, where the route is a schedule."""
+        raise NotImplementedError
+
+    def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
+        """Return what the one collective of parts consists of, where its time is known."""
+        raise NotImplementedError
+
     def buffer_nbytes(self, part: int, nbytes: float) -> float:
         """Return the bytes that a worker puts into the buffer of a part of `nbytes`, in the first step."""
         if self.codec is None:
@@ -143,7 +152,7 @@ class Call(NamedTuple):
         return self.communicator.enter(key, worker, self.nbytes, self.kind, self.algorithm)
 
 
-class Collectives(Exchange):
+class CollectiveExchange(Exchange):
     """An :class:`Exchange` by collectives of a `kind`: "all_reduce", or "reduce_scatter" where a member needs no more
     than its shard of the mean; or of another kind, which does not encode.
 
@@ -167,7 +176,7 @@ class Collectives(Exchange):
         parts: Sequence[slice] = (),
         vectors: Vectors | None = None,
         tensors: Tensors | None = None,
-        like: Collectives | None = None,
+        like: CollectiveExchange | None = None,
     ) -> None:
         super().__init__(communicator)
         self.kind, self.algorithm, self._schedule = kind, algorithm, schedule
@@ -186,7 +195,7 @@ class Collectives(Exchange):
         parts: Sequence[slice],
         vectors: Vectors,
         tensors: Tensors | None,
-        like: Collectives | None,
+        like: CollectiveExchange | None,
     ) -> None:
         communicator, choice = self.communicator, chosen(setting, servers=False)
         compressor, traits = choice.compressor, choice.compressor.traits
@@ -347,12 +356,10 @@ class Collectives(Exchange):
         return [Call(communicator, self.kind, sizes[0], None, self._merging)]
 
     def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
-        """Return the one collective of parts, and the bytes of its buffer."""
         (call,) = self.calls(step, parts, nbytes)
         return call.planned(), call.nbytes
 
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
-        """Return what the one collective of parts consists of, where its time is known."""
         if self.machines:
             first, between, _ = self.calls(step, parts, nbytes)
             return self.communicator.by_level(
@@ -768,7 +775,7 @@ class OfGroups:
     def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
         members = [self.workers[rank] for rank in self.groups[group]]
         communicator = Communicator(self.setting, Fabric(rank_order="given"), members)
-        return Collectives(communicator, KINDS[kind], schedule=functools.partial(self.schedules, kind, group))
+        return CollectiveExchange(communicator, KINDS[kind], schedule=functools.partial(self.schedules, kind, group))
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
         return self.setting.learner.mean(gradients)
@@ -811,7 +818,7 @@ class Averaging:
         self.communicator, self.learner = communicator, communicator.setting.learner
         self.then, self.models, self.share = then, models, share
         whole = slice(0, round(communicator.workers[0].workload.gradient_nbytes / FP32_NBYTES))
-        self.by = Collectives(communicator, parts=[whole], vectors=self._vector)
+        self.by = CollectiveExchange(communicator, parts=[whole], vectors=self._vector)
         #: the model that all members know of each other: the initial one, then the latest result
         self.common = self.learner.initial
         self._rounds: dict[object, _Round] = {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol, TypeVar, cast, runtime_checkable
+from typing import Annotated, NamedTuple, Self
 
 from ddlsim.arguments import Index, Rule, by, checked, one_of
 from ddlsim.cluster import Cluster
@@ -14,7 +14,6 @@ from ddlsim.collectives.build import default_algorithm
 from ddlsim.collectives.find import find
 from ddlsim.errors import ConfigError, shown
 
-S = TypeVar("S")
 #: all-reduce -> the reduce-scatter and the all-gather that it consists of
 HALVES = {
     "default": ("default", "default"),
@@ -73,59 +72,52 @@ class Fabric:
     cost: Cost = "simulated"
 
 
+class Collectives(NamedTuple):
+    """The collectives of a strategy.
+
+    algorithms  of each kind of collective, by the strategy's field; ``algorithm`` is that of all-reduces
+    cost        as that of a :class:`Fabric`
+    fabric      of all of them, if they have one in common that ``simulate(..., fabric=...)`` can set
+    """
+
+    algorithms: Mapping[str, str | Collective] = {}
+    cost: str = "simulated"
+    fabric: Fabric | None = None
+
+
+class OnFabric:
+    """A strategy with the fields of a :class:`Fabric`, which it declares by itself."""
+
+    algorithm: str | Collective
+    rank_order: str | Sequence[int]
+    cost: str
+
+    def collectives(self) -> Collectives:
+        """Return its fabric."""
+        return Collectives({"algorithm": self.algorithm}, self.cost, fabric_of(self))
+
+    def on_fabric(self, fabric: Fabric) -> Self:
+        """Return it on another fabric. Raises ConfigError if it has fields for one already."""
+        before = fabric_of(self)
+        if before not in (Fabric(), fabric):
+            label = self.label  # type: ignore[attr-defined]  # every strategy has one
+            raise ConfigError(f"fabric = {fabric}: the strategy {label} says {before} already; say it once")
+        return dataclasses.replace(self, **vars(fabric))  # type: ignore[type-var]  # a strategy is a dataclass
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
-class WithFabric:
-    """The fields of a :class:`Fabric`, for strategies to inherit; ``simulate(..., fabric=...)`` sets them.
-
-    A (local) step of all workers is an update, if the strategy does not say otherwise.
-    """
+class WithFabric(OnFabric):
+    """The fields of a :class:`Fabric`, for strategies to inherit; ``simulate(..., fabric=...)`` sets them."""
 
     algorithm: AllReduceAlgorithm = "default"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """Return how many updates `steps` steps of all workers are: as many."""
-        return steps
 
-
-@runtime_checkable
-class HasFabric(Protocol):
-    """A strategy whose collectives go by a fabric."""
-
-    @property
-    def algorithm(self) -> str | Collective: ...
-    @property
-    def rank_order(self) -> str | Sequence[int]: ...
-    @property
-    def cost(self) -> str: ...
-
-
-def fabric_of(strategy: HasFabric) -> Fabric:
+def fabric_of(strategy: OnFabric) -> Fabric:
     """Return the fabric that a strategy's fields are."""
     return Fabric(strategy.algorithm, strategy.rank_order, strategy.cost)
-
-
-def on_fabric(strategy: S, fabric: Fabric) -> S:
-    """Return the strategy with a fabric instead of its own.
-
-    A strategy with other fields for it has a method ``on_fabric(fabric)`` that returns it changed. Raises ConfigError
-    for one that has no collectives, or that says something else already.
-    """
-    if hasattr(strategy, "on_fabric"):
-        return cast(S, strategy.on_fabric(fabric))
-    label = getattr(strategy, "label", type(strategy).__name__)
-    if not isinstance(strategy, HasFabric) or not dataclasses.is_dataclass(strategy):
-        raise ConfigError(
-            f"fabric has no effect with {label}, which has no collectives: its workers send messages to servers or to "
-            "each other; leave it out (a strategy of your own with collectives inherits ddlsim.WithFabric)"
-        )
-    before = fabric_of(strategy)
-    if before not in (Fabric(), fabric):
-        raise ConfigError(f"fabric = {fabric}: the strategy {label} says {before} already; say it once")
-    changed = dataclasses.replace(strategy, algorithm=fabric.algorithm, rank_order=fabric.rank_order, cost=fabric.cost)
-    return cast(S, changed)
 
 
 def halves_of(fabric: Fabric, owner: str) -> tuple[str, str]:

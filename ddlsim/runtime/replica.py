@@ -16,11 +16,22 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.optim import Optimizer, OptimizerState
 from ddlsim.optim.layerwise import with_layers
+from ddlsim.runtime.fabric import WithFabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
 
 if TYPE_CHECKING:
     from ddlsim.runtime.exchange import Averaging
+
+
+class Periodic(WithFabric):
+    """A strategy whose workers average their models every ``period`` local steps."""
+
+    period: int
+
+    def cycle(self) -> int:
+        """Return the steps between two averages over all workers."""
+        return self.period
 
 
 @dataclass

@@ -69,16 +69,8 @@ class Setting:
 
 
 class Strategy(Protocol):
-    """A distributed training algorithm.
-
-    It may also have the methods ``stage(workload, rank, n_workers) -> Stage``, where a worker has a part of the model
-    only (:mod:`ddlsim.workload.stage`: its ``workload`` then is that part, and its memory is looked at for that), and
-    ``plan(workloads, steps, accumulation) -> Plan``, what the workers do in so many steps as a table
-    (:mod:`ddlsim.strategies.plans`). Where the batch size of a run is that of all workers together it has the methods
-    ``micro_batch_size(batch_size, n_workers) -> int``, what a worker computes at once, and ``n_replicas(n_workers)``,
-    how many groups of workers learn from samples of their own; where it is for so many workers only, ``n_workers``. An
-    update carries its samples: ``worker.stop.updated(n_samples)``.
-    """
+    """A distributed training algorithm. :mod:`ddlsim.strategies.contract` has the methods that it may define beside
+    these. An update carries its samples: ``worker.stop.updated(n_samples)``."""
 
     @property
     def label(self) -> str:
@@ -86,6 +78,3 @@ class Strategy(Protocol):
 
     def start(self, setting: Setting) -> None:
         """Create the simpy processes of all workers (and servers)."""
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """Return how many updates `steps` passes of all workers over their batches make."""

@@ -14,7 +14,7 @@ from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
 from ddlsim.plan.live import LiveSteps
 from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
-from ddlsim.runtime.exchange import Collectives, Exchange, Exchanges, after
+from ddlsim.runtime.exchange import Exchange, Exchanges, after
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
@@ -147,7 +147,6 @@ class Travel:
     def collective(self, keys: list[int]) -> int:
         """Prepare a collective, simulated by a schedule, that carries `keys`; return its id."""
         exchange, step, parts, nbytes = self._carried(keys)
-        assert isinstance(exchange, Collectives)  # others go by processes
         schedule, size = exchange.schedule(step, parts, nbytes)
         return self.loop.collective(schedule, exchange.communicator.all_nodes, size)
 
@@ -161,7 +160,6 @@ class Travel:
         exchange, step, parts, nbytes = self._carried(keys)
         members = [self.executor.members(key) for key in keys]
         if exchange.route == "known":
-            assert isinstance(exchange, Collectives)
             finished = self.loop.env.event()
 
             def ended(end: float) -> None:

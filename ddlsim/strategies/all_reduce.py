@@ -15,8 +15,8 @@ from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator, communicator
-from ddlsim.runtime.exchange import Collectives, Exchange
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, algorithm_of, cost_said, name_of
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange
+from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, OnFabric, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
 from ddlsim.strategies import overlap as overlaps
@@ -26,7 +26,7 @@ from ddlsim.workload.compute import Workload
 
 @checked
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(OnFabric):
     """Synchronous SGD: all workers average their gradients in every step.
 
     overlap     "none", "layer", "ddp", "horovod", "priority", or a policy with its own settings
@@ -55,17 +55,13 @@ class AllReduce:
         norms += "" if self.no_sync else ", sums in every micro-step"
         return f"all-reduce ({name_of(self.algorithm)}, {overlap}{norms}{cost_said(self.cost)})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         members, overlap = communicator(setting, self), as_compressed(overlap_named(self.overlap), setting)
         parts = backwards(buckets_of(overlap, setting.workers[0].workload))
 
         def sums(gradients: Gradients) -> Exchange:
-            return Collectives(members, parts=parts, vectors=gradients)
+            return CollectiveExchange(members, parts=parts, vectors=gradients)
 
         start_group(setting, overlap, members, sums, self.shared_norms, no_sync=self.no_sync)
 
@@ -104,7 +100,7 @@ def start_group(
         return plan if shared_norms is None else with_shared_norms(plan, workloads)
 
     def exchanges(gradients: Gradients) -> dict[int, Exchange]:
-        norms = {} if shared_norms is None else {ALL_GATHER: Collectives(members, "all_gather", shared_norms)}
+        norms = {} if shared_norms is None else {ALL_GATHER: CollectiveExchange(members, "all_gather", shared_norms)}
         return {ALL_REDUCE: sums(gradients), **norms}
 
     planned(members, make, exchanges)

@@ -92,6 +92,10 @@ class ElasticAveraging(WithServers):
         """Who exchanges when."""
         return f"elastic averaging ({'' if self.synchronous else 'a'}synchronous, every {self.period})"
 
+    def cycle(self) -> int:
+        """Return the steps between two exchanges with the servers."""
+        return self.period
+
     def updates(self, steps: int, n_workers: int) -> int:
         """A local step, of all workers or of each, is an update."""
         return steps if self.synchronous else steps * n_workers

@@ -16,7 +16,7 @@ from ddlsim.plan import Plan
 from ddlsim.plan.embeddings import embeddings
 from ddlsim.plan.schedules import Schedules
 from ddlsim.readable import size
-from ddlsim.runtime.fabric import RankOrder, algorithm_of
+from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, overlap_named
@@ -84,9 +84,6 @@ class EmbeddingParallel(DealtOut):
     overlap: Annotated[str | InOrder, by(in_order)] = "ddp"
     algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "default"
     rank_order: RankOrder = "topology"
-
-    #: runs need not say that the exchange of tables is left out
-    exchanges_tables = True
 
     @property
     def label(self) -> str:
@@ -162,6 +159,14 @@ class EmbeddingParallel(DealtOut):
         )
         model: Model = dataclasses.replace(workload.model, layers=layers, structure=(), trainable=False)
         return memory_of(model, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
+
+    def collectives(self) -> Collectives:
+        """Return the algorithm of the MLPs' all-reduce."""
+        return Collectives({"algorithm": self.algorithm})
+
+    def exchanges_tables(self) -> bool:
+        """Return True: the exchange of tables is part of the step."""
+        return True
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
         """Return what a worker holds: the MLPs and its tables, and what it looks up for all samples."""

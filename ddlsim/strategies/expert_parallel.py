@@ -14,7 +14,7 @@ from ddlsim.collectives import Collective
 from ddlsim.plan import Plan
 from ddlsim.plan.experts import expert_elements, experts, experts_in
 from ddlsim.plan.schedules import Schedules
-from ddlsim.runtime.fabric import RankOrder, algorithm_of
+from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
@@ -51,6 +51,10 @@ class ExpertParallel(DealtOut):
     def label(self) -> str:
         """Over how many workers experts are dealt out."""
         return f"expert parallel ({'all' if self.ways is None else self.ways} ways)"
+
+    def collectives(self) -> Collectives:
+        """Return the algorithms of its all-reduces and all-to-alls."""
+        return Collectives({"algorithm": self.algorithm, "all_to_all": self.all_to_all})
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
         """Return what a worker holds: its share of the experts, and the tokens that it sends and gets."""

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -27,6 +27,7 @@ from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
+    Collectives,
     Cost,
     Fabric,
     RankOrder,
@@ -38,10 +39,10 @@ from ddlsim.runtime.fabric import (
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
-from ddlsim.strategies.lighter import Changes, lighter_fsdp
 from ddlsim.strategies.overlap import NoOverlap, overlap_named
 from ddlsim.strategies.replica_groups import OfReplicas
 from ddlsim.strategies.shares import check_shares
+from ddlsim.strategies.split_rules import lower_memory_fsdp
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Model
@@ -52,10 +53,6 @@ from ddlsim.workload.tensor_parallel import tensor_parallel
 
 #: fields that go with a stage only
 OF_STAGE_3 = ("prefetch", "shard", "units")
-
-
-def _maybe_in_order(overlap: str | InOrder | None, where: str) -> str | InOrder | None:
-    return None if overlap is None else in_order(overlap, where)
 
 
 @checked
@@ -111,7 +108,7 @@ class FSDP:
     units: Sequence[Index] | None = None
     no_sync: bool = False
     recompute: Annotated[str, one_of("none", "selective", "full", "early-stop")] = "none"
-    overlap: Annotated[str | InOrder | None, by(_maybe_in_order)] = None
+    overlap: Annotated[str | InOrder, by(in_order)] | None = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
     reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
     all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
@@ -152,9 +149,11 @@ class FSDP:
         more += "" if self.recompute == "none" else f", {self.recompute} recomputation"
         return f"FSDP (stage {self.stage}{more}{cost_said(self.cost)})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
+    def collectives(self) -> Collectives:
+        """Return the algorithms of all three kinds and their cost."""
+        algorithms = {"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}
+        more = {} if self.all_reduce is None else {"all_reduce": self.all_reduce}
+        return Collectives(algorithms | more, self.cost)
 
     def on_fabric(self, fabric: Fabric) -> FSDP:
         """Return it with collectives that are the halves of a fabric's all-reduce. Raises ConfigError for one that has
@@ -207,27 +206,19 @@ class FSDP:
             "cut": "-", "p2p": "-",
         }  # fmt: skip
 
-    def in_small(self) -> FSDP:
+    def scaled_down(self) -> FSDP:
         """Return a way to learn for two workers with any model that is as exact."""
         return FSDP(stage=self.stage)
 
-    def n_replicas(self, n_workers: int) -> int:
-        """Every worker learns from samples of its own."""
-        return n_workers
-
-    def stage_of(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker computes, all of the model, and the memory that it takes: of P parameters in fp16 with
+    def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
+        """Return what workers compute, all of the model, and the memory that it takes: of P parameters in fp16 with
         Adam 4 P + 12 P / N bytes in stage 1, 2 P + 14 P / N in stage 2, 16 P / N in stage 3, and what is gathered of
         `prefetch` + 1 units."""
-        sharers = n_workers if self.shard is None else self.shard
-        return Stage(workload, state=1.0 / sharers, memory=_memory(self, workload, n_workers))
+        n_workers = len(workloads)
+        state = 1.0 / (n_workers if self.shard is None else self.shard)
+        return [Stage(each, state=state, memory=_memory(self, each, n_workers)) for each in workloads]
 
-    def lighter(
-        self, workload: Workload, batch_size: int, n_workers: int, room: float
-    ) -> Iterator[tuple[FSDP, Changes]]:
-        """Yield ways to share out more, or to keep less, that may fit in so many bytes, and what is other about them,
-        the nearest first."""
-        return lighter_fsdp(self, workload, batch_size, n_workers, room)
+    lower_memory_variants = lower_memory_fsdp
 
     def _units(self, model: Model) -> tuple[int, ...]:
         """Return the layers with which units begin."""
@@ -321,7 +312,7 @@ class FSDP:
             element=ELEMENT_NBYTES[self.param_dtype or work.precision],
         )  # fmt: skip
         least = least_step(costs, shard, cluster if whole else None, np.array(nodes))
-        stage = self.stage_of(workloads[0], 0, n_workers)
+        stage = self.stages(workloads)[0]
         assert stage.memory is not None
         held = stage.memory.activations
         return Outlook(steps * least, lambda: [(stage, held)], "passes and bytes of sharded steps")

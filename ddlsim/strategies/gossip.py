@@ -166,10 +166,6 @@ class DPSGD:
         """The graph."""
         return f"D-PSGD ({describe(checked_graph(self.graph))})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers, and note how fast they agree."""
         matrix = mixing_matrix("DPSGD", checked_graph(self.graph), len(setting.workers))
@@ -214,10 +210,6 @@ class CHOCOSGD:
     def label(self) -> str:
         """The step size and the graph."""
         return f"CHOCO-SGD ({self.gamma:g}, {describe(checked_graph(self.graph))})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
 
     def start(self, setting: Setting) -> None:
         """Start all workers, and note how fast they agree where nothing is compressed."""

@@ -113,7 +113,7 @@ class Hybrid(DealtOut, WithFabric):
             return f"hybrid (data {self.groups.data}, model {self.groups.model}{more})"
         return f"hybrid ({', '.join(f'{name} {n}' for name, n in self.groups.items())}{more})"
 
-    def in_small(self) -> Hybrid:
+    def scaled_down(self) -> Hybrid:
         """Return a way to learn for two workers with any model that is as exact."""
         return Hybrid(overlap=self.overlap)
 

@@ -200,10 +200,6 @@ class BackupWorkers(WithServers):
         """Its name with the number."""
         return f"{self.backups} backup workers{'' if self.restart else ' (late ones finish)'}"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         n_needed = len(setting.workers) - self.backups

@@ -35,7 +35,7 @@ from ddlsim.runtime import Outer
 from ddlsim.runtime.communicator import communicator
 from ddlsim.runtime.exchange import Averaging
 from ddlsim.runtime.fabric import WithFabric, cost_said, name_of
-from ddlsim.runtime.replica import Replica, local_sgd, need_values, start_replicas
+from ddlsim.runtime.replica import Periodic, Replica, local_sgd, need_values, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
 from ddlsim.streams import stream
@@ -45,7 +45,7 @@ from ddlsim.workload.compute import Workload
 
 @checked
 @dataclass(frozen=True)
-class LocalSGD(WithFabric):
+class LocalSGD(Periodic):
     """Average the parameters after every `period` local steps (Stich 2019, arXiv:1805.09767, algorithm 1):
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
@@ -106,7 +106,7 @@ class LocalSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class QsparseLocalSGD(WithFabric):
+class QsparseLocalSGD(Periodic):
     """Local SGD whose steps travel compressed, with error feedback (Basu et al. 2019, arXiv:1906.02367, algorithm 1):
 
     x_i <- x_i - eta g_i(x_i)                                   `period` H times, from x_i = x
@@ -140,7 +140,7 @@ class QsparseLocalSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class HierarchicalLocalSGD(WithFabric):
+class HierarchicalLocalSGD(Periodic):
     """Local SGD with a period for each level (Lin et al. 2020, arXiv:1808.07217, "hierarchical local SGD"):
 
     x_i <- x_i - eta g_i(x_i)                                    always
@@ -163,7 +163,6 @@ class HierarchicalLocalSGD(WithFabric):
         periods = f"{self.period} x {self.block_period} steps"
         return f"hierarchical local SGD ({periods}, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
-    @property
     def cycle(self) -> int:
         """Steps between two averages over all workers."""
         return self.period * self.block_period
@@ -221,7 +220,7 @@ class _AdaptivePeriod:
 
 @checked
 @dataclass(frozen=True)
-class AdaComm(WithFabric):
+class AdaComm(Periodic):
     """Local SGD that averages more often as the loss falls (Wang and Joshi 2019, arXiv:1810.08313, section 4):
 
     tau_l = ceil( sqrt(F_l / F_0) tau_0 )
@@ -265,7 +264,7 @@ class AdaComm(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class BMUF(WithFabric):
+class BMUF(Periodic):
     """Blockwise model-update filtering (Chen and Huo 2016, ICASSP): momentum on top of local SGD.
 
     Every `period` local steps, with the mean x of the workers' models and the global model W:
@@ -298,7 +297,7 @@ class BMUF(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class DiLoCo(WithFabric):
+class DiLoCo(Periodic):
     """Distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1):
 
     theta_i <- InnerOpt(theta_i, g_i(theta_i))                     `period` H times, from theta_i = theta
@@ -332,7 +331,7 @@ class DiLoCo(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class SlowMo(WithFabric):
+class SlowMo(Periodic):
     """Slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1), with local SGD as its base:
 
     x_i <- x_i - gamma d_i                          `period` tau times, from x_i = x; d_i of the run's optimizer
@@ -389,7 +388,7 @@ def _continued(mean: Array, params: Array, begun: Array) -> Array:
 
 @checked
 @dataclass(frozen=True)
-class DaSGD(WithFabric):
+class DaSGD(Periodic):
     """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441): the average of the models is merged
     in `delay` d local steps after the all-reduce began.
 
@@ -437,7 +436,7 @@ class DaSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class OverlapLocalSGD(WithFabric):
+class OverlapLocalSGD(Periodic):
     """Overlap-Local-SGD (Wang, Liang and Joshi 2020, arXiv:2002.09539): every `period` steps the models are
     pulled towards an anchor z, which is the average of one period before and has arrived meanwhile.
 
@@ -483,7 +482,7 @@ class OverlapLocalSGD(WithFabric):
 
 @checked
 @dataclass(frozen=True)
-class CoCoDSGD(WithFabric):
+class CoCoDSGD(Periodic):
     """Computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1): the models are averaged
     while the workers make the next `period` local steps, and the steps are added to the average.
 

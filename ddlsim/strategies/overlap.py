@@ -19,6 +19,7 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.plan import FusedQueue, Plan, UrgentQueue, data_parallel
 from ddlsim.runtime.setting import Setting
+from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
 from ddlsim.workload.compute import Workload
@@ -142,16 +143,10 @@ def overlap_named(overlap: str | Overlap, where: str = "overlap") -> Overlap:
         policy = imported(str(overlap), where)
         return overlap_named(policy() if isinstance(policy, type) else policy, where)  # type: ignore[arg-type]
     if not isinstance(overlap, str):
-        if isinstance(overlap, type) or not hasattr(overlap, "buckets"):
+        if isinstance(overlap, type) or not contract.of(overlap).defines("buckets"):
             raise ConfigError(
                 f"{where} = {shown(overlap)}: must be one of {', '.join(_NAMES)}, or a policy such as "
                 "DdpBuckets('25 MiB'): a frozen dataclass with a method buckets(workload)"
-            )
-        unused = [name for name in ("work", "coordinator") if hasattr(overlap, name)]
-        if unused and not hasattr(overlap, "plan"):
-            raise ConfigError(
-                f"{where} = {shown(overlap)}: nobody calls its method {unused[0]}; an overlap is its buckets, or tells "
-                "what workers do by a method plan(workloads, steps, accumulation)"
             )
         if type(overlap).__hash__ is None:
             raise ConfigError(f"{where} = {shown(overlap)}: can change; make it @dataclass(frozen=True)")
@@ -209,14 +204,14 @@ def plan(
 
     Raises ConfigError without `no_sync` for a policy with a plan of its own.
     """
-    if hasattr(overlap, "plan"):
+    policy = contract.of(overlap)
+    if policy.defines("plan"):
         if not no_sync:
             raise ConfigError(
                 f"AllReduce: no_sync = False: {type(overlap).__name__} sums gradients once per step; use "
                 "overlap='none', 'layer' or 'ddp'"
             )
-        told: Plan = overlap.plan(workloads, steps, accumulation)
-        return told
+        return policy.plan(workloads, steps, accumulation)
     return data_parallel(
         workloads, None, functools.partial(buckets_of, overlap), steps=steps, accumulation=accumulation,
         no_sync=no_sync,

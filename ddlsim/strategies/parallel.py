@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -13,8 +15,10 @@ import numpy as np
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Chunk, Mesh, Plan, chunks_at, mesh_of, pipeline
+from ddlsim.learning import Array, Learner, Value
+from ddlsim.plan import Chunk, Mesh, Plan, between_blocks, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
+from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.gathered_ahead import with_shares
 from ddlsim.plan.live import LIVE
 from ddlsim.plan.norms import with_stage_norms
@@ -28,15 +32,12 @@ from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
-from ddlsim.strategies.cutting import cut_at, cut_places, equal_layers, joined
-from ddlsim.strategies.lighter import Changes, lighter_parallel
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
-from ddlsim.strategies.split_rules import check_sizes, known_order
-from ddlsim.strategies.stashed_weights import StashedWeights, stage_slices
+from ddlsim.strategies.split_rules import check_sizes, known_order, lower_memory_parallel
 from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
-from ddlsim.workload.model import Model
+from ddlsim.workload.roles import blocks
 from ddlsim.workload.stage import Outlook, Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
@@ -151,7 +152,6 @@ class Parallel(WithFabric):
         """How many updates old the weights are that each stage computes gradients with."""
         return stage_delays(str(self.order), self.pipeline) if self._asynchronous else (0,) * self.pipeline
 
-    @property
     def n_workers(self) -> int | None:
         """Workers that the layout is for, if it says how many replicas there are."""
         return None if self.data is None else self.data * self.pipeline * self.tensor
@@ -177,17 +177,8 @@ class Parallel(WithFabric):
             )
         return batch_size // data
 
-    def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
-        """Raise ConfigError, with the nearest configurations that work, for sizes that do not go together with a model,
-        the samples of an update and so many workers."""
-        check_sizes(self, model, batch_size, n_workers)
-
-    def lighter(
-        self, workload: Workload, batch_size: int, n_workers: int, room: float
-    ) -> Iterator[tuple[Parallel, Changes]]:
-        """Yield ways to share the batch out over as many workers that may fit in so many bytes, and what is other about
-        them, the nearest first."""
-        return lighter_parallel(self, workload, batch_size, n_workers, room)
+    check_sizes = check_sizes
+    lower_memory_variants = lower_memory_parallel
 
     def split_sizes(self, n_workers: int) -> dict[str, object]:
         """Return the sizes that :class:`~ddlsim.Splits` varies, by name."""
@@ -195,7 +186,7 @@ class Parallel(WithFabric):
         sizes: dict[str, object] = {name: getattr(self, name) for name in names}
         return sizes | {"data": self.mesh(n_workers).data, "stage": int(self.sharded), "shard": None}
 
-    def in_small(self) -> Parallel:
+    def scaled_down(self) -> Parallel:
         """Return a way to learn for two workers with any model that is as exact; a table of passes stays."""
         if not isinstance(self.order, str):
             return self
@@ -207,19 +198,15 @@ class Parallel(WithFabric):
         """Return how many replicas learn from samples of their own."""
         return self.mesh(n_workers).data
 
-    def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker computes of the model, and the memory that it takes beside activations."""
-        return self._stage(rank, [workload] * n_workers, self._cuts([workload] * n_workers))
-
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
-        """Return the :meth:`stage` of each worker, where devices may differ."""
+        """Return what each worker computes of the model, and the memory that it takes beside activations."""
         cuts = self._cuts(workloads)
         return [self._stage(rank, workloads, cuts) for rank in range(len(workloads))]
 
     def _stage(self, rank: int, workloads: Sequence[Workload], cuts: tuple[int, ...]) -> Stage:
         mesh = self.mesh(len(workloads))
         place = mesh.coordinates(rank).pipeline
-        chunks = cut_at(self._shard(workloads[rank]).workload, cuts)
+        chunks = _cut_at(self._shard(workloads[rank]).workload, cuts)
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         shards = mesh.data if self.sharded else 1
         return _stage(own, shards, self.tensor, self.sequence, self._again, 1 + self._delays[place])
@@ -263,7 +250,9 @@ class Parallel(WithFabric):
                 f"Parallel: recompute = {self.recompute!r}: {workload.model.name} has no attention and no transformer "
                 "layers; use 'stage'"
             )
-        return _shard(workload, self.tensor, self.sequence, self._again, self.tp_comm_overlap)
+        return _tensor_parallel(
+            workload, self.tensor, sequence=self.sequence, recompute=self._again, tp_comm_overlap=self.tp_comm_overlap
+        )
 
     def _order(self, mesh: Mesh, micro_batches: int) -> PassOrder:
         per_stage = self._chunks_per_stage
@@ -345,9 +334,7 @@ class Parallel(WithFabric):
         return as_one_rank(chunks, self.tensor, lambda chunk: _memory(chunk.workload, holding).activations,
                            gather=None if self.sequence else seconds)  # fmt: skip
 
-    def _exchange_seconds(
-        self, cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]]
-    ) -> Seconds:
+    def _exchange_seconds(self, cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]]) -> Seconds:
         """Return what collectives in a tensor group take."""
         inside = self.tp_comm_overlap
         return exchange_seconds(cluster, places, members, inside=inside, algorithm=self.algorithm)
@@ -372,8 +359,8 @@ class Parallel(WithFabric):
                 return plan
             return with_shared_interfaces(plan, setting.cluster, np.array(setting.nodes)[np.array(members)])
 
-        nodes = np.array(self.plan_nodes(setting.cluster, setting.nodes))
-        chunks = cut_at(self._shard(whole[0]).workload, self._cuts(whole))
+        nodes = np.array(setting.nodes)[self.plan_workers(len(workers))]
+        chunks = _cut_at(self._shard(whole[0]).workload, self._cuts(whole))
         asynchronous = self._asynchronous
         ages = self._delays if asynchronous else ()
         weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
@@ -394,8 +381,14 @@ class Parallel(WithFabric):
         )  # fmt: skip
 
     def outlook(
-        self, workloads: Sequence[Workload], micro_batches: int, steps: int, cluster: Cluster, nodes: Sequence[int],
-        *, whole: bool,
+        self,
+        workloads: Sequence[Workload],
+        micro_batches: int,
+        steps: int,
+        cluster: Cluster,
+        nodes: Sequence[int],
+        *,
+        whole: bool,
     ) -> Outlook | None:
         """Return what can be said of `steps` steps without their plan; None where workers differ, or the order is one
         whose steps are not apart.
@@ -421,28 +414,20 @@ class Parallel(WithFabric):
         def holds() -> Iterator[tuple[Stage, float]]:
             held = rank_holds(self._split(work, cuts, seconds), order, recompute=again)
             for place, nbytes in enumerate(held.tolist()):
-                yield self.stage(work, int(mesh.ranks[0, place, 0]), len(workloads)), nbytes
+                yield self._stage(int(mesh.ranks[0, place, 0]), workloads, cuts), nbytes
 
         return Outlook(least, holds)
-
-    def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> list[int]:
-        """Return where the ranks of the plan are: on the first workers of their tensor groups."""
-        return [nodes[rank] for rank in self.plan_workers(len(nodes))]
 
     def plan_workers(self, n_workers: int) -> list[int]:
         """Return the first of the workers that each rank of the plan stands for."""
         return [own[0] for own in self._members(self.mesh(n_workers))]
 
 
-@functools.lru_cache(maxsize=4)
-def _named_order(order: str, ranks: int, micro_batches: int, chunks: int) -> PassOrder:
-    """Return the order of a name: every worker asks."""
-    return pass_order(order, ranks, micro_batches, chunks)
-
-
-@functools.lru_cache(maxsize=16)
-def _mesh(n_workers: int, data: int | None, stages: int, tensor: int) -> Mesh:
-    return mesh_of(n_workers, data, stages, tensor)
+#: every worker asks for these
+_named_order = functools.lru_cache(maxsize=4)(pass_order)
+_mesh = functools.lru_cache(maxsize=16)(mesh_of)
+_cut_at = functools.lru_cache(maxsize=64)(chunks_at)
+_tensor_parallel = functools.lru_cache(maxsize=64)(tensor_parallel)
 
 
 @functools.lru_cache(maxsize=16)
@@ -453,9 +438,7 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 
 
 @functools.lru_cache(maxsize=256)
-def _stage(
-    chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int
-) -> Stage:
+def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int) -> Stage:
     """Return what a worker has that keeps so many versions of its weights."""
     work = joined(chunks)
     memory = _memory(work, _holding(work, shards, tensor, sequence, recompute))
@@ -468,11 +451,6 @@ def _exchanging(shard: Shard, seconds: Seconds) -> Workload:
     return with_exchanges(shard.workload, shard.collectives, seconds)
 
 
-@functools.lru_cache(maxsize=64)
-def _shard(workload: Workload, tensor: int, sequence: bool, recompute: str, overlap: bool) -> Shard:
-    return tensor_parallel(workload, tensor, sequence=sequence, recompute=recompute, tp_comm_overlap=overlap)
-
-
 def _holding(workload: Workload, shards: int, tensor: int, sequence: bool, recompute: str) -> Holding:
     return Holding(
         workload.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
@@ -483,3 +461,109 @@ def _holding(workload: Workload, shards: int, tensor: int, sequence: bool, recom
 @functools.lru_cache(maxsize=256)
 def _memory(workload: Workload, holding: Holding) -> Memory:
     return memory_of(workload.model, workload.batch_size, workload.precision, holding)
+
+
+# ------------------------------------------------------------ where the model is cut
+
+
+@functools.lru_cache(maxsize=16)
+def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
+    """Return where a model is cut into chunks of n transformer layers each."""
+    ranges = blocks(workload.model.layers)
+    if not ranges or len(ranges) % chunks:
+        works = [n for n in range(1, len(ranges) + 1) if len(ranges) % n == 0]
+        near = " or ".join(str(n) for n in sorted(sorted(works, key=lambda n: abs(n - chunks))[:2]))
+        raise ConfigError(
+            f"Parallel: cut = 'layers': pipeline x chunks = {chunks}: does not divide the {len(ranges)} transformer "
+            f"layers of {workload.model.name}; use {near or 'cut = balanced'}"
+        )
+    return tuple(first for first, _ in ranges[:: len(ranges) // chunks][1:])
+
+
+def cut_places(workload: Workload, stages: int, chunks: int, of_chunks: Sequence[Workload] = ()) -> tuple[int, ...]:
+    """Return where a model is cut into balanced chunks: between blocks if there are enough of them.
+
+    of_chunks  the model as the device of each chunk computes it, where devices differ
+    """
+    places = _between_blocks(workload)
+    at = places if len(places) >= stages * chunks - 1 else None
+    return balanced_cuts(workload, stages, chunks, at, of_chunks)
+
+
+@functools.lru_cache(maxsize=64)
+def _between_blocks(workload: Workload) -> tuple[int, ...]:
+    return tuple(between_blocks(workload.model))
+
+
+@functools.lru_cache(maxsize=256)
+def joined(chunks: tuple[Chunk, ...]) -> Workload:
+    """Return what a worker computes that has several chunks."""
+    works = [chunk.workload for chunk in chunks]
+    first = works[0]
+    if len(works) == 1:
+        return first
+    starts = np.cumsum([0, *(len(work.forward) for work in works[:-1])])
+    name = " and ".join(f"{chunk.first} to {chunk.end - 1}" for chunk in chunks)
+    whole = first.model.name.partition(", layers")[0]
+    layers = tuple(layer for work in works for layer in work.model.layers)
+    return dataclasses.replace(
+        first, model=dataclasses.replace(first.model, name=f"{whole}, layers {name}", layers=layers),
+        forward=np.concatenate([work.forward for work in works]),
+        backward=np.concatenate([work.backward for work in works]), optimizer=sum(work.optimizer for work in works),
+        grad_nbytes=np.concatenate([work.grad_nbytes for work in works]),
+        tensor_layer=np.concatenate([work.tensor_layer + at for work, at in zip(works, starts, strict=True)]),
+        tensor_nbytes=np.concatenate([work.tensor_nbytes for work in works]),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------ weights of asynchronous pipelines
+
+
+class StashedWeights:
+    """The versions of all parameters that stages still use.
+
+    delays  of each stage, how many updates old they are
+    slices  of each stage, its part of the parameters
+    """
+
+    def __init__(self, learner: Learner, delays: Sequence[int], slices: Sequence[slice]) -> None:
+        self._learner, self._delays, self._slices = learner, delays, slices
+        self._versions: deque[Value[Array]] = deque(maxlen=max(delays) + 1)
+        self._step, self._met = -1, learner.initial
+
+    def at(self, step: int, params: Value[Array]) -> Value[Array]:
+        """Return the parameters that micro-batches of a step have met: stage by stage those before the update of the
+        step so many updates earlier, or those of the start.
+
+        params  before the update of this step; steps are asked for one after the other, perhaps several times
+        """
+        if step > self._step:
+            self._versions.append(params)
+            self._step, self._met = step, self._mixed(step)
+        return self._met
+
+    def _mixed(self, step: int) -> Value[Array]:
+        met = [self._versions[-1 - min(delay, step)] for delay in self._delays]
+        if self._learner.task is None or all(each is met[0] for each in met):
+            return met[0]
+        slices = self._slices
+
+        def together(*versions: Array) -> Array:
+            return np.concatenate([version[own] for version, own in zip(versions, slices, strict=True)])
+
+        return self._learner.plane.apply(together, *met)
+
+
+def stage_slices(learner: Learner, ends: Sequence[int]) -> list[slice]:
+    """Return which of the parameters that are learned belong to each stage.
+
+    ends  (n_stages,) the last layers of stages, plus 1, of the model that takes the time. Where another one learns, a
+          stage has the same share of its layers
+    """
+    if learner.task is None:
+        return [slice(0, 0) for _ in ends]
+    network = learner.task.network
+    until = np.cumsum([0, *(layer.n_params for layer in network.model.layers)])
+    n_layers = len(network.model.layers)
+    bounds = [0, *(int(until[round(end * n_layers / ends[-1])]) for end in ends)]
+    return [slice(first, end) for first, end in itertools.pairwise(bounds)]

@@ -18,7 +18,7 @@ from ddlsim.plan import Plan, through_servers
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import Collectives, Exchange, InGroups, ThroughServers
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers
 from ddlsim.runtime.fabric import Fabric, cost_said, name_of
 from ddlsim.runtime.server_work import ServerWork
 from ddlsim.runtime.servers import Placement, memory_nodes, server_nodes
@@ -72,10 +72,6 @@ class ParameterServer:
         """Return it with a fabric for the workers of each machine."""
         return dataclasses.replace(self, fabric=fabric)
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
-
     def plan_nodes(self, cluster: Cluster, nodes: list[int]) -> list[int]:
         """Return where the ranks of the plan are: the workers, on these `nodes`, and the servers."""
         return nodes + server_nodes(cluster, nodes, self.servers, self.placement)
@@ -100,7 +96,7 @@ class ParameterServer:
             )
             if setting.compression is None and self.work is None:
                 schedule = push_pull(len(places), self.servers, hosts, star=star)
-                return Collectives(some, schedule=lambda nbytes: schedule)
+                return CollectiveExchange(some, schedule=lambda nbytes: schedule)
             return ThroughServers(
                 some,
                 nodes,

@@ -20,7 +20,7 @@ from ddlsim.plan.plan import KINDS, SEND, Ints, Plan
 from ddlsim.runtime.codec import backwards, one_model, rounded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import Collectives, Exchange, OfGroups
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, OfGroups
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.workload.buckets import Bucket
@@ -62,7 +62,7 @@ class OfReplicas:
         self._parts, self._gradients, self._owner, self._algorithms = parts, gradients, owner, algorithms
         self._only = only
         self._exchanges: dict[tuple[int, int, bool], Exchange] = {}
-        self._coded: Collectives | None = None
+        self._coded: CollectiveExchange | None = None
 
     def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
         """Return the exchange by collectives of a kind in a group."""
@@ -80,8 +80,8 @@ class OfReplicas:
         communicator = Communicator(dense.setting, self._fabric, members, owner=self._owner)
         algorithm = self._algorithms.get(KINDS[kind])
         if not codes:
-            return Collectives(communicator, KINDS[kind], algorithm)
-        coded = Collectives(
+            return CollectiveExchange(communicator, KINDS[kind], algorithm)
+        coded = CollectiveExchange(
             communicator,
             KINDS[kind],
             algorithm,

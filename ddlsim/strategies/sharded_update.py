@@ -16,10 +16,11 @@ from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import Collectives, Exchange
-from ddlsim.runtime.fabric import Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange
+from ddlsim.runtime.fabric import Collectives, Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
+from ddlsim.strategies import contract
 from ddlsim.strategies.overlap import NoOverlap, Overlap, as_compressed, buckets_of, overlap_named
 from ddlsim.strategies.shares import check_shares
 from ddlsim.workload.compute import Workload
@@ -27,7 +28,7 @@ from ddlsim.workload.stage import Stage
 
 
 def _in_order(overlap: str | Overlap, where: str) -> str | Overlap:
-    if hasattr(overlap_named(overlap, where), "plan"):
+    if contract.of(overlap_named(overlap, where)).defines("plan"):
         raise ConfigError(
             f"{where} = {shown(overlap)}: buckets are cut in shards once, not fused or cut again on the way; use "
             "'none', 'layer', 'ddp', or an overlap that is nothing but its buckets"
@@ -68,16 +69,16 @@ class ShardedUpdate:
         more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_said(self.cost)
         return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)}{more})"
 
+    def collectives(self) -> Collectives:
+        """Return the algorithms of both and their cost."""
+        return Collectives({"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}, self.cost)
+
     def on_fabric(self, fabric: Fabric) -> ShardedUpdate:
         """Return it with both collectives by the algorithm of a fabric."""
         return dataclasses.replace(
             self, reduce_scatter=fabric.algorithm, all_gather=fabric.algorithm, rank_order=fabric.rank_order,
             cost=fabric.cost,
         )  # fmt: skip
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
         """Return what a worker holds: the whole model, and its share of the optimizer's state."""
@@ -102,9 +103,9 @@ class ShardedUpdate:
         parts = backwards(buckets_of(policy, setting.workers[0].workload))
 
         def exchanges(gradients: Gradients) -> dict[int, Exchange]:
-            scatter = Collectives(members, "reduce_scatter", self.reduce_scatter, parts=parts, vectors=gradients)
-            gather = Collectives(members, "all_gather", self.all_gather)
-            norms = {ALL_REDUCE: Collectives(members)} if setting.workers[0].workload.norms else {}
+            scatter = CollectiveExchange(members, "reduce_scatter", self.reduce_scatter, parts=parts, vectors=gradients)
+            gather = CollectiveExchange(members, "all_gather", self.all_gather)
+            norms = {ALL_REDUCE: CollectiveExchange(members)} if setting.workers[0].workload.norms else {}
             return {REDUCE_SCATTER: scatter, ALL_GATHER: gather, **norms}
 
         accumulation = setting.workers[0].accumulation

@@ -12,32 +12,18 @@ class DealtOut:
 
     micro_batches: int = 1
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
-
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples that a worker computes at once. Raises ConfigError for a batch that cannot be dealt out
         evenly."""
-        return share_of(batch_size, n_workers, type(self).__name__, self.micro_batches)
-
-    def n_replicas(self, n_workers: int) -> int:
-        """Every worker learns from samples of its own."""
-        return n_workers
-
-
-def share_of(batch_size: int, n_workers: int, name: str, micro_batches: int = 1) -> int:
-    """Return the samples that a worker has at once. Raises ConfigError, for the strategy `name`, where that is not a
-    whole number."""
-    n = n_workers * micro_batches
-    if batch_size % n:
-        near = sorted({max(batch_size // n, 1) * n, -(-batch_size // n) * n})
-        several = f" x {micro_batches} micro-batches" if micro_batches > 1 else ""
-        raise ConfigError(
-            f"batch_size = {batch_size}: {name} deals it out over {n_workers} workers{several}; use "
-            f"{' or '.join(map(str, near))}"
-        )
-    return batch_size // n
+        n = n_workers * self.micro_batches
+        if batch_size % n:
+            near = sorted({max(batch_size // n, 1) * n, -(-batch_size // n) * n})
+            several = f" x {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+            raise ConfigError(
+                f"batch_size = {batch_size}: {type(self).__name__} deals it out over {n_workers} workers{several}; use "
+                f"{' or '.join(map(str, near))}"
+            )
+        return batch_size // n
 
 
 def whole_batch(accumulation: int, name: str) -> None:

@@ -14,8 +14,8 @@ from typing import Annotated
 from ddlsim.arguments import Count, Seed, checked, one_of, whole
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.run.metrics import METRICS
-from ddlsim.study.designs import MAX_POINTS, Range, Vary
-from ddlsim.study.ways import Family
+from ddlsim.strategies import contract
+from ddlsim.study.designs import MAX_POINTS, Range, Vary, paths_of
 
 SAMPLERS = ("tpe", "nsga2", "random")
 
@@ -61,7 +61,7 @@ class Search:
             if not isinstance(values, Range) and not len(values):
                 raise ConfigError(f"vary[{key!r}] is empty; give at least one value, or leave the field out")
             single = (one for value in listed for one in (value if isinstance(value, tuple | list) else [value]))
-            for family in (one for one in single if isinstance(one, Family)):
+            for family in (one for one in single if "strategy" in paths_of(key) and contract.of(one).defines("ways")):
                 raise ConfigError(
                     f"vary[{key!r}]: {type(family).__name__} stands for many configurations, which a search cannot "
                     "propose one by one; name single ones, or take design = 'grid' or ddlsim.recommend"

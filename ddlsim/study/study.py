@@ -7,18 +7,23 @@ import hashlib
 import itertools
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Concatenate, ParamSpec, TypeVar
+from typing import Annotated, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import ddlsim
 from ddlsim.arguments import Rule, Seed, checked, one_of, whole
+from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, shown
 from ddlsim.run.experiment import Experiment
+from ddlsim.strategies import contract
+from ddlsim.strategies.contract import Contract
+from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.study.changes import UnknownPathError, changed
 from ddlsim.study.content import Digests, canonical, key_of, text_of
 from ddlsim.study.designs import DESIGNS, MAX_POINTS, Range, Vary, paths_of, rows_of, spread
@@ -31,7 +36,7 @@ from ddlsim.study.running import Point, Simulations
 from ddlsim.study.search import Search
 from ddlsim.study.store import Member, Store
 from ddlsim.study.table import Table
-from ddlsim.study.ways import Row, each_way
+from ddlsim.workload.model import Model
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +61,14 @@ def _of_table(method: Callable[Concatenate[Table, P], R]) -> Callable[Concatenat
         return method(study.table, *args, **kwargs)
 
     return ask
+
+
+class Row(NamedTuple):
+    """A configuration: what the table shows of it by key, its settings by path, and why it cannot be simulated."""
+
+    named: Mapping[str, object]
+    settings: Mapping[str, object]
+    error: str = ""
 
 
 @checked
@@ -372,3 +385,47 @@ def _shown(progress: bool | Progress | None) -> AbstractContextManager[Progress 
     from ddlsim.report.progress import study_bar
 
     return study_bar()
+
+
+def each_way(
+    named_rows: Sequence[Mapping[str, object]], rows: Sequence[Mapping[str, object]], base: Experiment, loader: Loader
+) -> Iterator[Row]:
+    """Yield the configurations of a design, with all strategies in the place of an object such as
+    :class:`~ddlsim.Splits`.
+
+    named_rows, rows  what the table shows of each, and its settings
+    """
+    for named, row in zip(named_rows, rows, strict=True):
+        family = contract.of(row.get("strategy"))
+        if not family.defines("ways"):
+            yield Row(named, row)
+            continue
+        rest = {path: value for path, value in row.items() if path != "strategy"}
+        key = next(key for key in named if "strategy" in paths_of(key))
+        try:
+            ways = _ways(family, loader.loaded(changed(base, loader.settings(rest))), loader)
+        except ConfigError as error:
+            yield Row(named, row, str(error))
+            continue
+        for way in ways:
+            shown = named[key]
+            if isinstance(shown, tuple | list):  # of fields that change together
+                shown = tuple(way if path == "strategy" else value
+                              for path, value in zip(paths_of(key), shown, strict=True))  # fmt: skip
+            else:
+                shown = way
+            yield Row({**named, key: shown}, {**row, "strategy": way})
+
+
+def _ways(family: Contract, experiment: Experiment, loader: Loader) -> list[object]:
+    cluster, model, senseless = experiment.cluster, experiment.model, Counter[str]()
+    assert isinstance(cluster, Cluster)
+    assert isinstance(model, Model)
+    n_workers = loader.n_workers(experiment)
+    ways = list(family.ways(cluster, model, n_workers, experiment.batch_size, senseless))
+    if not ways:
+        raise ConfigError(
+            f"{family.name}: no way to share {model.name} out over {n_workers} workers with batch_size = "
+            f"{experiment.batch_size}: {text_of_senseless(senseless)}"
+        )
+    return ways

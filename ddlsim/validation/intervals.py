@@ -18,6 +18,7 @@ from ddlsim.run.calibrated import family, measured_steps, outside
 from ddlsim.run.complete import clock_of, complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
+from ddlsim.strategies import contract
 from ddlsim.streams import stream
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
@@ -150,7 +151,7 @@ def _drawn(
     drawn = dataclasses.replace(base, seed=given.seed + i)
     if calibration is None:
         return drawn
-    curves = getattr(base.strategy, "cost", "") == "calibrated"
+    curves = contract.of(base.strategy).collectives().cost == "calibrated"
     cluster = load_cluster(calibration.cluster)
     workers = given.workers if given.workers is not None else len(cluster.workers)
     n_workers = workers if isinstance(workers, int) else len(workers)

@@ -16,8 +16,7 @@ from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES
 from ddlsim.run.prepare import prepare
-from ddlsim.strategies import AllReduce, Strategy
-from ddlsim.strategies.plans import whole_cycles
+from ddlsim.strategies import AllReduce, Strategy, contract
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.run_table import MeasuredRun
 from ddlsim.workload.compute import Affine, Measured
@@ -75,7 +74,7 @@ class RunModel:
         if jitter is not None:
             experiment = dataclasses.replace(experiment, jitter=Lognormal(jitter) if jitter else NoJitter())
         if not isinstance(experiment.jitter, NoJitter):
-            _, steps = whole_cycles(experiment.strategy, 0, JITTER_STEPS)
+            _, steps = contract.of(experiment.strategy).whole_cycles(0, JITTER_STEPS)
             experiment = dataclasses.replace(experiment, steps=steps)
         try:
             result = complete(experiment)
@@ -113,7 +112,7 @@ def make_run_model(
             if fit is not None and calibration.jitter is not None:
                 compute = fit.times(1.0 / calibration.jitter.median_factor)
         rule = _strategy(measured, strategy)
-        warmup, steps = whole_cycles(rule, WARMUP, STEPS)
+        warmup, steps = contract.of(rule).whole_cycles(WARMUP, STEPS)
         experiment = Experiment(
             placed, loaded, rule, measured.batch_size, measured.workers, steps=steps, warmup=warmup,
             accumulation=measured.accumulation, precision=measured.precision or "fp32",

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from draws import slow
 from typer.testing import CliRunner
 
 import ddlsim
@@ -101,8 +102,8 @@ def test_scaling_table_and_json(tmp_path):
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        ("topologies", ddlsim.cluster_names),
-        ("models", ddlsim.model_names),
+        slow("topologies", ddlsim.cluster_names),
+        slow("models", ddlsim.model_names),
         ("devices", ddlsim.device_names),
     ],
 )
@@ -123,6 +124,7 @@ def test_show_model():
     assert sum(layer["parameters"] for layer in data["layers"]) == data["parameters"] == 61_706
 
 
+@pytest.mark.slow
 def test_show_plan(tmp_path):
     path = tmp_path / "x.goal"
     path.write_text("num_ranks 2\nrank 0 {\nl1: calc 1000000\nl2: send 1000b to 1\nl2 requires l1\n}\n"
@@ -143,6 +145,7 @@ def test_show_plan(tmp_path):
     assert "2 tasks of 2 ranks in 1 step: 2 all-reduce" in run("show", "plan", str(tmp_path / "t.et"))
 
 
+@pytest.mark.slow
 def test_a_transport_is_switched_off_in_one_word(tmp_path):
     """On the command line, in a file and in Python, both ways: nine GPUs in two machines, between which TCP is slow."""
     path, times = tmp_path / "alexnet.toml", {}

@@ -110,6 +110,7 @@ def test_what_cannot_be_imported_is_one_line(call, tmp_path, words, message):
         assert message in err
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_a_warning_of_one_line(call, tmp_path, monkeypatch):
     """Warnings are errors in these tests, but not where somebody types."""
     monkeypatch.setattr("warnings.filters", [])

@@ -3,6 +3,7 @@
 import networkx as nx
 import numpy as np
 import pytest
+from draws import slow
 
 from ddlsim.cluster import (
     Cluster,
@@ -102,7 +103,7 @@ def test_a_local_ring_enters_each_group_once(graph, per_group, n_groups):
     assert _crossings(cluster, ring, group) == n_groups
 
 
-@pytest.mark.parametrize("name", ["theta", "dgx-h100-pod", "three-regions-wan"])
+@pytest.mark.parametrize("name", [slow("theta"), "dgx-h100-pod", "three-regions-wan"])
 def test_a_local_ring_is_never_longer_than_the_plain_one(name):
     """A dragonfly is no tree: the tour may tear groups apart, and then the plain order must win."""
     cluster = load_cluster(name)

@@ -10,6 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 from counting import counted
+from draws import slow
 
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster import LinkDetail, cluster_names, load_cluster, with_detail
@@ -52,7 +53,11 @@ def test_the_names():
     assert cluster_names() == sorted(EXPECTED)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+#: clusters of more than 2,000 workers take longer to build than all others
+EACH = pytest.mark.parametrize("name", [slow(name) if n > 2000 else name for name, (n, _) in EXPECTED.items()])
+
+
+@EACH
 def test_bundled_cluster(name):
     cluster = load_cluster(name)
     assert cluster.name == name
@@ -125,7 +130,7 @@ TRANSPORTS = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@EACH
 def test_links_between_hosts_name_what_they_are(name):
     """Those of machines that exist do; the others say that they are ideal, or that they are one machine."""
     cluster = load_cluster(name)
@@ -237,6 +242,7 @@ def test_a_bundled_cluster_is_built_once(monkeypatch, tmp_path):
     assert (len(before.workers), len(load_cluster("mine").workers)) == (8, 9)
 
 
+@pytest.mark.slow
 def test_the_largest_machines_are_built_in_proportion_to_their_links():
     """6,144 GPUs of 24 units take 24 times the calls of a unit (and a part that is the same)."""
     path = bundled_files("topologies")["dgx-h100-pod"]

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from draws import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,9 +60,11 @@ def test_every_rank_can_be_the_root(kind, name):
         getattr(module, name)(6, 6)
 
 
-@pytest.mark.parametrize("sizes", SHAPES)
-@pytest.mark.parametrize("inside", ["ring", "halving_doubling", "direct", "binomial_tree", "chain"])
-@pytest.mark.parametrize("between", ["ring", "halving_doubling", "double_binary_tree", "parameter_server"])
+INSIDE = ["ring", "halving_doubling", "direct", "binomial_tree", "chain"]
+BETWEEN = ["ring", "halving_doubling", "double_binary_tree", "parameter_server"]
+
+
+@pytest.mark.parametrize(("sizes", "inside", "between"), pairwise(SHAPES, INSIDE, BETWEEN))
 def test_hierarchies(sizes, inside, between):
     n_ranks, text = sum(sizes), f"hierarchical({inside}, {between})"
     if len(set(sizes)) > 1 and inside in ("ring", "halving_doubling", "direct"):

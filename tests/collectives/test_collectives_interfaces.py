@@ -46,6 +46,7 @@ def test_the_bus_bandwidth_is_that_of_all_interfaces(n_gpus, each, n, rails):
     assert bus_bandwidth(cluster, n_gpus * n)[0] * 1e-9 == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_two_interfaces_for_each_a100_reach_what_nccl_counts_of_nvlink():
     """16 of 25 GB/s carry more than the twelve NVLinks of a GPU, of which 240 GB/s count."""
     more = {"inside": "nvswitch", "nvlink_bandwidth": "300 GB/s", "device": "a100-80g"}

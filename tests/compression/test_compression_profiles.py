@@ -40,6 +40,7 @@ def test_the_result_says_which_profile():
         Compression(TopK(K), cost="radex")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet50", "vgg16"])
 def test_mstopk_is_faster_than_the_exact_top_k_of_its_time(model):
     """Shi et al. 2021 on 16 x 8 V100 and 25 Gbit/s Ethernet. A radix selection has overtaken it since."""

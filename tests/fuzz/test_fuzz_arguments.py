@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draws import seeds
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -15,7 +16,7 @@ from argument_fuzz import call, fuzz, somewhere_else, valid_calls
 
 pytestmark = pytest.mark.posix  # an alarm ends what hangs
 #: drawn from about 55,000 attempts
-SHARE = 0.02
+SHARE = 0.005
 
 
 def test_every_public_callable_has_a_valid_call():
@@ -23,9 +24,10 @@ def test_every_public_callable_has_a_valid_call():
     assert not wrong, "\n".join(f"{name}: {what}" for name, what in wrong.items())
 
 
-def test_malformed_arguments_are_refused_in_one_line():
-    report = fuzz(share=SHARE)
-    assert sum(report.counts.values()) > 500
+@pytest.mark.parametrize("seed", seeds(1, 4))
+def test_malformed_arguments_are_refused_in_one_line(seed):
+    report = fuzz(share=SHARE, seed=seed)
+    assert sum(report.counts.values()) > 150
     assert not report.failures, str(report)
 
 

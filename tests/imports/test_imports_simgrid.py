@@ -336,6 +336,7 @@ def test_hosts_and_links_that_are_off_are_left_out_with_a_warning(tmp_path):
         read(tmp_path, '<zone id="z" routing="Full"><host id="a" speed="1Gf" state="OFF"/></zone>')
 
 
+@pytest.mark.slow
 def test_zones_of_any_size(tmp_path):
     """4 cabinets of 128 and a master: 10 us up, 5 us backbone, 10 us down; 513 messages of 1 kB share 2 GB/s."""
     cabinets = "".join(

@@ -12,6 +12,7 @@ from ddlsim.cluster import racks
 PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
 
 
+@pytest.mark.slow
 def test_what_the_page_shows_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = PAGE.read_text(encoding="utf-8")

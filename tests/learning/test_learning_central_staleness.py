@@ -47,6 +47,7 @@ def test_the_rate_at_which_a_delay_becomes_unstable(delay, share, tmp_path):
     assert last < 1e-3 * first if share < 1.0 else last > 1e3 * first
 
 
+@pytest.mark.slow
 def test_many_stale_gradients_need_a_smaller_rate_each():
     """30 learners with batches of 4 (Zhang et al. 2016, section 5: "30-softsync stays at 90 % error" at the rate
     that 1-softsync learns with, alpha_0 / tau repairs it); here the digits, another network and rate."""

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 from compression_reference import COMPRESSORS, STRATEGIES, learn, timing
+from draws import few, latin
 
 import ddlsim
 from ddlsim.compression import NoCompression
 from ddlsim.errors import ConfigError
 
-PAIRS = [(strategy, compressor) for strategy in STRATEGIES for compressor in COMPRESSORS]
+PAIRS = latin(STRATEGIES, COMPRESSORS)
 
 
 @pytest.mark.parametrize(("strategy", "compressor"), PAIRS)
@@ -56,8 +57,7 @@ NOTHING_LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["all-reduce", "servers"])
-@pytest.mark.parametrize("name", NOTHING_LEFT_OUT)
+@pytest.mark.parametrize(("name", "strategy"), latin(NOTHING_LEFT_OUT, ["all-reduce", "servers"]))
 def test_nothing_left_out_is_no_compression(name, strategy):
     """k = d, s -> infinity, full rank, sparsity 0. Those with a tolerance round as they encode."""
     compressor, tolerance = NOTHING_LEFT_OUT[name]
@@ -85,6 +85,7 @@ def test_buckets_compress_by_themselves(overlap, k):
     assert learn(ddlsim.TopK(0.01), strategy).nbytes_sent == pytest.approx(10 * 4 * 3 * 8 * k, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_accuracy_with_and_without_error_feedback():
     """1 % of the coordinates: with feedback the run learns, without it hardly, in as many updates."""
 
@@ -97,6 +98,7 @@ def test_accuracy_with_and_without_error_feedback():
     assert without < with_ - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "down", "n_updates"), [
     (ddlsim.ParameterServer(), ddlsim.ErrorFeedback(ddlsim.TopK(0.1)), 200),  # Tang et al. 2019, DoubleSqueeze
     (ddlsim.AsyncParameterServer(), ddlsim.TopK(0.1), 800),  # four times fewer samples each
@@ -107,7 +109,7 @@ def test_ten_percent_in_both_directions_learns(strategy, down, n_updates):
     assert learn(choice, strategy, training=training).accuracy > 0.8
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 1))
 def test_a_saved_run_goes_on_bit_for_bit(strategy, tmp_path):
     choice = ddlsim.Compression(ddlsim.ErrorFeedback(ddlsim.Threshold(0.01)), cost=ddlsim.CodecCost(encode=1e-9))
     if strategy != "all-reduce":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from compression_reference import COMPRESSORS, STAR, STRATEGIES, learn, timing
+from draws import latin
 
 import ddlsim
 from ddlsim.compression import CodecCost, ErrorFeedback, hierarchical_exchange, sent_nbytes
@@ -33,8 +34,7 @@ def buckets(compressor):
 # ---------------------------------------------------------------- bytes
 
 
-@pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("n_workers", [1, 3, 4])
+@pytest.mark.parametrize(("name", "n_workers"), latin(KNOWN, [1, 3, 4]))
 def test_an_all_reduce_run_sends_what_the_exchange_counts(name, n_workers):
     """Of steps 2, 3 and 4; some ranks of a tree are early, and their next step's first bucket is counted already."""
     compressor = COMPRESSORS[name]
@@ -47,8 +47,7 @@ def test_an_all_reduce_run_sends_what_the_exchange_counts(name, n_workers):
     assert after - before == pytest.approx(sent, rel=1e-12)
 
 
-@pytest.mark.parametrize("strategy", ["servers", "async"])
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(("name", "strategy"), latin(KNOWN, ["servers", "async"]))
 def test_servers_get_a_payload_and_answer_it(name, strategy):
     """Steps 2, 3 and 4 of one worker: both rounds' payloads up; down 4 bytes per element (of a sketch, from a
     synchronous server, 8 per element that is kept), or 2 with FP16."""

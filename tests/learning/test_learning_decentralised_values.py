@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from decentralised_reference import Workers, simulated, training
+from draws import few
 from learning_reference import STAR, learn
 
 import ddlsim
@@ -56,7 +57,7 @@ def test_post_local_sgd_switches_where_it_says():
     np.testing.assert_allclose(simulated(ddlsim.LocalSGD(4, start_epoch=0.5), 4, 22), workers.mean(), **CLOSE)
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
+@pytest.mark.parametrize("n", few([1, 3, 4], 1, start=1))
 @pytest.mark.parametrize(
     "optimizer", [ddlsim.SGD(), ddlsim.Momentum(0.9, nesterov=True), ddlsim.Adam(weight_decay=0.01)], ids=str
 )

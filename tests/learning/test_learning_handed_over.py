@@ -98,7 +98,7 @@ SYMMETRIC = {
 }  # fmt: skip
 
 
-@each
+@each(2)
 def test_what_is_handed_over_is_the_last_row_and_numbers_do_not_matter(case, normalised, tmp_path):
     n = case.n_workers
     order = tuple(range(n))
@@ -142,6 +142,7 @@ COMPRESSED = [
 ]
 
 
+@pytest.mark.slow
 def test_one_worker_has_the_statistics_of_plain_sgd(normalised):
     params, state = plain(normalised, 12)
     training = ddlsim.Training("digits", rate=RATE, updates=12, sharding="shared", evaluate_every=5)

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from draws import few
 from test_learning_conformance import CASES
 
 import ddlsim
@@ -96,10 +97,10 @@ def test_resized_images_are_pillows():
 # ---------------------------------------------------------------- the clock
 
 
-@pytest.mark.parametrize("strategy", [
+@pytest.mark.parametrize("strategy", few([
     AllReduce(), AllReduce(overlap="none"), AllReduce(overlap="horovod"), AllReduce(overlap="priority"),
     ddlsim.ParameterServer(), ddlsim.ShardedUpdate(overlap="layer"), ddlsim.LocalSGD(1),
-], ids=lambda s: s.label)  # fmt: skip
+], 3), ids=lambda s: s.label)  # fmt: skip
 def test_steps_of_each_phase_take_the_time_of_a_run_of_its_own(strategy, pooled):
     """In the middle of a phase, updates are as far apart as in a run with that model, images and batch alone."""
     result = run(pooled, strategy, (Phase(0.5, 16, 2), Phase(0.5, 24, 4), Phase(0.5, 32, 8)), workers=2)
@@ -119,7 +120,7 @@ SPLIT = ddlsim.Parallel | ddlsim.FSDP | ddlsim.Hybrid
 WHOLE = [case for case in CASES if not isinstance(case.strategy, SPLIT)]
 
 
-@pytest.mark.parametrize("case", WHOLE, ids=str)
+@pytest.mark.parametrize("case", few(WHOLE, 8), ids=str)
 def test_every_strategy_follows_phases(case, pooled):
     """Both batches occur, in their order; the accounts of the run add up, which every run checks."""
     phases = (Phase(1.0, 16, 2), Phase(2.0, 24, 4))
@@ -158,6 +159,7 @@ def test_what_does_not_fit_a_phase_is_told_before_the_run(pooled):
         ddlsim.simulate("office-1gbe", "shapes-cnn", training=Training("shapes", phases=(Phase(1, 16),)))
 
 
+@pytest.mark.slow
 def test_memory_is_looked_at_for_every_phase():
     phases = (Phase(1, 96, 64), Phase(1, 512, 256))
     experiment = ddlsim.Experiment("dgx1-v100", "resnet50", workers=1, training=Training(

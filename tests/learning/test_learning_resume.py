@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
+from bundled_strategies import BUNDLED, N_WORKERS, VARIANTS, Bundled
+from draws import few
 from learning_reference import STAR
 
 import ddlsim
@@ -34,6 +36,14 @@ STRATEGIES = [
     ddlsim.ParameterServer(servers=2), ddlsim.AsyncParameterServer(),
     ddlsim.AsyncParameterServer(servers=3, apply_time="10 us"), ddlsim.GossipSGD(0.5),
 ]  # fmt: skip
+#: every bundled strategy that learns, and rules with a state of their own
+ALL = {
+    **{name: one for name, one in (BUNDLED | VARIANTS).items() if one.data},
+    "inverse": Bundled(ddlsim.AsyncParameterServer(accumulate=2, staleness_scaling="inverse")),
+    "compensated": Bundled(
+        ddlsim.AsyncParameterServer(servers=2, delay_compensation=ddlsim.DelayCompensation(2.0, adaptive=0.9))
+    ),
+}
 N_UPDATES = 24
 
 
@@ -64,7 +74,7 @@ def assert_same(result, whole):
 
 
 @pytest.mark.parametrize("model", ["digits-cnn", "normalised"])
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.label)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 3, start=1), ids=lambda s: s.label)
 def test_continuing_is_bit_for_bit_the_run_without_a_break(strategy, model, normalised, tmp_path):
     """After 7 updates (between evaluations), then after 10 (with one), then to the end."""
     path, model = tmp_path / "run.npz", normalised if model == "normalised" else model
@@ -89,7 +99,7 @@ def interrupted_after(monkeypatch, n_instants, wanted):
         return run(wanted), len(seen)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.label)
+@pytest.mark.parametrize("strategy", few(STRATEGIES, 1), ids=lambda s: s.label)
 def test_a_run_may_be_interrupted_at_any_time(strategy, normalised, monkeypatch, tmp_path):
     """Here gradients wait to be averaged, parameters are on their way, and servers' queues are not empty."""
     path = tmp_path / "run.npz"
@@ -186,6 +196,7 @@ def test_charged_evaluations_by_simulated_time_are_repeated(every, tmp_path):
     assert_same(ddlsim.resume(path, experiment(STRATEGIES[3], **more)), run(experiment(STRATEGIES[3], **more)))
 
 
+@pytest.mark.slow
 def test_without_jitter_many_things_happen_at_once(tmp_path):
     path = tmp_path / "run.npz"
     for strategy in STRATEGIES:
@@ -267,3 +278,26 @@ def test_what_cannot_be_saved_says_why(tmp_path):
     with pytest.raises(ConfigError, match=r"no such file; result.save"):
         ddlsim.resume(tmp_path / "run.npz", experiment())
     assert list(Path(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_strategy_continues_as_the_run_without_a_break(name, tmp_path):
+    """Saved after 7 updates (between evaluations), then after 10 (with one): what waits or is under way comes back."""
+    one, path = ALL[name], tmp_path / "run.npz"
+
+    def experiment(updates):
+        training = ddlsim.Training(
+            one.data, rate=0.05, evaluate_every=5, optimizer=ddlsim.Momentum(0.9), updates=updates
+        )
+        return ddlsim.Experiment(
+            STAR, one.model, one.strategy, one.batch_size, N_WORKERS, jitter=ddlsim.Lognormal(0.5), training=training
+        )
+
+    whole = run(experiment(N_UPDATES))
+    run(experiment(7)).save(path)
+    ddlsim.resume(path, experiment(10)).save(path)
+    continued = ddlsim.resume(path, experiment(N_UPDATES))
+    assert continued.params.tobytes() == whole.params.tobytes()
+    assert continued.history.equals(whole.history)
+    assert continued.recorder.updates == whole.recorder.updates
+    assert continued.recorder.staleness == whole.recorder.staleness

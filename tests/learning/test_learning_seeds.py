@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import few
 from learning_reference import STAR
 from scipy import stats
 
@@ -149,7 +150,7 @@ def test_a_curve_joins_evaluations_and_goes_as_far_as_the_last_seed():
     assert between["mean"].tolist() == pytest.approx(means)
 
 
-@pytest.mark.parametrize("x", ["time", "updates", "epoch", "nbytes"])
+@pytest.mark.parametrize("x", few(["time", "updates", "epoch", "nbytes"], 1))
 def test_learning_curves_are_drawn_over(x, tmp_path):
     several = made_up([0.0, 0.4, 0.8, 0.9], [0.2, 0.3, 0.4, 0.9])
     left, right = ddlsim.plot_learning({"several": several, "other": made_up([0.1, 0.2])}, tmp_path / "l.png", x=x)
@@ -164,6 +165,7 @@ def test_learning_curves_are_drawn_over(x, tmp_path):
     assert (tmp_path / "l.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_one_run_is_drawn_with_its_training_loss_and_target(tmp_path):
     result = ddlsim.simulate(experiment(target_accuracy=0.9))
     left, right = result.plot_learning(tmp_path / "l.pdf")
@@ -210,6 +212,7 @@ def test_what_does_not_fit_is_said(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_a_seed_that_fails_says_so():
     wrong = dataclasses.replace(experiment(), model="lenet5")
     with pytest.raises(ConfigError, match="samples of shape"):

@@ -43,6 +43,7 @@ def test_a_long_chain_does_not_recurse():
     assert value.read()[0] == 5000
 
 
+@pytest.mark.slow
 def test_computed_values_forget_their_inputs():
     plane = Plane()
     first = plane.constant(array(1))

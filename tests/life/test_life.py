@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,7 +133,8 @@ def naive(steps, every, cost, restart, repair, spares, failures):
     return now, lost
 
 
-@settings(deadline=None, max_examples=300)
+@pytest.mark.parametrize("share", seeds(1, 3))  # of 300 examples
+@settings(deadline=None, max_examples=100)
 @given(
     steps=st.lists(st.integers(1, 8), min_size=1, max_size=40),
     every=st.integers(1, 30),
@@ -144,7 +146,7 @@ def naive(steps, every, cost, restart, repair, spares, failures):
     failures=st.lists(st.integers(1, 400), max_size=12, unique=True).map(sorted),
 )
 def test_it_is_the_same_as_going_from_step_to_step(
-    tmp_path_factory, steps, every, stall, write, restart, repair, spares, failures
+    share, tmp_path_factory, steps, every, stall, write, restart, repair, spares, failures
 ):
     cost = Cost(float(stall), float(write), 2.0)
     file = trace(tmp_path_factory.mktemp("trace"), *((time + 0.5, 0, repair) for time in failures))
@@ -190,7 +192,8 @@ def test_weibull_failures_have_the_mean_and_are_as_seeded():
     assert next(Failures(1000.0).events(8, 2)) != next(Failures(1000.0).events(8, 1))
 
 
-def test_no_checkpoint_is_ever_reached():
+def test_no_checkpoint_is_ever_reached(monkeypatch):
+    monkeypatch.setattr("ddlsim.life.life.HOPELESS", 1000)
     with pytest.raises(DdlsimError, match="no checkpoint is reached"):
         live(even(1000, 10.0, every=5000.0), Failures(1.0, restart=0.0, repair=0.0), 1, math.inf)
 
@@ -251,9 +254,10 @@ def test_traces_are_read_strictly(tmp_path, text, says):
         Failures(trace=tmp_path / "missing.csv").events(4)
 
 
-@settings(deadline=None, max_examples=200)
+@pytest.mark.parametrize("share", seeds(1, 4))  # of 200 examples
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
-def test_a_pace_and_its_reverse(data):
+def test_a_pace_and_its_reverse(share, data):
     parts = data.draw(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([0.0, 0.25, 1.0])), max_size=6))
     rate = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
     clock, work = [0.0, 0.0], [0.0, 0.0]
@@ -271,6 +275,7 @@ def test_a_pace_and_its_reverse(data):
     assert STEADY.until(7.3) == STEADY.when(7.3) == 7.3
 
 
+@pytest.mark.slow
 def test_failures_are_not_drawn_without_limit(monkeypatch):
     monkeypatch.setattr("ddlsim.life.failures.MOST", 1000)
     with pytest.raises(ConfigError, match=r"more than 1,000 failures of 3 parts in .*; shorten the run's max_time"):

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,14 +108,15 @@ def naive(steps, every, cost, restart, repair, spares, warning, failures):
     return now, lost
 
 
-@settings(deadline=None, max_examples=400)
+@pytest.mark.parametrize("share", seeds(1, 4))  # of 400 examples
+@settings(deadline=None, max_examples=100)
 @given(
     steps=st.lists(st.integers(1, 8), min_size=1, max_size=40), every=st.integers(1, 30), stall=st.integers(0, 3),
     write=st.integers(0, 4), restart=st.integers(0, 6), repair=st.integers(0, 40), spares=st.integers(0, 3),
     warning=st.integers(0, 20), failures=st.lists(st.integers(21, 400), max_size=12, unique=True).map(sorted),
 )  # fmt: skip
 def test_it_is_the_same_as_going_from_step_to_step(
-    tmp_path_factory, steps, every, stall, write, restart, repair, spares, warning, failures
+    share, tmp_path_factory, steps, every, stall, write, restart, repair, spares, warning, failures
 ):
     cost = Cost(float(stall), float(write), 2.0)
     times = [time + 0.5 for time in failures]

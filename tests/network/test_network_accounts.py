@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draws import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,9 +117,10 @@ def traffic(draw):
     return Paths(capacity, latency, paths), starts, nbytes, draw(st.lists(st.floats(0.0, 60.0), max_size=6))
 
 
+@pytest.mark.parametrize("share", seeds(1, 3))  # of 150 examples
 @given(traffic())
-@settings(max_examples=150, deadline=None)
-def test_reading_at_any_time_is_the_integral_of_the_rates(case):
+@settings(max_examples=50, deadline=None)
+def test_reading_at_any_time_is_the_integral_of_the_rates(share, case):
     """Between two stops at which nothing starts or ends, a channel gains its flows' rates times the time."""
     fabric, starts, nbytes, stops = case
     network = Network(fabric, record=True)
@@ -173,8 +175,9 @@ FABRICS = {
     st.sampled_from([all_reduce.ring(8), all_reduce.double_binary_tree(8, n_segments=4), build("gloo_ring", 8)]),
     st.lists(st.floats(0.0, 0.05), min_size=1, max_size=5),
 )
-@settings(max_examples=80, deadline=None)
-def test_collectives_can_be_read_anywhere(name, schedule, stops):
+@pytest.mark.parametrize("share", seeds(1, 4))  # of 80 examples
+@settings(max_examples=20, deadline=None)
+def test_collectives_can_be_read_anywhere(share, name, schedule, stops):
     """With and without replayed rounds, which begin long before they are booked."""
     read = []
     for replay in (0, 1):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draws import few, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,7 +123,7 @@ def test_overheads_add_to_the_latency_of_every_step(kind, name, overhead):
         "gloo_ring",
     ],
 )
-@pytest.mark.parametrize("n_ranks", [3, 6, 15, 16])
+@pytest.mark.parametrize("n_ranks", few([3, 6, 15, 16], 2, start=1))
 def test_contended_schedules_agree_with_the_plain_executor(algorithm, n_ranks):
     hosts = [r // 3 for r in range(n_ranks)] if n_ranks % 3 == 0 else [r // 4 for r in range(n_ranks)]
     schedule = build(algorithm, n_ranks, nbytes=3e6, hosts=hosts)
@@ -169,9 +170,10 @@ def schedules(draw):
     return Schedule(n_ranks, n_chunks, tuple(lanes), None if weight is None else np.array(weight)), entry
 
 
+@pytest.mark.parametrize("share", seeds(1, 3))  # of 150 examples
 @given(schedules(), st.sampled_from([(1.0, 0.1, 0.0), (0.37, 1.0, 0.2), (0.0, 1.0, 0.0)]))
-@settings(max_examples=150, deadline=None)
-def test_random_schedules_agree_with_the_plain_executor(case, model):
+@settings(max_examples=50, deadline=None)
+def test_random_schedules_agree_with_the_plain_executor(share, case, model):
     schedule, entry = case
     end = run(cluster(schedule.n_ranks, *model[:2], model[2]), schedule, 5.0, entry)
     np.testing.assert_allclose(end, execute(schedule, 5.0, *model, entry), rtol=1e-9)

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from draws import seeds
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -115,10 +116,11 @@ def served_at_one_instant():
     return cluster, Schedule(2, 4, ((alone, to_1), (to_0, alone, alone)), chunk_weight=weight), [0.0, 0.0]
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("share", seeds(1, 5))  # of 300 examples
+@settings(max_examples=60, deadline=None)
 @example(served_at_one_instant())
 @given(cases())
-def test_repeated_rounds_are_the_rounds_written_out(case):
+def test_repeated_rounds_are_the_rounds_written_out(share, case):
     cluster, schedule, joins = case
     repeated = ends(cluster, schedule, 1e6, joins)
     np.testing.assert_allclose(repeated, ends(cluster, written_out(schedule), 1e6, joins), rtol=1e-9)

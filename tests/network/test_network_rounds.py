@@ -5,6 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from draws import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,14 +105,15 @@ def rings(draw):
     return rings_of(orders, counts, latencies, repeats)
 
 
+@pytest.mark.parametrize("share", seeds(1, 4))  # of 100 examples
 @given(
     st.sampled_from(CLUSTERS),
     st.lists(rings(), min_size=1, max_size=2),
     st.sampled_from([1e5, 3.7e7, 1e8 / 3, 1e10]),
     st.lists(st.floats(0.0, 0.2), max_size=3),
 )
-@settings(max_examples=100, deadline=None)
-def test_rounds_of_several_instants_keep_every_bit(name, schedules, nbytes, horizons):
+@settings(max_examples=25, deadline=None)
+def test_rounds_of_several_instants_keep_every_bit(share, name, schedules, nbytes, horizons):
     same(cluster(name), schedules, nbytes, horizons)
 
 

@@ -5,24 +5,17 @@ import dataclasses
 import networkx as nx
 import numpy as np
 import pytest
+from bundled_strategies import some
+from draws import latin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddlsim
-from ddlsim import Affine, AllReduce, Background, Experiment, Job, LinkFault, LocalSGD, Lognormal, Measured
+from ddlsim import Affine, AllReduce, Background, Experiment, Job, LinkFault, Lognormal, Measured
 from ddlsim.cluster import Cluster, fat_tree, leaf_spine, torus, with_detail
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network
-from ddlsim.strategies import (
-    ADPSGD,
-    FSDP,
-    AsyncParameterServer,
-    GossipSGD,
-    Parallel,
-    ParameterServer,
-    SoftSync,
-)
 
 GB = 1e9
 UNIT = {"bandwidth": 1.0, "latency": 1e-6}
@@ -95,21 +88,10 @@ def test_spraying_is_one_link_as_wide_as_all(draw, algorithm):
 
 
 STEPS = {"compute": Affine("20 ms", "1 ms"), "steps": 4, "warmup": 1}
-STRATEGIES = {
-    "all-reduce": AllReduce("halving_doubling"),
-    "local": LocalSGD(2),
-    "server": ParameterServer(2, "colocated"),
-    "asynchronous": AsyncParameterServer(2, "colocated"),
-    "soft": SoftSync(2, placement="colocated"),
-    "gossip": GossipSGD(),
-    "ad-psgd": ADPSGD(),
-    "fsdp": FSDP(micro_batch=1),
-    "pipeline": Parallel(pipeline=2, micro_batch=2),
-}
+STRATEGIES = some("halving local server asynchronous soft gossip ad-psgd fsdp pipeline")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("draw", [lag, planes, spines], ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize(("draw", "strategy"), latin([lag, planes, spines], STRATEGIES))
 def test_so_are_runs(draw, strategy):
     """Planned steps, servers, asynchronous workers and peers; with jitter, so that messages start at any time."""
     times = [
@@ -226,6 +208,7 @@ def test_random_networks_shares_add_up(seed):
 # ------------------------------------------------------------ what else there is
 
 
+@pytest.mark.slow
 def test_known_costs_book_their_bytes_on_all_paths():
     """`cost="nccl"`: a link that carried everything would take longer than the tuner expects."""
     runs = [

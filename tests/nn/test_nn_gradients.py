@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draws import slow
 
 from ddlsim.nn.network import Network, build_network
 
@@ -93,7 +94,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("n", [3, 18])  # less than one block of lanes, and more
+@pytest.mark.parametrize("n", [slow(3), 18])  # less than one block of lanes, and more
 def test_gradient_equals_central_differences(tmp_path: Path, name: str, n: int):
     shape, layers = LAYERS[name]
     check_gradient(build_network(write_model(tmp_path, shape, layers), 1, np.float64), n)
@@ -122,7 +123,7 @@ def test_layers_of_tokens(tmp_path: Path, name: str):
     check_gradient(build_network(write_model(tmp_path, "[5]", TOKENS[name]), 1, np.float64), 4)
 
 
-@pytest.mark.parametrize("name", ["lenet5", "digits-cnn", "char-transformer", "clicks-dlrm"])
+@pytest.mark.parametrize("name", ["lenet5", "digits-cnn", slow("char-transformer"), "clicks-dlrm"])
 def test_bundled_models(name: str):
     check_gradient(build_network(name, 1, np.float64), 5)
 

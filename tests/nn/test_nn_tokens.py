@@ -79,6 +79,7 @@ def test_parameters_lie_as_the_model_counts_them():
     assert [slot.stop - slot.start for slot in network.slots] == sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [ddlsim.AllReduce(), ddlsim.AsyncParameterServer()])
 def test_a_transformer_learns(strategy):
     training = ddlsim.Training("sentences", optimizer=ddlsim.Adam(), rate=0.003, updates=60, evaluate_every=60)

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from draws import rows
 from plan_examples import changed, with_value, without, workload
 from split_models import chain
 
@@ -96,7 +97,7 @@ def test_steps_after_the_first_are_alike(order, p, m, data):
 
 @pytest.mark.parametrize("more", [{}, {"recompute": True}, {"buckets": per_layer}, {"buckets": ddp_buckets}])
 @pytest.mark.parametrize("data", [1, 3])
-@pytest.mark.parametrize(("order", "p", "m"), KINDS)
+@pytest.mark.parametrize(("order", "p", "m"), rows(KINDS, 2))
 def test_they_are_proved(order, p, m, data, more):
     chunks = balanced(workload("resnet18"), p)
     pipeline(chunks, Mesh(data=data, pipeline=p), m, order, steps=4, **more).check()

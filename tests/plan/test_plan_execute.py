@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from draws import seeds
+from draws import few, pairwise, rows, seeds
 from plan_examples import changed, hand_made, random_plan, two_ranks, workload
 
 import ddlsim
@@ -17,7 +17,7 @@ from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
 from ddlsim.run.plans import plan_of_run
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
-from ddlsim.strategies.plans import nodes_of_plan, plan_of
+from ddlsim.strategies import contract
 from ddlsim.workload.buckets import one_bucket, per_layer
 
 CASES = [
@@ -39,7 +39,7 @@ CASES = [
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("uneven", [False, True])
-@pytest.mark.parametrize(("name", "workers", "model", "algorithm", "overlap"), CASES)
+@pytest.mark.parametrize(("name", "workers", "model", "algorithm", "overlap"), rows(CASES, 2))
 def test_a_plan_takes_as_long_as_the_run(name, workers, model, algorithm, overlap, uneven, accumulation):
     cluster = ddlsim.load_cluster(name)
     workers = min(workers, len(cluster.workers))
@@ -49,7 +49,7 @@ def test_a_plan_takes_as_long_as_the_run(name, workers, model, algorithm, overla
         cluster, model, strategy, batch_size=8, workers=workers, steps=3, warmup=0, speed=speed,
         accumulation=accumulation,
     )  # fmt: skip
-    plan = plan_of(strategy, result.workloads, steps=3, accumulation=accumulation)
+    plan = contract.of(strategy).plan(result.workloads, 3, accumulation)
     plan.check()
     run = plan.execute(cluster, algorithm)
     simulated = [time for time, _ in result.recorder.updates]
@@ -62,7 +62,7 @@ def test_a_plan_takes_as_long_as_the_run(name, workers, model, algorithm, overla
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("overlap", ["none", "layer", "ddp", DdpBuckets("5 MB", "1 MB")])
+@pytest.mark.parametrize("overlap", few(["none", "layer", "ddp", DdpBuckets("5 MB", "1 MB")], 2, start=1))
 @pytest.mark.parametrize(
     ("name", "workers", "model"), [("cloud-25g-16x8-v100", 10, "resnet50"), ("lab-heterogeneous", 4, "alexnet")]
 )
@@ -75,7 +75,7 @@ def test_a_sharded_plan_takes_as_long_as_the_run(name, workers, model, overlap, 
         cluster, model, strategy, batch_size=8, workers=workers, steps=3, warmup=0, accumulation=accumulation,
         jitter=jitter, seed=3,
     )  # fmt: skip
-    plan = plan_of(strategy, result.workloads, 4, accumulation)
+    plan = contract.of(strategy).plan(result.workloads, 4, accumulation)
     plan.check()
     drawn = [list(itertools.islice(factors(jitter, 3, rank), 4 * accumulation)) for rank in range(workers)]
     plan = with_factors(plan, np.array(drawn).reshape(workers, 4, accumulation))
@@ -220,14 +220,20 @@ def test_algorithms_by_kind():
         plan.execute("minicluster", {"push_pull": "ring"})
 
 
-@pytest.mark.parametrize("overlap", ["none", "layer", "ddp", "horovod", "priority"])
-@pytest.mark.parametrize(("name", "workers", "servers"), [("minicluster", 3, 1), ("cloud-25g-16x8-v100", 8, 3)])
-@pytest.mark.parametrize(("reduction", "algorithm"), [(False, "direct"), (True, "tree"), ("star", "star")])
-def test_parameter_servers_as_a_plan(overlap, name, workers, servers, reduction, algorithm):
+@pytest.mark.parametrize(
+    ("overlap", "where", "how"),
+    pairwise(
+        ["none", "layer", "ddp", "horovod", "priority"],
+        [("minicluster", 3, 1), ("cloud-25g-16x8-v100", 8, 3)],
+        [(False, "direct"), (True, "tree"), ("star", "star")],
+    ),
+)
+def test_parameter_servers_as_a_plan(overlap, where, how):
+    (name, workers, servers), (reduction, algorithm) = where, how
     cluster = ddlsim.load_cluster(name)
     strategy = ddlsim.ParameterServer(servers, "own", overlap, reduction)
     result = ddlsim.simulate(cluster, "alexnet", strategy, workers=workers, steps=3, warmup=0, batch_size=8)
-    plan = plan_of(strategy, result.workloads, 3)
+    plan = contract.of(strategy).plan(result.workloads, 3, 1)
     plan.check()
     nodes = cluster.workers[:workers].tolist()
     run = plan.execute(cluster, {"push_pull": algorithm}, nodes=nodes + server_nodes(cluster, nodes, servers, "own"))
@@ -307,7 +313,7 @@ def test_jitter_is_a_factor_of_each_micro_batch():
             cluster, "alexnet", strategy, workers=4, steps=3, warmup=0, accumulation=2, jitter=jitter, seed=7
         )
         drawn = [list(itertools.islice(factors(jitter, 7, rank), 6)) for rank in range(4)]
-        plan = plan_of(strategy, result.workloads, 3, 2)
+        plan = contract.of(strategy).plan(result.workloads, 3, 2)
         times = with_factors(plan, np.array(drawn).reshape(4, 3, 2)).execute(cluster).step_ends.max(axis=0)
         assert times == pytest.approx([time for time, _ in result.recorder.updates], rel=1e-12)
         assert plan.execute(cluster).seconds != pytest.approx(times[-1], rel=1e-3)
@@ -334,12 +340,14 @@ class Renamed(AllReduce):
     ("strategy", "more", "text"),
     [
         (ddlsim.ParameterServer(placement="colocated", work=ddlsim.ServerWork()), {}, "with work is not a table"),
-        (ddlsim.AsyncParameterServer(placement="colocated"), {}, "the step of .* is not a table yet"),
+        (ddlsim.AsyncParameterServer(placement="colocated"), {}, "the step of .* has no static task graph"),
         (
-            ddlsim.DPSGD(), {}, "the step of .* is not a table yet; those of AllReduce, EmbeddingParallel, "
-            "ExpertParallel, FSDP, Hybrid, LocalSGD, Parallel, ParameterServer and ShardedUpdate are$",
+            ddlsim.DPSGD(),
+            {},
+            "the step of .* has no static task graph; those of AllReduce, EmbeddingParallel, "
+            "ExpertParallel, FSDP, Hybrid, LocalSGD, Parallel, ParameterServer and ShardedUpdate have$",
         ),
-        (Later(), {}, "is not a table yet"),
+        (Later(), {}, "has no static task graph"),
         (AllReduce(), {"compression": ddlsim.TopK(0.1)}, "the step with compression is not a table yet"),
     ],
 )
@@ -362,7 +370,7 @@ def test_local_steps_take_as_long_as_simulated(accumulation):
         "minicluster", "alexnet", strategy, steps=5, warmup=0, workers=4, speed=[1.0, 0.5, 2.0, 1.0],
         accumulation=accumulation,
     )  # fmt: skip
-    run = plan_of(strategy, result.workloads, 5, accumulation).execute(result.cluster)
+    run = contract.of(strategy).plan(result.workloads, 5, accumulation).execute(result.cluster)
     assert run.step_ends.max(axis=0)[4] == pytest.approx(result.recorder.updates[4][0], rel=1e-12)
     assert run.seconds == pytest.approx(result.end_time, rel=1e-12)
 
@@ -375,6 +383,6 @@ def test_step_times_of_an_execution_are_those_of_the_run(strategy):
     """Steps of local SGD end with their averages; that servers have no weights to wait for is no matter."""
     batch = 64 if isinstance(strategy, ddlsim.FSDP) else 16
     result = ddlsim.simulate("minicluster", "alexnet", strategy, batch, workers=4, steps=6, warmup=0)
-    nodes = nodes_of_plan(strategy, result.cluster, result.nodes.tolist())
+    nodes = contract.of(strategy).plan_nodes(result.cluster, result.nodes.tolist())
     run = plan_of_run(result.experiment, result.workloads, 7).execute("minicluster", "ring", nodes=nodes)
     assert run.step_times[:6] == pytest.approx(result.step_times, rel=1e-9)

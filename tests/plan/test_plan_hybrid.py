@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from draws import few
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ddlsim import ConfigError, Hybrid, load_cluster, load_model, simulate
@@ -123,7 +124,7 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("groups", LAYOUTS, ids=str)
+@pytest.mark.parametrize("groups", few(LAYOUTS, 4), ids=str)
 @pytest.mark.parametrize("buckets", [one_bucket, per_layer])
 def test_plans_are_proved_and_the_network_counts_what_the_formula_says(chain: Model, groups, buckets):
     n, workload = 6, workload_of(chain, 5)

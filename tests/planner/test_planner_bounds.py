@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from draws import slow
 
 from ddlsim import (
     ADPSGD,
@@ -57,7 +58,7 @@ def options(name: str, step: float, compressions: list[object] | None = None) ->
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-@pytest.mark.parametrize("step", [1e-5, 1e-3, 1e-1])
+@pytest.mark.parametrize("step", [slow(1e-5), 1e-3, slow(1e-1)])
 def test_no_simulation_beats_its_bound(name: str, step: float) -> None:
     packed = [None, TopK(0.01), FP16()] if (name, step) == ("switch", 1e-5) else [None]
     for candidate in options(name, step, packed):

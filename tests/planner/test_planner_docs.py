@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_runs(capsys):
     namespace = {"__name__": "planning"}
     first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

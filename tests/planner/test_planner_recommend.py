@@ -7,6 +7,7 @@ import json
 import math
 
 import pytest
+from draws import few
 
 import ddlsim
 from ddlsim import AllReduce, Experiment, LocalSGD, Measured, Momentum, ParameterServer, Target, TopK, Training
@@ -67,7 +68,7 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", few(TARGETS, 2))
 def test_the_choice_is_that_of_an_exhaustive_search(name: str) -> None:
     target = TARGETS[name]
     found, wanted = plan(target), exhaustive(target)
@@ -218,6 +219,7 @@ def test_a_plan_says_what_no_run_of_the_model_simulates() -> None:
     assert not [note for note in plan(workers=[4]).notes if "is not simulated" in note]
 
 
+@pytest.mark.slow
 def test_several_clusters() -> None:
     """The second cluster has a hundredfold network and is ten times as dear: fastest or cheapest decides."""
     fast = load_cluster(star(8, bandwidth="100 Gbit/s", latency="1 us")).with_costs(price="36 USD/h")
@@ -233,6 +235,7 @@ def test_clusters_of_the_same_name_are_told_apart() -> None:
     assert str(found.best).startswith("8 workers of star-8 (2)")
 
 
+@pytest.mark.slow
 def test_usual_strategies_have_a_server_on_each_machine() -> None:
     found = plan(strategies=None, compressions=[None], workers=[1, 2, 4, 8])
     servers = [f.candidate for f in found.found if f.candidate.strategy == "parameter server (1 per machine)"]
@@ -318,6 +321,7 @@ def test_targets_that_make_no_sense(fields: dict[str, object], text: str) -> Non
         Target(**fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_failures_decide_and_the_plan_says_how_to_live_with_them():
     """By goodput 16 GPUs that fail seldom; the interval is near Daly's, and a spare pays where repairs take hours."""
     failures = ddlsim.Failures("300 h", per="host", repair="5 h", restart="5 min")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from draws import seeds
+from draws import few, seeds, slow
 
 import ddlsim
 from ddlsim import (
@@ -111,8 +111,8 @@ def chosen(target: Target, found: Sequence[Found]) -> Found:
     return only
 
 
-@pytest.mark.parametrize("step", ["2 s", "1 ms"])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("step", ["2 s", slow("1 ms")])
+@pytest.mark.parametrize("name", few(TARGETS, 3))
 def test_the_choice_is_that_of_an_exhaustive_search(name: str, step: str) -> None:
     """Among workers, strategies and two clusters, with ties everywhere (2 s) and hardly any (1 ms)."""
     target, options = TARGETS[name], {"strategies": STRATEGIES, "workers": [1, 2, 4, 8], "clusters": [DEAR, FAST]}

@@ -57,6 +57,7 @@ def test_arrows_of_one_chunk_do_not_lie_on_each_other():
         assert all(x != other or high < a or b < low for other, a, b in spans[:i])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gif", pytest.param(".webp", marks=pytest.mark.slow)])
 def test_pictures_that_move(tmp_path, suffix):
     path = tmp_path / f"ring{suffix}"
@@ -68,6 +69,7 @@ def test_pictures_that_move(tmp_path, suffix):
     assert again.read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_and_their_buttons_have_signs(tmp_path):
     build("ring", 2).animate(tmp_path / "ring.html")
     page = (tmp_path / "ring.html").read_text(encoding="utf-8")

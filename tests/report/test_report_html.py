@@ -166,6 +166,7 @@ def two_models():
     return Table(["model", "workers", "fabric.order"], members, outcomes)
 
 
+@pytest.mark.slow
 def test_models_do_not_compete_and_equal_ones_stand_once():
     """100 * 16 / 1.25 = 1,280 samples/s of resnet50 with 16 workers, whatever the order; ten times that of lenet5."""
     table = two_models()
@@ -187,6 +188,7 @@ def test_models_do_not_compete_and_equal_ones_stand_once():
     assert table.summary["model"].iloc[[row - 1 for row in rows]].eq("lenet5").all()
 
 
+@pytest.mark.slow
 def test_what_runs_cost_is_shown_where_they_have_an_end():
     """Four runs of 3 USD each."""
     words = " ".join(re.sub(r"<[^>]*>", " ", html_report(learners())).split())
@@ -232,6 +234,7 @@ class Pre(HTMLParser):
             self.blocks[-1] += data
 
 
+@pytest.mark.slow
 def test_the_same_study_gives_the_same_page():
     assert html_report(learners()) == html_report(learners())
 
@@ -245,6 +248,7 @@ def test_a_large_study_stays_small_on_disk():
     assert text.count("<tr id=") == 500 + 100
 
 
+@pytest.mark.slow
 def test_a_study_that_learns_is_ranked_by_its_target():
     text = html_report(learners())
     words = " ".join(re.sub(r"<[^>]*>", " ", text).split())
@@ -274,6 +278,7 @@ def test_values_of_any_kind_have_their_place():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_study_that_was_stopped_says_so():
     table = study(spoil=False)
     kept = {key: outcome for key, outcome in table.outcomes.items() if key.startswith("8-")}

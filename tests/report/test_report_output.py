@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from draws import few
 
 import ddlsim
 from ddlsim.cluster import star, with_storage
@@ -84,6 +85,7 @@ def test_trace_has_a_track_per_worker_and_busy_link(result, tmp_path):
     assert sum(e["dur"] for e in own) == pytest.approx(1e6 * total, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_trace_has_the_first_steps_and_says_what_it_leaves_out(tmp_path):
     """Of 40 workers and 9 steps: 32 and the first 4, exactly; the whole has everything, compressed if so named."""
     result = ddlsim.simulate("star-1024-10g", "lenet5", batch_size=8, workers=40, steps=8, warmup=1)
@@ -149,7 +151,7 @@ def test_scaling_plot_has_a_line_per_series_and_the_ideal():
 
 
 @pytest.mark.parametrize(
-    "name", ["dgx1-v100", "torus-3d", "fat-tree-k8-10g", "three-regions-wan", "cloud-25g-16x8-v100"]
+    "name", few(["dgx1-v100", "torus-3d", "fat-tree-k8-10g", "three-regions-wan", "cloud-25g-16x8-v100"], 2)
 )
 def test_every_kind_of_cluster_can_be_drawn(name, tmp_path):
     cluster_plot(ddlsim.load_cluster(name), tmp_path / "c.png")

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import few, seeds
 
 import ddlsim
 from ddlsim import Affine, Checkpoints, ConfigError, Elastic, Failures, Lognormal, Training
@@ -86,7 +87,7 @@ def test_every_strategy_goes_on_without_them(name, tmp_path):
     assert never.life.effective == 1.0
 
 
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("name", few(FREE, 3))
 def test_values_follow(name):
     training = Training("digits", rate=0.05, evaluate_every=20, updates=60 if name != "buffered" else 10)
     failures = Failures("30 s", per="device", repair="5 s", restart="1 s")
@@ -137,8 +138,9 @@ def random_world(seed, tmp_path):
     assert result.end_time < 200.0
 
 
-def test_random_failures_never_stop_a_run(tmp_path):
-    for seed in range(60):
+@pytest.mark.parametrize("third", seeds(1, 3))
+def test_random_failures_never_stop_a_run(third, tmp_path):
+    for seed in range(20 * third, 20 * third + 20):
         random_world(seed, tmp_path)
 
 
@@ -178,6 +180,7 @@ def test_a_run_of_some_steps_stands_for_a_month():
         assert any("30 days" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_the_short_cut_is_what_is_simulated():
     """Half a gradient for each crash, and a worker less meanwhile: against a run of 50,000 s."""
     failures, jitter = Failures("500 s", per="host", repair="40 s", restart="10 s"), Lognormal(0.2)
@@ -188,6 +191,7 @@ def test_the_short_cut_is_what_is_simulated():
     assert short.goodput == pytest.approx(long.goodput, rel=0.01)
 
 
+@pytest.mark.slow
 def test_other_lives_are_other_seeds():
     result = simulated(ddlsim.AsyncParameterServer(), Failures("40 s", repair="8 s"))
     with pytest.raises(ConfigError, match="simulate_seeds"):
@@ -290,7 +294,7 @@ def test_answers_of_before_do_not_count_for_what_comes_after(tmp_path):
     assert min(made) > 10
 
 
-@pytest.mark.parametrize("name", FREE)
+@pytest.mark.parametrize("name", few(FREE, 1))
 def test_notes_ask_for_nothing_that_is_refused_or_given(name):
     failures = Failures("40 s", per="host", repair="8 s", restart="2 s")
     notes = [*simulated(FREE[name], failures, max_time="60 s", steps=10**6).notes]

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import few, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,7 +110,7 @@ def by_hand(turns, n_start, rate_of):
     return params
 
 
-@pytest.mark.parametrize("rate", ["same", "linear", "square-root"])
+@pytest.mark.parametrize("rate", few(["same", "linear", "square-root"], 1))
 def test_survivors_learn_what_they_would_alone(tmp_path, rate):
     failures = traced(tmp_path, (33.0, 3, 1e9), (77.0, 1, 1e9))
     result = ddlsim.simulate(learning(failures, Elastic(1, rejoin="5 s", rate=rate)))
@@ -154,10 +155,10 @@ def test_the_batch_of_all_can_stay(tmp_path):
 
 @pytest.mark.parametrize(
     "strategy",
-    [
+    few([
         AllReduce("ring"), ddlsim.ParameterServer(), ddlsim.LocalSGD(2), ddlsim.DPSGD(), ddlsim.SlowMo(),
         ddlsim.BackupWorkers(1),
-    ],
+    ], 3),
     ids=lambda each: type(each).__name__,
 )  # fmt: skip
 def test_every_strategy_of_replicas_has_it(tmp_path, strategy):
@@ -171,9 +172,10 @@ def test_every_strategy_of_replicas_has_it(tmp_path, strategy):
     assert life.useful + life.lost + life.down == pytest.approx(life.end)
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("share", seeds(1, 4))  # of 100 examples
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_times_add_up_whatever_fails(data, tmp_path_factory):
+def test_times_add_up_whatever_fails(share, data, tmp_path_factory):
     """Random worlds: no dead end, all seconds accounted for, groups of the workers that are there."""
     rows = data.draw(
         st.lists(st.tuples(st.floats(1.0, 900.0), st.integers(0, 3), st.floats(0.0, 300.0)), max_size=12)
@@ -194,6 +196,7 @@ def test_times_add_up_whatever_fails(data, tmp_path_factory):
         assert life.effective == 1.0
 
 
+@pytest.mark.slow
 def test_a_month_and_its_lives():
     result = ddlsim.simulate(timed())
     assert result.life.end == DAYS
@@ -322,6 +325,7 @@ def test_a_group_never_has_more_than_the_batch_of_all(tmp_path):
             assert most - n_workers < n_workers * elastic.batch_size(batch_size, n_workers, 8) <= most
 
 
+@pytest.mark.slow
 def test_faults_are_on_the_clock_of_the_training(tmp_path):
     """They are not restarted with each group, and follow the workers whose ranks change."""
     rows = (100.0, 0, 200.0), (500.0, 1, 100.0)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,9 +125,10 @@ def test_those_who_are_left_learn_from_the_checkpoint_on(tmp_path, strategy, of_
     assert life.steps == same.life.steps == 12
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("share", seeds(1, 4))  # of 100 examples
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_times_add_up_whatever_fails(data, tmp_path_factory):
+def test_times_add_up_whatever_fails(share, data, tmp_path_factory):
     rows = data.draw(
         st.lists(st.tuples(st.floats(1.0, 900.0), st.integers(0, 3), st.floats(0.0, 300.0)), max_size=12)
     )

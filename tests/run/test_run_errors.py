@@ -249,6 +249,7 @@ def test_days_are_a_unit_of_time():
     assert ddlsim.Experiment("office-1gbe", max_time="5 d").max_time == 5 * 86400.0
 
 
+@pytest.mark.slow
 def test_packages_are_reachable_as_documented():
     program = "import ddlsim; print(ddlsim.planner.guidelines.__name__, ddlsim.plan.Plan.__name__)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from draws import few, seeds
 
 import ddlsim
 from ddlsim import (
@@ -66,7 +67,7 @@ EVENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", EVENTS)
+@pytest.mark.parametrize("name", few(EVENTS, 4))
 def test_an_event_happens_once(model, name):
     changes, steps = EVENTS[name]
     result = lived(model, **changes)
@@ -147,6 +148,7 @@ def test_what_is_learnt_comes_when_it_came(model):
     assert life.useful == pytest.approx(life.end - life.lost - life.down)
 
 
+@pytest.mark.slow
 def test_random_faults_come_all_the_time(model):
     """A machine of four is slow for half of the time: the slowest counts, but in a sixteenth of it."""
     result = lived(model, faults=[RandomFaults("500 s", "500 s", factor=2.0)], max_time="200000 s")
@@ -183,7 +185,7 @@ def drawn(draw, graph, seconds):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 40))])
+@pytest.mark.parametrize("seed", seeds(3, 40))
 def test_a_lifetime_is_what_a_run_to_its_end_is(model, seed):
     """Whatever happens: as many steps as if all of it had been simulated, but for those in which something begins."""
     draw = random.Random(f"events {seed}")

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from bundled_strategies import some
+from draws import few
 
 import ddlsim
 from ddlsim import Cache, Input, Measured
@@ -35,7 +37,7 @@ def run(input=None, strategy=None, on=None, *, compute=0.05, steps=20, warmup=10
 # ---------------------------------------------------------------- buffers
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
+@pytest.mark.parametrize("prefetch", few([0, 1, 2, 4], 2, start=1))
 @pytest.mark.parametrize(
     ("fetch", "prep", "compute"),
     [
@@ -77,25 +79,15 @@ def test_a_buffer_hides_what_varies():
 
 # ---------------------------------------------------------------- what is shared
 
-STRATEGIES = [
-    ddlsim.AllReduce("ring"),
-    ddlsim.LocalSGD(4),
-    ddlsim.ParameterServer(placement="colocated"),
-    ddlsim.AsyncParameterServer(placement="colocated"),
-    ddlsim.KSync(3, placement="colocated"),
-    ddlsim.StaleSynchronous(2, placement="colocated"),
-    ddlsim.ADPSGD(),
-    ddlsim.GossipSGD(0.1),
-    ddlsim.DPSGD(),
-]
+STRATEGIES = some("ddp local server asynchronous k-sync stale ad-psgd gossip neighbours")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
-def test_workers_of_every_strategy_share_the_storage(strategy):
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_workers_of_every_strategy_share_the_storage(name):
     """Four workers that read 32 MB a step from disks of 1 GB/s take 128 ms for it, whatever they do besides."""
-    result = run({"prefetch": 4}, strategy, cluster(4), compute=0.01, steps=40)
+    result = run({"prefetch": 4}, STRATEGIES[name], cluster(4), compute=0.01, steps=40)
     rate = BATCH / 0.032
-    cancelled = 4 / 3 if isinstance(strategy, ddlsim.KSync) else 1.0  # one of four gradients is not used
+    cancelled = 4 / 3 if name == "k-sync" else 1.0  # one of four gradients is not used
     assert result.throughput * cancelled == pytest.approx(rate, rel=0.03)
     assert result.shares["input"] > 0.85
     assert math.fsum(result.shares.values()) == pytest.approx(1.0)
@@ -287,6 +279,7 @@ def test_in_files(tmp_path):
     assert result.shares["input"] >= 0.0
 
 
+@pytest.mark.slow
 def test_what_the_page_shows_runs(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "storage.md").read_text(encoding="utf-8")
     namespace: dict[str, object] = {}
@@ -373,7 +366,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", few(SHARED, 1))
 @pytest.mark.parametrize("strategy", [ddlsim.AllReduce("ring", "none"), ddlsim.AsyncParameterServer()], ids=str)
 def test_jobs_share_what_serves_samples(name, strategy):
     """Two jobs of two workers each take what one of four workers takes: 0.128 instead of 0.064 s a step."""

@@ -75,6 +75,7 @@ def test_after_a_restart_the_weights_are_those_of_an_undisturbed_run_only_later(
     assert result.simulated_time == plain.end_time  # without what disturbs it
 
 
+@pytest.mark.slow
 def test_bytes_of_a_checkpoint_go_over_the_network():
     nbytes = 4 * 25_557_032 * 2  # weights and momentum in fp32
     result = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="h4")))
@@ -106,7 +107,8 @@ def test_it_is_said_everywhere():
     plain = json.loads(result.to_json())
     assert plain["life"]["end"] == 30 * 86_400.0
     assert plain["goodput"] == result.goodput
-    table = ddlsim.Study(experiment(), {"failures.spares": [0, 1], "checkpoints.every": ["5 min", "20 min"]}).run()
+    parameters = {"failures.spares": [0, 1], "checkpoints.every": ["5 min", "20 min"]}
+    table = ddlsim.Study(experiment(), parameters).run(jobs=1)
     assert table.frame["goodput"].nunique() == 4
     assert (table.frame["throughput"] == result.throughput).all()
 
@@ -143,12 +145,14 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes, says):
         ddlsim.simulate(experiment(**changes))
 
 
+@pytest.mark.slow
 def test_strategies_that_synchronise_have_lives():
     for strategy in (AllReduce("ring"), LocalSGD(period=4), ddlsim.ParameterServer(), ddlsim.DPSGD()):
         life = ddlsim.simulate(experiment(strategy=strategy, steps=8)).life
         assert 0.5 < life.effective < 1.0
 
 
+@pytest.mark.slow
 def test_the_best_interval_is_dalys():
     found = ddlsim.best_checkpoint_interval(
         experiment(
@@ -168,6 +172,7 @@ def test_the_best_interval_is_dalys():
         ddlsim.best_checkpoint_interval(experiment(failures=None))
 
 
+@pytest.mark.slow
 def test_what_the_page_shows_runs(tmp_path, capsys):
     page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text(encoding="utf-8")
     namespace = {}
@@ -178,6 +183,7 @@ def test_what_the_page_shows_runs(tmp_path, capsys):
     assert ddlsim.load_experiment(tmp_path / "run.toml").failures.spares == 2
 
 
+@pytest.mark.slow
 def test_spot_machines_are_cheaper_and_warn():
     cluster = CLUSTER.with_costs(price="3 USD/h")
     spot = {"failures": Failures("2 h", per="host", repair="5 min", warning="2 min", discount=0.6)}

@@ -77,6 +77,7 @@ def test_asynchronous_workers_of_a_rack_are_gone_at_once(tmp_path):
     assert len(result.life.events) == 2
 
 
+@pytest.mark.slow
 def test_a_month_of_failing_racks_has_the_availability_of_the_theory():
     """One rack of six machines, waited for: up 50 h, down 5 h, on average."""
     cluster = ddlsim.load_cluster(star(6, bandwidth="8 Gbit/s", latency=0.0))

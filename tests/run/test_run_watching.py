@@ -1,16 +1,14 @@
 """Runs that somebody outside of them ends, in every way that runs go: tables, lanes, processes; learning or not."""
 
 import pytest
+from bundled_strategies import some
 
 import ddlsim
 from ddlsim.runtime.watching import watched
 
 #: steps that take hours
 ENDLESS = 10_000_000
-STRATEGIES = [
-    ddlsim.AllReduce("ring"), ddlsim.LocalSGD(period=4), ddlsim.AsyncParameterServer(), ddlsim.ADPSGD(),
-    ddlsim.KSync(k=2), ddlsim.StaleSynchronous(slack=3),
-]  # fmt: skip
+STRATEGIES = some("ddp local asynchronous ad-psgd k-sync stale")
 
 
 class EnoughError(BaseException):
@@ -28,7 +26,7 @@ def after(n_calls):
     return check
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.label)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_watched_run_ends_where_the_watcher_says_so(strategy):
     with pytest.raises(EnoughError), watched(after(3)):
         ddlsim.simulate(

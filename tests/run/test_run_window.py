@@ -4,7 +4,7 @@ import pytest
 
 import ddlsim
 from ddlsim import Experiment, Measured, simulate
-from ddlsim.strategies.plans import cycle_length
+from ddlsim.strategies import contract
 
 CASE = {"batch_size": 32, "workers": 4, "compute": Measured("0.4 s", 32)}
 PERIODIC = [
@@ -27,7 +27,7 @@ def test_step_times_over_whole_periods(strategy, step_time):
 @pytest.mark.parametrize("strategy", PERIODIC, ids=lambda strategy: type(strategy).__name__)
 def test_more_cycles_do_not_change_the_default(strategy):
     """The default window gives the long-run step time: that of twenty times as many cycles."""
-    cycle = cycle_length(strategy)
+    cycle = contract.of(strategy).cycle_length
     by_default = simulate("office-1gbe", "resnet18", strategy, **CASE)
     assert not [note for note in by_default.notes if note.startswith("steps:")]
     warmup, steps = by_default.experiment.window
@@ -48,7 +48,7 @@ def test_a_field_of_another_meaning_is_no_cycle():
     class Own(ddlsim.AllReduce):
         period = "10 s"
 
-    assert cycle_length(Own()) == 1
+    assert contract.of(Own()).cycle_length == 1
 
 
 def test_scaling_and_studies_take_whole_cycles():

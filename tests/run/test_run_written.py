@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 from draws import seeds
 from typer.testing import CliRunner
+from worlds_generator import world
 
 import ddlsim
 from ddlsim.cli import app
 from ddlsim.errors import ConfigError
 from ddlsim.run.written import python_of, toml_of
-from tests.worlds.worlds_generator import world
 
 
 def _in_words(seed):
@@ -23,7 +23,7 @@ def _in_words(seed):
     return dataclasses.replace(experiment, **changes)
 
 
-@pytest.mark.parametrize("seed", seeds(8, 20))
+@pytest.mark.parametrize("seed", seeds(4, 20))
 def test_random_experiments_survive_the_way_through_text(seed, tmp_path):
     experiment = _in_words(seed)
     text = toml_of(experiment)

@@ -39,6 +39,7 @@ def test_everything_is_compiled_and_kept(compiled):
     assert compiled == []
 
 
+@pytest.mark.slow
 def test_the_command_says_where_and_how_much():
     ddlsim.warm_up()
     lines = CliRunner().invoke(cli.app, ["warm-up"], catch_exceptions=False).stdout.splitlines()

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from draws import few, rows
 
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Momentum, Parallel, Training, simulate
 from ddlsim.cluster import star
@@ -49,7 +50,7 @@ def test_the_slowest_stage_works_all_the_time(micro_batch):
         assert result.step_time == pytest.approx(batch_size / samples * slowest, rel=1e-6)
 
 
-@pytest.mark.parametrize("slow", [0, 1, 2, 3])
+@pytest.mark.parametrize("slow", few([0, 1, 2, 3], 1, start=1))
 @pytest.mark.parametrize("strategy", [
     Parallel(pipeline=4, data=2, order="pipedream"), Parallel(pipeline=4, data=2, order="2bw", micro_batch=2),
 ])  # fmt: skip
@@ -96,11 +97,11 @@ def by_hand(result, delays, n_replicas, momentum, rate):
     return versions[-1]
 
 
-@pytest.mark.parametrize(("strategy", "workers", "momentum"), [
+@pytest.mark.parametrize(("strategy", "workers", "momentum"), rows([
     (Parallel(pipeline=4, order="pipedream"), 4, 0.0), (Parallel(pipeline=2, order="pipedream"), 4, 0.9),
     (Parallel(pipeline=3, order="pipedream"), 3, 0.5), (Parallel(pipeline=2, order="2bw", micro_batch=4), 4, 0.0),
     (Parallel(pipeline=4, order="2bw", micro_batch=2), 4, 0.9), (Parallel(pipeline=1, order="2bw"), 2, 0.0),
-])  # fmt: skip
+], 2))  # fmt: skip
 def test_values_are_those_of_the_rule(strategy, workers, momentum):
     rate = 0.05
     data = workers // strategy.pipeline
@@ -129,7 +130,7 @@ def test_one_stage_is_synchronous():
 
 
 @pytest.mark.parametrize("order", ["pipedream", "2bw"])
-@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("p", few([2, 3, 4], 1, start=1))
 def test_a_quadratic_is_stable_up_to_the_bound_of_the_delay(order, p, tmp_path):
     """L w^2 / 2 with gradients of w tau updates ago: stable where eta L < 2 sin(pi / (2 (2 tau + 1))).
 
@@ -153,6 +154,7 @@ def test_a_quadratic_is_stable_up_to_the_bound_of_the_delay(order, p, tmp_path):
     assert losses[1.1][-1] > 10 * losses[1.1][1]
 
 
+@pytest.mark.slow
 def test_it_learns():
     result = simulate(
         "office-1gbe", "cifar-cnn", Parallel(pipeline=4, data=2, order="pipedream"),
@@ -177,8 +179,8 @@ def test_memory_has_all_versions():
     for order, versions in (("1f1b", (1, 1, 1, 1)), ("pipedream", (4, 3, 2, 1)), ("2bw", (2, 2, 2, 2))):
         strategy = Parallel(pipeline=4, order=order)
         for rank, n in enumerate(versions):
-            memory = strategy.stage(whole.workloads[0], rank, 4).memory
-            plain = Parallel(pipeline=4).stage(whole.workloads[0], rank, 4).memory
+            memory = strategy.stages(whole.workloads[:1] * 4)[rank].memory
+            plain = Parallel(pipeline=4).stages(whole.workloads[:1] * 4)[rank].memory
             assert memory.weights == n * plain.weights
             assert (memory.gradients, memory.optimizer) == (plain.gradients, plain.optimizer)
 

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from draws import rows
 
 import ddlsim
 from ddlsim import (
@@ -106,7 +107,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return captured.err
 
 
-@pytest.mark.parametrize(("name", "fields", "model", "batch_size", "text"), REFUSED)
+@pytest.mark.parametrize(("name", "fields", "model", "batch_size", "text"), rows(REFUSED, 8))
 def test_what_does_not_go_together(
     name: str, fields: dict[str, Any], model: str, batch_size: int, text: str, monkeypatch, capsys, tmp_path
 ) -> None:

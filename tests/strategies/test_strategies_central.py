@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import rows
 from strategies_reference import uniform_star
 
 from ddlsim import (
@@ -36,7 +37,7 @@ from ddlsim import (
     load_model,
     simulate,
 )
-from ddlsim.strategies import Strategy
+from ddlsim.strategies import Strategy, contract
 from ddlsim.workload import order_statistics
 from ddlsim.workload.jitter import Jitter
 
@@ -50,7 +51,7 @@ def run(
     cluster: Cluster | None = None, speed: list[float] | None = None, model: str = "digits-cnn",
 ) -> Result:  # fmt: skip
     """One-second steps; by default nothing but computing takes time."""
-    steps = math.ceil(updates / strategy.updates(1000, n) * 1000)
+    steps = math.ceil(updates / contract.of(strategy).updates(1000, n) * 1000)
     return simulate(
         cluster or uniform_star(n + 1, **FREE), model, strategy, 8, n, steps=steps, warmup=0,
         compute=Measured(compute, 8), jitter=jitter, speed=speed,
@@ -90,7 +91,7 @@ SYNCHRONOUS_FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "expected"), SYNCHRONOUS_FORMS)
+@pytest.mark.parametrize(("strategy", "expected"), rows(SYNCHRONOUS_FORMS, 3))
 def test_exponential_times(strategy: Strategy, expected: float) -> None:
     """(H_P - H_(P-K))/mu, or K/(P mu) where nobody stops: what is left of an exponential time is as long as new.
     Backup workers: the first N of N + b, (H_(N+b) - H_b)/mu."""

@@ -8,10 +8,11 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
+from draws import few
 
 from ddlsim import (
     FSDP,
@@ -57,10 +58,9 @@ from ddlsim.runtime import loop as loop_module
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.servers import server_nodes
-from ddlsim.strategies import Setting, Strategy
+from ddlsim.strategies import Setting, Strategy, contract
 from ddlsim.strategies.overlap import Overlap, overlap_named
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.stage import at_once
 
 OVERLAPS: dict[str, Overlap | str] = {
     "none": "none",
@@ -155,8 +155,8 @@ CLUSTER = cluster()
 
 def experiment(strategy: Strategy, *, jitter: bool = True, n: int = N, seed: int = 5) -> Experiment:
     """Four workers of unequal speed with jitter and a slow-down, or without any of these."""
-    batch_size = 8 * n if hasattr(strategy, "micro_batch_size") else 8  # of all workers together
-    measured = Measured(0.004, at_once(strategy, batch_size, n))
+    batch_size = 8 * n if contract.of(strategy).shares_batch else 8  # of all workers together
+    measured = Measured(0.004, contract.of(strategy).samples_at_once(batch_size, n))
     if not jitter:
         return Experiment(CLUSTER, "lenet5", strategy, batch_size, n, steps=3, warmup=1, compute=measured, seed=seed)
     return Experiment(
@@ -185,11 +185,16 @@ def even(name: str) -> Result:
     return run(experiment(STRATEGIES[name], jitter=False))
 
 
-each = pytest.mark.parametrize("name", STRATEGIES)
-each_synchronous = pytest.mark.parametrize("name", SYNCHRONOUS)
+def each(names: Iterable[str], start: int) -> pytest.MarkDecorator:
+    """Test every name. `make test` has a third, another one for each `start`.
+
+    These are all pairs of rule and algorithm, of rule and overlap, and of algorithm and overlap.
+    """
+    listed = list(names)
+    return pytest.mark.parametrize("name", few(listed, len(listed) // 3, start=start))
 
 
-@each
+@each(STRATEGIES, 0)
 def test_the_seed_decides_everything(name: str) -> None:
     """And that spans are kept changes nothing."""
     first = fingerprint(jittered(name))
@@ -213,7 +218,7 @@ def test_another_process_computes_the_same() -> None:
     assert done.stdout.split() == here
 
 
-@each
+@each(STRATEGIES, 1)
 def test_every_second_is_accounted_for(name: str) -> None:
     """compute + communication + waiting + idle = wall time for every worker; a worker is never idle, as these
     strategies leave it nothing else to do; its spans follow one another without gap or overlap."""
@@ -231,7 +236,7 @@ def test_every_second_is_accounted_for(name: str) -> None:
     assert sum(result.shares.values()) == pytest.approx(1.0, rel=1e-9)
 
 
-@each_synchronous
+@each(SYNCHRONOUS, 0)
 def test_computing_takes_what_the_workload_says(name: str) -> None:
     """Without jitter: 4 steps of 4 ms each (the priority queue has begun the fifth forward pass, and so have workers
     whose shards arrive, or which a server with work has answered before others)."""
@@ -277,7 +282,7 @@ def bytes_of(result: Result, strategy: Strategy, sizes: list[float]) -> np.ndarr
     return expected
 
 
-@pytest.mark.parametrize("name", [n for n in SYNCHRONOUS if "horovod" not in n and not n.startswith("auto")])
+@each([n for n in SYNCHRONOUS if "horovod" not in n and not n.startswith("auto")], 1)
 def test_every_byte_is_accounted_for(name: str) -> None:
     """Every channel has carried the messages of 4 steps' schedules over their routes, and nothing else."""
     strategy = SYNCHRONOUS[name]
@@ -323,7 +328,7 @@ def test_asynchronous_bytes(name: str) -> None:
         assert remote * nbytes / strategy.servers <= arrived <= most * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", [n for n, s in SYNCHRONOUS.items() if isinstance(s, AllReduce) and "(3" not in n])
+@each([n for n, s in SYNCHRONOUS.items() if isinstance(s, AllReduce) and "(3" not in n], 2)
 def test_one_worker_does_not_communicate(name: str) -> None:
     result = run(experiment(SYNCHRONOUS[name], jitter=False, n=1))
     assert result.n_messages == 0
@@ -335,14 +340,14 @@ def test_one_worker_does_not_communicate(name: str) -> None:
         assert result.throughput == pytest.approx(8 / 0.004, rel=1e-9)
 
 
-@each
+@each(STRATEGIES, 2)
 def test_workers_together_are_at_most_their_sum(name: str) -> None:
     result = even(name)
     assert 0.0 < result.throughput <= N * result.single_throughput * (1 + 1e-9)
     assert 0.0 < result.efficiency <= 1.0 + 1e-9
     assert result.speedup == pytest.approx(N * result.efficiency, rel=1e-9)
     assert not result.interrupted
-    assert len(result.recorder.updates) == STRATEGIES[name].updates(4, N)
+    assert len(result.recorder.updates) == contract.of(STRATEGIES[name]).updates(4, N)
 
 
 # ---------------------------------------------------------------- ends that are not the planned one
@@ -415,7 +420,7 @@ def test_an_interrupt_keeps_what_was_simulated(name: str, monkeypatch: pytest.Mo
         assert sum(seconds.values()) == pytest.approx(result.end_time, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["ring-ddp", "ring-none", "server-3-own-layer", "async-3-apply", *CENTRAL])
+@pytest.mark.parametrize("name", few(["ring-ddp", "ring-none", "server-3-own-layer", "async-3-apply", *CENTRAL], 6))
 def test_max_time_cuts_the_same_run_short(name: str) -> None:
     """Wherever the limit falls, into computing or into a transfer, what came before is the same run."""
     whole = jittered(name)

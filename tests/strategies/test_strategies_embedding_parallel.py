@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from draws import rows
 
 import ddlsim
 from ddlsim import AllReduce, ConfigError, EmbeddingParallel, Experiment, HostMemory, Training
@@ -45,10 +46,10 @@ def learned(strategy: object, workers: int, **training: object) -> ddlsim.Result
 
 @pytest.mark.parametrize(
     ("strategy", "workers"),
-    [
+    rows([
         (EmbeddingParallel(), 4), (EmbeddingParallel("row-wise"), 3), (EmbeddingParallel("column-wise"), 2),
         (EmbeddingParallel(bottom_mlp="one rank", indices="local"), 6), (EmbeddingParallel(data_parallel="1 kB"), 4),
-    ],
+    ], 2),
 )  # fmt: skip
 def test_the_weights_are_those_of_one_worker_with_the_whole_batch(strategy: EmbeddingParallel, workers: int):
     alone = learned(AllReduce(), 1)
@@ -57,6 +58,7 @@ def test_the_weights_are_those_of_one_worker_with_the_whole_batch(strategy: Embe
     assert np.abs(alone.params - result.monitor.learner.initial.read()).max() > 0.05
 
 
+@pytest.mark.slow
 def test_it_learns_what_is_clicked():
     result = learned(EmbeddingParallel(), 4, optimizer=Adam(), rate=0.01, updates=250)
     assert result.accuracy > 0.76  # half are clicks

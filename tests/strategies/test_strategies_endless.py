@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+from draws import slow
 
 import ddlsim
 from ddlsim.cluster import star
@@ -42,7 +43,7 @@ class LeavesOneOut(ddlsim.WithFabric):
         yield from worker.block(worker.loop.env.event(), "what nobody brings")
 
 
-@pytest.mark.parametrize("cost", ["simulated", "nccl"])
+@pytest.mark.parametrize("cost", ["simulated", slow("nccl")])
 def test_collectives_that_wait_for_a_worker_end_the_run(cost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[Communicator.__module__], "MOST_OPEN", 20)
     strategy = LeavesOneOut(cost=cost)

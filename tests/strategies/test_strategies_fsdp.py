@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from draws import few, slow
 
 import ddlsim
 from ddlsim import (
@@ -40,7 +41,7 @@ def trained(strategy, workers, batch_size, optimizer, model="digits-cnn", data="
     return simulate("lab-heterogeneous", model, strategy, batch_size, workers, seed=3, training=training)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(), Momentum(0.9), Adam()])
+@pytest.mark.parametrize("optimizer", few([SGD(), Momentum(0.9), Adam()], 1, start=2))
 def test_it_ends_with_the_weights_of_one_worker(optimizer):
     alone = trained(AllReduce(), 1, 64, optimizer)
     assert np.abs(alone.params - alone.monitor.learner.initial.read()).max() > 1e-3
@@ -50,6 +51,7 @@ def test_it_ends_with_the_weights_of_one_worker(optimizer):
         assert result.history["updates"].max() == 20
 
 
+@pytest.mark.slow
 def test_transformers_learn_with_it():
     one, four = (
         trained(strategy, workers, 16, Adam(), "char-transformer", "sentences")
@@ -58,7 +60,7 @@ def test_transformers_learn_with_it():
     np.testing.assert_allclose(four.params, one.params, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, 3))
 def test_a_run_is_its_plan_again_and_again(kind):
     result = simulate("dgx1-v100", "resnet18", KINDS[kind], batch_size=64, workers=4, steps=3, warmup=1)
     result.plan.check()
@@ -81,8 +83,7 @@ def nbytes_of_a_step(strategy, n, micro_batches, **more):
     return sent / (4.0 * runs[0].workloads[0].model.gradient_nbytes(1))
 
 
-@pytest.mark.parametrize("m", [1, 3])
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(("n", "m"), [slow(2, 1), slow(4, 1), (2, 3), slow(4, 3)])
 def test_bytes_by_stage(n, m):
     """(N - 1)/N (g + w) P of stages 1 and 2, (g + 2 w) P of stage 3; each micro-batch scatters its gradients from stage
     2 on, and gathers in stage 3."""
@@ -168,7 +169,7 @@ def test_the_last_product_of_a_layer_is_not_computed_again():
     spared = len(blocks(work.model.layers)) * work.forward[last:end].sum()
     assert seconds["full"] - seconds["early-stop"] == pytest.approx(spared)
     assert 0.2 < spared / (seconds["full"] - seconds["none"]) < 0.36
-    memory = [FSDP(recompute=each).stage_of(work, 0, 8).memory for each in ("full", "early-stop")]
+    memory = [FSDP(recompute=each).stages([work] * 8)[0].memory for each in ("full", "early-stop")]
     assert memory[0] == memory[1]
 
 
@@ -266,9 +267,7 @@ def test_it_is_written_in_a_file(tmp_path):
     assert load_experiment(path).strategy == FSDP(micro_batch=4, shard=4, recompute="full")
     other = path.read_text().replace("stage = 3", 'stage = 2\noverlap = { type = "ddp", cap = "1 MB" }')
     path.write_text(other.replace("shard = 4\n", ""))
-    assert load_experiment(path).strategy == FSDP(
-        stage=2, micro_batch=4, overlap=DdpBuckets("1 MB"), recompute="full"
-    )
+    assert load_experiment(path).strategy == FSDP(stage=2, micro_batch=4, overlap=DdpBuckets("1 MB"), recompute="full")
 
 
 def test_memory_that_is_too_small_is_told():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from draws import few
 
 from ddlsim import AllReduce, ConfigError, Hybrid, Training, load_experiment, load_model, simulate
 from ddlsim.plan.hybrid import kept_nbytes
@@ -14,7 +15,7 @@ def learned(strategy, batch_size):
     return result.params, result.history["accuracy"].tolist()
 
 
-@pytest.mark.parametrize("groups", ["balance", {"fc": 1}, {"conv1": 2, "conv2": 1, "fc": 2}], ids=str)
+@pytest.mark.parametrize("groups", few(["balance", {"fc": 1}, {"conv1": 2, "conv2": 1, "fc": 2}], 1, start=2), ids=str)
 def test_it_learns_what_data_parallelism_learns(groups):
     """Bit for bit, whoever computes the outputs."""
     names = [layer.name for layer in load_model("digits-cnn").layers if layer.n_params]

@@ -30,14 +30,6 @@ class Changing:
         return per_layer(workload)
 
 
-@dataclass(frozen=True)
-class Process(Own):
-    """A worker's life, as overlaps once were written."""
-
-    def work(self, worker, group):
-        yield worker
-
-
 def run(overlap, **more):
     return ddlsim.simulate("office-1gbe", "lenet5", ddlsim.AllReduce(overlap=overlap), 8, 4, steps=3, **more)
 
@@ -71,7 +63,6 @@ def test_buckets_are_enough():
         (Own("sizes"), r"Own\.buckets: must return ddlsim\.runtime\.Bucket objects"),
         (Own, "overlap = .*Own.*: must be one of none, layer, .* a frozen dataclass with a method buckets"),
         (object(), "overlap = .*: must be one of none, layer"),
-        (Process(), r"overlap = Process\(.*: nobody calls its method work; .* by a method plan"),
         (Changing(), r"overlap = .*Changing.*: can change; make it @dataclass\(frozen=True\)"),
         ("os:no_such", "overlap 'os:no_such': .*; write it 'package.module:Name'"),
     ],

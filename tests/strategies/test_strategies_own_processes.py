@@ -4,21 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from bundled_strategies import some
 
 from ddlsim import (
-    ADPSGD,
-    DPSGD,
-    FSDP,
     Affine,
     AllReduce,
-    AsyncParameterServer,
-    BackupWorkers,
-    GossipSGD,
-    KAsync,
-    LocalSGD,
-    OverlapLocalSGD,
-    ParameterServer,
-    StaleSynchronous,
     simulate,
 )
 from ddlsim.cluster import Host, star
@@ -41,14 +31,12 @@ def run(strategy):
     return simulate(cluster, "lenet5", strategy, 32, 4, steps=6, warmup=0, compute=Affine("1 ms", 0.0))
 
 
-STRATEGIES = [
-    AllReduce(), AllReduce("ring", "layer"), LocalSGD(2), OverlapLocalSGD(2), FSDP(), ParameterServer(),
-    BackupWorkers(1), DPSGD(), ADPSGD(), GossipSGD(), AsyncParameterServer(1, "colocated"), KAsync(2),
-    StaleSynchronous(2),
-]  # fmt: skip
+STRATEGIES = some(
+    "ddp layer local overlap-local fsdp server backup neighbours ad-psgd gossip asynchronous k-async stale"
+)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_who_only_looks_changes_nothing_and_sees_every_instant(strategy):
     seen = []
 
@@ -66,7 +54,7 @@ def test_who_only_looks_changes_nothing_and_sees_every_instant(strategy):
     assert updates[-1] >= 5
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_messages_of_ones_own_are_on_the_network(strategy):
     """While workers compute, a message has its links to itself; later it shares them with theirs."""
     sent = []

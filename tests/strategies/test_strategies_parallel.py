@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from draws import few
 
 import ddlsim
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
@@ -15,7 +16,7 @@ from ddlsim.plan.pipeline_orders import ORDERS
 from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import run
 from ddlsim.runtime import table_run
-from ddlsim.workload.stage import stages_of
+from ddlsim.strategies import contract
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
@@ -23,11 +24,11 @@ INSTANT = star(8, bandwidth=1e15, latency=0.0)
 
 @pytest.mark.parametrize(
     "strategy",
-    [
+    few([
         *(Parallel(pipeline=2, order=order, micro_batch=2) for order in ORDERS),
         Parallel(pipeline=2, interleave=2, micro_batch=2, recompute="stage"),
         Parallel(pipeline=2, sharded=True, overlap="layer"), Parallel(pipeline=4, data=1), Parallel(overlap="none"),
-    ],
+    ], 4),
 )  # fmt: skip
 def test_a_run_is_its_plan_again_and_again(strategy):
     result = simulate("dgx1-v100", "resnet18", strategy, batch_size=32, workers=4, steps=3, warmup=1)
@@ -145,7 +146,7 @@ def test_balanced_stages_take_devices_into_account(devices):
     result = simulate(graph, "resnet152", Parallel(pipeline=4, micro_batch=4), batch_size=64, steps=1, warmup=0)
     seconds = result.workers.compute
     assert seconds.max() < 1.15 * seconds.mean()
-    layers = [stage.workload.model.layers for stage in stages_of(result.experiment.strategy, result.workloads)]
+    layers = [stage.workload.model.layers for stage in result.experiment.strategy.stages(result.workloads)]
     assert sum(layers, ()) == result.workloads[0].model.layers
 
 
@@ -154,11 +155,17 @@ def test_balanced_stages_take_devices_into_account(devices):
     [
         ({"pipeline": 3}, {}, "Parallel: pipeline 3 x tensor 1 = 3: must divide the 4 workers; the nearest that "),
         ({"pipeline": 2, "data": 3}, {}, "data 3 x pipeline 2 x tensor 1 = 6: must be the 4 workers"),
-        ({"pipeline": 2, "micro_batch": 3}, {},
-         "64: must be a multiple of 6, data 2 x micro_batch 3; the nearest that work: batch_size=66; batch_size=60"),
+        (
+            {"pipeline": 2, "micro_batch": 3},
+            {},
+            "64: must be a multiple of 6, data 2 x micro_batch 3; the nearest that work: batch_size=66; batch_size=60",
+        ),
         ({"pipeline": 2, "interleave": 2, "order": "gpipe"}, {}, "interleave = 2: has no effect with order = 'gpipe'"),
-        ({"pipeline": 4, "interleave": 2, "micro_batch": 32}, {},
-         "= 64: must be a multiple of 128, data 1 x micro_batch 32 x pipeline 4"),
+        (
+            {"pipeline": 4, "interleave": 2, "micro_batch": 32},
+            {},
+            "= 64: must be a multiple of 128, data 1 x micro_batch 32 x pipeline 4",
+        ),
         ({"pipeline": 4, "interleave": 30}, {}, "pipeline 4 x 30 chunks = 120: resnet18 has "),
         ({"pipeline": 2, "order": "gpipe", "p2p": "in turns"}, {}, "goes with order = '1f1b' and interleave = 1 only"),
         ({"order": "1b1f"}, {}, "unknown pipeline order '1b1f'; did you mean"),
@@ -180,7 +187,7 @@ def test_its_fabric():
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("order", ["1f1b", "zb-v", "pipedream"])
+@pytest.mark.parametrize("order", few(["1f1b", "zb-v", "pipedream"], 1))
 def test_sums_of_known_cost(order, sharded):
     """Of one stage they take what those of data parallelism do; stages sum beside each other."""
     if order == "pipedream" and sharded:
@@ -202,7 +209,7 @@ COMPRESSORS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("compressor", few(COMPRESSORS, 3), ids=lambda each: type(each).__name__)
 @pytest.mark.parametrize("strategy", [
     Parallel(pipeline=2, micro_batch=8, overlap="layer"),
     Parallel(pipeline=2, order="zb-v", overlap="layer", sharded=True),
@@ -270,12 +277,12 @@ def test_tensor_groups(more):
     assert result.plan.n_ranks == 4
     assert len(result.workers) == 8
     assert result.samples_per_update == 32
-    nodes = strategy.plan_nodes(result.cluster, result.cluster.workers.tolist())
+    nodes = contract.of(strategy).plan_nodes(result.cluster, result.cluster.workers.tolist())
     without = strategy.plan(result.workloads, 3, 4).execute(result.cluster, nodes=nodes)
     assert result.step_time > without.step_times[-1]
     assert any("tensor groups of 2 workers are simulated as one" in text for text in result.notes)
     whole, part = (
-        each.stage(result.workloads[0], 0, 8).memory for each in (Parallel(pipeline=2, micro_batch=4), strategy)
+        each.stages(result.workloads[:1] * 8)[0].memory for each in (Parallel(pipeline=2, micro_batch=4), strategy)
     )
     assert part.weights < 0.6 * whole.weights
     assert part.optimizer < (0.3 if "sharded" in more else 0.6) * whole.optimizer
@@ -302,7 +309,7 @@ def test_stages_of_equal_layers():
         strategy = Parallel(pipeline=4, micro_batch=2, cut=cut)
         result = simulate("ib-800g-a100+n_hosts=1", model, strategy, batch_size=16, workers=4, steps=2,
                           precision="fp16")  # fmt: skip
-        parts = [strategy.stage(result.workloads[0], rank, 4).workload.model.layers for rank in range(4)]
+        parts = [stage.workload.model.layers for stage in strategy.stages(result.workloads[:1] * 4)]
         heads = [sum(1 for layer in part if layer.heads) for part in parts]
         assert sum(heads) == 12
         assert (heads == [3, 3, 3, 3]) == (cut == "layers")
@@ -316,9 +323,9 @@ def test_stages_of_equal_layers():
         simulate("dgx1-v100", "resnet18", Parallel(pipeline=2, cut="layers"), batch_size=16, workers=4)
 
 
-@pytest.mark.parametrize("strategy", [
+@pytest.mark.parametrize("strategy", few([
     Parallel(tensor=16, micro_batch=64), Parallel(tensor=16, micro_batch=64, algorithm="ring"),
-])  # fmt: skip
+], 1))  # fmt: skip
 def test_tensor_groups_across_machines(strategy):
     """Their all-reduces leave through all interfaces of a machine; a ring leaves through one. What NCCL runs is the
     default."""
@@ -363,7 +370,7 @@ def test_evaluations_take_the_time_of_the_first_stage(strategy: Parallel):
         runs[charged] = ddlsim.simulate(
             "office-1gbe", "digits-cnn", strategy, batch_size=16, workers=4, training=training
         )
-    stage = strategy.stage(runs[True].workloads[0], 0, 4).workload
+    stage = strategy.stages(runs[True].workloads[:1] * 4)[0].workload
     seconds = stage.forward_time * 359 / stage.batch_size
     spans = [span for span in runs[True].traced.recorder.spans if span.name == "evaluation"]
     assert {span.track for span in spans} == {"worker 0"}

@@ -17,11 +17,12 @@ from ddlsim.cluster import Host, star
 from ddlsim.plan import Draft, Plan
 from ddlsim.runtime import Setting
 from ddlsim.runtime.worker import Worker
+from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.memory import activation_nbytes, check_memory
 from ddlsim.workload.model import load_model
-from ddlsim.workload.stage import Stage, n_copies, stages_of
+from ddlsim.workload.stage import Stage, n_copies
 
 Process = Generator[simpy.Event, object, None]
 LATENCY, BANDWIDTH = 10e-6, 12e9
@@ -106,7 +107,7 @@ def test_a_pipeline_has_its_own_step_time_throughput_and_efficiency() -> None:
     """One copy of the model on 4 devices: 8 micro-batches of 4 an update, and no word of what does not fit."""
     strategy = GPipe(8)
     result = simulate(CLUSTER, "bert-large", strategy, batch_size=4, steps=1, warmup=0)
-    stages = [stage.workload for stage in stages_of(strategy, result.workloads)]
+    stages = [stage.workload for stage in contract.of(strategy).stages_of(result.workloads)]
     seconds = step_of(stages, 8, 2 * LATENCY + strategy.nbytes / BANDWIDTH)
     assert result.step_time == pytest.approx(seconds, rel=1e-9)
     assert result.throughput == pytest.approx(32 / seconds, rel=1e-9)
@@ -160,7 +161,7 @@ def test_what_a_stage_holds_is_what_its_plan_says() -> None:
     many = OneAtATime(64)
     assert simulate(CLUSTER, "bert-large", many, batch_size=4, steps=1, warmup=0).warnings == ()
     large = simulate(CLUSTER, "bert-large", many, batch_size=48, steps=1, warmup=0)
-    stages = [stage.workload.model for stage in stages_of(many, large.workloads)]
+    stages = [stage.workload.model for stage in contract.of(many).stages_of(large.workloads)]
     needed = max(12 * stage.n_params + 2 * 48 * stage.activation_nbytes for stage in stages)
     assert f"needs about {needed / 1e9:.1f} GB but v100" in large.warnings[0]
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from draws import pairwise, rows
 from strategies_reference import (
     Part,
     bucket_parts,
@@ -57,9 +58,7 @@ def test_without_overlap_compute_and_ring_add_up(n: int, model: str) -> None:
     assert result.step_times == pytest.approx([0.1 + ring_time(n)(nbytes)] * 2, **EXACT)
 
 
-@pytest.mark.parametrize("step", [0.002, 0.1, 2.0], ids=["network-bound", "mixed", "compute-bound"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("n", [2, 4, 7, 8])
+@pytest.mark.parametrize(("n", "model", "step"), pairwise([2, 4, 7, 8], list(MODELS), [0.002, 0.1, 2.0]))
 def test_wait_free_backpropagation(n: int, model: str, step: float) -> None:
     """t = t_f + max(t_b, end_1) with start_l = max(r_l, end_(l+1)), end_l = start_l + c_l."""
     result = ring_run(n, model, PerLayer(), step)
@@ -112,7 +111,7 @@ def test_accumulation_exchanges_once(accumulation: int, overlap: Overlap) -> Non
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    ("threshold", "cycle"), [(128 * 2**20, 1e-3), (1e6, 5e-3), (1.0, 0.7e-3), (1e8, 0.043)], ids=str
+    ("threshold", "cycle"), rows([(128 * 2**20, 1e-3), (1e6, 5e-3), (1.0, 0.7e-3), (1e8, 0.043)], 2), ids=str
 )
 @pytest.mark.parametrize("step", [0.002, 0.1], ids=["network-bound", "mixed"])
 def test_horovod_cycles_and_fusion(model: str, threshold: float, cycle: float, step: float) -> None:

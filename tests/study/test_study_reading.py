@@ -99,6 +99,7 @@ def test_an_empty_file_is_no_store(tmp_path):
     assert (tmp_path / "empty.sqlite").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_report_reads_a_real_file_system_that_cannot_be_written(store, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -204,6 +204,7 @@ def test_claims_keep_others_off_until_they_end(tmp_path):
         assert two.outcomes(["a", "b"])["a"].record == {"time_to_accuracy": math.inf}
 
 
+@pytest.mark.slow
 def test_claims_of_dead_processes_are_void(tmp_path):
     path = tmp_path / "study.sqlite"
     script = f"from ddlsim.study.store import Store; import os; s = Store({str(path)!r}); s.claim(['a']); os._exit(0)"
@@ -309,6 +310,7 @@ def test_tables_are_written_and_read_back(tmp_path, suffix):
     assert read["strategy"].tolist() == table.frame["strategy"].tolist()
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(tmp_path):
     cluster = BASE.cluster.with_costs(price="1 USD/h")
     study = Study(BASE.with_(cluster=cluster), VARY, seeds=2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from draws import few, slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,6 +119,7 @@ def test_collectives_serve_where_there_are_no_messages():
     assert {p.name: p.value for p in found.parameters} == pytest.approx(wanted, rel=1e-2)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     latency=st.floats(5e-6, 1e-3), bandwidth=st.floats(2e7, 5e8), noise=st.floats(0.005, 0.1),
@@ -279,7 +281,7 @@ def one_host(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("nbytes", [256, 4_096, 65_536, 1_048_576])
+@pytest.mark.parametrize("nbytes", few([256, 4_096, 65_536, 1_048_576], 2))
 def test_a_size_left_out_lies_in_its_interval(one_host, nbytes):
     rows = read_measurements(TABLE)
     found = calibrate([r for r in rows if (r.operation, r.nbytes) != ("one_way", nbytes)], one_host)
@@ -289,6 +291,7 @@ def test_a_size_left_out_lies_in_its_interval(one_host, nbytes):
     assert interval.high < 6 * interval.low  # says something
 
 
+@pytest.mark.slow
 def test_a_calibrated_file_says_the_same_as_the_calibration(one_host, tmp_path):
     found = calibrate(TABLE, one_host, step_times=np.random.default_rng(0).gamma(50.0, 0.002, 40))
     path = tmp_path / "calibrated.toml"
@@ -365,6 +368,7 @@ def test_what_is_no_toml_file_is_written_out_with_its_calibration(tmp_path):
 # ------------------------------------------------------------ links with frames
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     latency=st.floats(1e-5, 3e-4), bandwidth=st.floats(5e7, 3e8), header=st.integers(20, 300),
@@ -466,7 +470,7 @@ def mean_error(calibration):
     return sum(errors) / len(errors)
 
 
-@pytest.mark.parametrize("ran", [pytest.param("nccl", marks=pytest.mark.slow), "nccl_ring", "ring"])
+@pytest.mark.parametrize("ran", [pytest.param("nccl", marks=pytest.mark.slow), slow("nccl_ring"), "ring"])
 def test_collectives_of_machines_with_several_interfaces_are_fitted_by_the_likeliest_algorithm(ran):
     """16 ranks whose interfaces give 176 of 200 Gbit/s: rings over all of them, or one over one, whatever fits."""
     truth = with_parameters(machines(2), {"between.bandwidth": 22e9})
@@ -498,6 +502,7 @@ def test_a_published_sweep_over_several_interfaces():
     assert curve.algorithm != "ring"
 
 
+@pytest.mark.slow
 def test_one_iperf_beside_nccl_does_not_outweigh_it():
     """96 rows of NCCL at 200 Gbit/s, one of TCP at 23.6: RDMA's count, which runs use, and the first line says so."""
     cluster = ddlsim.load_cluster(star(4, bandwidth="200 Gbit/s", latency="1 us"))
@@ -516,7 +521,9 @@ def test_one_iperf_beside_nccl_does_not_outweigh_it():
     assert not any("contradict" in note for note in agree.notes)
 
 
-@pytest.mark.parametrize(("first", "second"), [("mpi", "tcp"), ("nccl", "mpi"), ("nccl", "gloo"), ("mpi", "icmp")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("mpi", "tcp"), ("nccl", "mpi"), slow("nccl", "gloo"), slow("mpi", "icmp")]
+)
 @pytest.mark.parametrize("n_hosts", [1, 2])
 def test_each_transport_is_fitted_by_itself(first, second, n_hosts):
     """Messages of two libraries, of which one is five times as fast; inside hosts shared memory beside NVLink."""
@@ -530,6 +537,7 @@ def test_each_transport_is_fitted_by_itself(first, second, n_hosts):
     assert f"6 measurements by {second} contradict the links" in str(found).splitlines()[0]
 
 
+@pytest.mark.slow
 def test_the_scatter_of_a_wrong_fit_does_not_widen_what_does_not_use_it():
     """Messages between machines that scatter by 60 %; those inside are exact, and so is their interval."""
     inside = measured(machines(2), [row("one_way", 2, s, n_hosts=1) for s in SIZES])
@@ -560,6 +568,7 @@ def test_scatter_by_class_of_links_goes_into_the_file(tmp_path):
     assert again.scatter["inside"] < again.scatter["between"]
 
 
+@pytest.mark.slow
 def test_more_ranks_than_machines_are_spread_over_them():
     """32 ranks on 4 machines of 8 GPUs; what was measured on other hosts counts first."""
     rows = measured(machines(4), [row("one_way", 2, s) for s in SIZES] + nccl((10**5, 10**7), 8, 1))

@@ -55,6 +55,7 @@ def test_calibrate_and_validate(call, tmp_path):
     assert (tmp_path / "all.csv").read_text().startswith("place,run,workers")
 
 
+@pytest.mark.slow
 def test_json_for_programs(call):
     code, out, _ = call("calibrate", TABLE, "--cluster", "two.toml", "--json")
     assert code == 0
@@ -67,6 +68,7 @@ def test_json_for_programs(call):
     assert found["summary"]["held_out"]["n"] == len(found["rows"]) == 2
 
 
+@pytest.mark.slow
 def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
     words = ("validate", "runs.csv", "-c", "two.toml", "-m", "digits-cnn")
     code, _, err = call(*words, "--tolerance", "0.1%")
@@ -160,10 +162,10 @@ def test_contradictions_come_first(call, tmp_path):
     lines += [f"collective,all_reduce,2,2,{2**k},{2e-5 + 2**k / 1.25e9},nccl" for k in range(10, 28)]
     lines += ["point_to_point,one_way,2,2,2500000000,10,tcp"]
     (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
-    code, out, _ = call("calibrate", "all.csv", "--cluster", "aws-10g-16")
+    code, out, _ = call("calibrate", "all.csv", "--cluster", "aws-10g-16+n_hosts=2")
     assert code == 0
     assert out.startswith("warning: 1 measurements by tcp contradict the links between hosts")
-    code, out, err = call("calibrate", "all.csv", "--cluster", "aws-10g-16", "--json")
+    code, out, err = call("calibrate", "all.csv", "--cluster", "aws-10g-16+n_hosts=2", "--json")
     assert code == 0
     assert json.loads(out)["parameters"]
     assert "measurements by tcp contradict" in err

@@ -5,6 +5,7 @@ import math
 import sys
 
 import pytest
+from draws import rows
 
 import ddlsim
 from ddlsim.cluster.calibrated import with_parameters
@@ -97,11 +98,11 @@ def test_the_order_of_options_is_judged():
 
 @pytest.mark.parametrize(
     ("changes", "what", "factor"),
-    [
+    rows([
         ({"c0": "60 ms", "c1": "9 ms"}, "compute time", 1.5),
         ({"bandwidth": 0.7}, "bandwidth", 0.7),
         ({"jitter": 0.3}, "waiting", 0.3),
-    ],
+    ], 1),
     ids=["compute", "bandwidth", "waiting"],
 )
 def test_the_cause_of_an_error_is_found(truth, changes, what, factor):
@@ -199,6 +200,7 @@ def test_fitting_the_compute_time_only(runs):
         validate(runs, OFFICE, "resnet18", fit_on="workers <= 2", fit=["networks"])
 
 
+@pytest.mark.slow
 def test_one_batch_size_and_no_single_worker_fit_a_factor(runs):
     small = [run for run in runs if run.batch_size == 32]
     for condition in ("workers == 1", "workers >= 2"):
@@ -389,6 +391,7 @@ def machine_runs():
     return [steps_of(n) for n in (1, 2, 4, 16)]
 
 
+@pytest.mark.slow
 def test_a_fit_inside_one_machine_keeps_what_is_known_between_machines(machine_runs):
     """The README's command, with runs of up to four workers on machines of eight GPUs."""
     calibration = calibrate(messages(), TWO_MACHINES)
@@ -406,6 +409,7 @@ def test_a_fit_inside_one_machine_keeps_what_is_known_between_machines(machine_r
     assert all(row.interval is not None for row in compute.rows)
 
 
+@pytest.mark.slow
 def test_a_wrong_fit_of_links_does_not_widen_runs_that_do_not_use_them(machine_runs):
     """Messages between machines at odds by a factor of four: runs on one machine are as sure as before."""
     widths = {}
@@ -417,6 +421,7 @@ def test_a_wrong_fit_of_links_does_not_widen_runs_that_do_not_use_them(machine_r
     assert widths[3.0][3] > widths[0.0][3]
 
 
+@pytest.mark.slow
 def test_runs_deviate_as_measured_runs_with_their_strategy_did(machine_runs):
     found = validate(machine_runs, TWO_MACHINES, "resnet50", fit_on="workers <= 4", explain=0,
                      calibration=calibrate(messages(), TWO_MACHINES))  # fmt: skip

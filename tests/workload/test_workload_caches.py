@@ -7,6 +7,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
+from draws import pairwise
 
 from ddlsim.errors import ConfigError
 from ddlsim.workload.caches import hit_rate
@@ -53,9 +54,7 @@ def test_what_is_never_evicted_is_found(room):
     assert hit_rate("minio", room) == room
 
 
-@pytest.mark.parametrize("policy", ["lru", "minio"])
-@pytest.mark.parametrize("room", [0.1, 0.3, 0.6])
-@pytest.mark.parametrize("machines", [2, 4])
+@pytest.mark.parametrize(("policy", "room", "machines"), pairwise(["lru", "minio"], [0.1, 0.3, 0.6], [2, 4]))
 def test_machines_that_share_the_samples_of_an_epoch(policy, room, machines):
     shares = found(policy, room, machines, 6, n=60_000)
     expected = [hit_rate(policy, room, machines, epoch) for epoch in range(1, 7)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from draws import slow
 from typer.testing import CliRunner
 
 import ddlsim
@@ -26,7 +27,7 @@ def asked(change: str) -> dict[str, object]:
     "call",
     [
         ("gpt2-xl", "a100-40g", 8, "fp16", "adam"), ("resnet50", "v100", 512), ("dlrm-criteo", "v100", 64),
-        ("llama-7b", "a100-40g", 1, "bf16", "adam"), ("gpt3-175b", "a100-40g", 2, "fp16", "adam"),
+        ("llama-7b", "a100-40g", 1, "bf16", "adam"), slow(("gpt3-175b", "a100-40g", 2, "fp16", "adam")),
         ("unet", "k80", 64, "fp32", "sgd"),
     ],
     ids=lambda call: call[0],
@@ -50,6 +51,7 @@ def test_remedies_do_what_they_say(call: tuple[object, ...]) -> None:
     assert saved == sorted(saved, reverse=True)
 
 
+@pytest.mark.slow
 def test_several_remedies_are_put_together_where_none_is_enough() -> None:
     question = {"batch_size": 2, "precision": "fp16", "optimizer": "adam"}
     first, *others = fits("gpt3-175b", "a100-80g", **question).remedies  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import sys
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.extend(str(Path(__file__).parent / folder) for folder in ("", ".."))
 from worlds_generator import jobs_world, world
 from worlds_invariants import check_jobs, check_world
 

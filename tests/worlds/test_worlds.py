@@ -4,17 +4,19 @@ import inspect
 
 import pytest
 from documentation import public_names
+from draws import seeds
 from worlds_generator import BUNDLED, world
 from worlds_invariants import check_world
 
 from ddlsim import compression, strategies
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(8, 30))
 def test_a_world_adds_up(seed):
     check_world(world(seed))
 
 
+@pytest.mark.slow
 def test_every_part_can_be_drawn():
     """A strategy, overlap or compressor that is new must be drawn as well."""
     named, overlaps = classes(strategies, "start", "updates") - {"Strategy"}, classes(strategies, "buckets")

@@ -1,6 +1,7 @@
 """Random jobs on one random cluster: what they put on it adds up, and comes out the same again."""
 
 import pytest
+from draws import slow
 from worlds_generator import WITHOUT_STEPS, jobs_world
 from worlds_invariants import check_jobs
 
@@ -8,7 +9,7 @@ from ddlsim import Job
 from ddlsim.strategies import FSDP, EmbeddingParallel, Hybrid, Parallel
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [0, 2, *(slow(seed) for seed in (1, *range(3, 12)))])
 def test_random_jobs_add_up_and_come_out_the_same_again(seed):
     check_jobs(jobs_world(seed))
 

@@ -37,8 +37,8 @@ from ddlsim.strategies import (
     ShardedUpdate,
     SoftSync,
     StaleSynchronous,
+    contract,
 )
-from ddlsim.strategies.plans import plan_of
 
 __all__ = ["check_jobs", "check_world"]
 
@@ -157,7 +157,7 @@ def _check_plan(result):
         return
     # one step more: a worker that is early goes on, and its messages meet those of workers that are late
     steps, micro_steps = len(result.recorder.updates) + 1, experiment.accumulation
-    plan = plan_of(strategy, result.workloads, steps, micro_steps)
+    plan = contract.of(strategy).plan(result.workloads, steps, micro_steps)
     plan.check()
     drawn = [
         list(itertools.islice(factors(experiment.jitter, experiment.seed, rank), steps * micro_steps))
@@ -214,7 +214,7 @@ def _check_life(result):
         least = result.experiment.elastic.min_workers
         assert all(n == 0 or least <= n <= result.n_workers for _, n in life.groups)
         most = result.experiment.batch_size * result.experiment.accumulation
-        most *= 1 if hasattr(result.experiment.strategy, "micro_batch_size") else result.n_workers
+        most *= 1 if contract.of(result.experiment.strategy).shares_batch else result.n_workers
         assert result.goodput * life.end <= most * max(life.steps, 1) * (1.0 + 1e-9)
     pace = life.timeline.pace
     times = np.linspace(0.0, min(life.end, 1e6), 50)

@@ -1,5 +1,6 @@
 """Random worlds: a cluster, a model, a strategy and all that can be varied about a run, drawn from a seed.
 
+The rows of `tests/record` are some of these worlds: what the same seed draws must stay what it is.
 `world(seed)` is a :class:`World`; some of them ddlsim refuses, as their parts do not fit together. What nothing here
 can draw is missing from the guarantees that `worlds_invariants` checks, so a test asks for every part.
 """
@@ -10,7 +11,7 @@ import dataclasses
 import functools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +33,7 @@ from ddlsim.cluster import (
 )
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
-from ddlsim.run.feeding import takes_samples
-from ddlsim.strategies.overlap import overlap_named
+from ddlsim.strategies import contract
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
     Exponential,
@@ -292,7 +292,7 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
             sharding=draw.choice(("iid", "shared", "by_class")), charge_evaluation=draw.random() < 0.3,
             growing_batch=growing if phases == () else None, phases=phases,
         )  # fmt: skip
-    queued = isinstance(overlap_named(getattr(strategy, "overlap", "none")), ddlsim.HorovodFusion | ddlsim.Priority)
+    queued = isinstance(getattr(strategy, "overlap", None), ddlsim.HorovodFusion | ddlsim.Priority)
     coding = random.Random(repr((strategy, n, seconds))) if queued else draw  # the rest is drawn as ever
     compress = may_compress(strategy) and coding.random() < 0.4
     return ddlsim.Experiment(
@@ -420,7 +420,7 @@ def disturbed(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
     one = one.with_(faults=faults, slow_downs=[SlowDown(draw.randrange(n), *when(), 3.0) for _ in many])
     if draw.random() < 0.4:
         return one
-    free = one.strategy.updates(1000, 2) >= 2000
+    free = contract.of(one.strategy).is_asynchronous
     failures = ddlsim.Failures(
         n * 20.0 * scale, per=draw.choice(("host", "device")), repair=draw.choice((0.0, 5.0)) * scale,
         kind=draw.choice(("crash", "crash", "hang")), notice=0.1 * scale, restart=0.3 * scale, spares=draw.randrange(2),
@@ -445,7 +445,7 @@ def world(seed: int) -> World:
     shared = Draw(f"machines {seed}")
     if shared.random() < 0.15:
         one = one.with_(speed=ddlsim.Spread(shared.choice((0.08, 0.5))))
-    if shared.random() < 0.15 and takes_samples(one.strategy, one.n_workers):
+    if shared.random() < 0.15 and (not isinstance(one.strategy, sg.Parallel) or one.strategy.pipeline == 1):
         one = one.with_(input=ddlsim.Copies(
             shared.choice(("device", "host")), prepare=shared.choice((0.0, "1 ms")), cut=shared.choice((0.0, 2.0))
         ))  # fmt: skip
@@ -497,9 +497,12 @@ class JobsWorld:
     faults: tuple[ddlsim.LinkFault, ...]
 
 
-def jobs_world(seed: int) -> JobsWorld:
+def jobs_world(seed: int, numbers: Sequence[int] | None = None) -> JobsWorld:
     """Return random jobs of one random cluster with a storage, prices and powers: with simulated and known costs,
-    splits of models, samples from the storage and crashes; and background traffic."""
+    splits of models, samples from the storage and crashes; and background traffic.
+
+    numbers  of the jobs to take; None: the first four that ddlsim runs on the cluster
+    """
     draw = Draw(f"jobs {seed}")
     jobs: list[ddlsim.Job | ddlsim.Background] = []
     own = None
@@ -521,12 +524,15 @@ def jobs_world(seed: int) -> JobsWorld:
             one = with_crashes(draw, one)
         placement = draw.choice(("packed", "spread", "random"))
         job = ddlsim.Job(one, f"job {number}", start=draw.choice((0.0, 0.01, 0.1)), placement=placement)
-        try:
-            ddlsim.simulate_jobs([job], queue=True)
-        except ddlsim.DdlsimError:
-            continue  # its parts do not fit together on this cluster
+        if numbers is None:
+            try:
+                ddlsim.simulate_jobs([job], queue=True)
+            except ddlsim.DdlsimError:
+                continue  # its parts do not fit together on this cluster
+        elif number not in numbers:
+            continue
         jobs.append(job)
-        if len(jobs) == 4:
+        if len(jobs) == (4 if numbers is None else len(numbers)):
             break
     assert own is not None
     ends = draw.sample([own.node_names[node] for node in own.workers.tolist()], 2)

@@ -1,0 +1,323 @@
+"""The strategy contract: what a strategy can define, and what holds for one that does not.
+
+:func:`of` returns the :class:`Contract` of any object. It reads the methods of the class; fields and attributes of the
+object are never taken for them, so they may have any name. A strategy needs no base class.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError, shown
+from ddlsim.plan import Plan
+from ddlsim.plan.plan import Floats
+from ddlsim.runtime.fabric import Collectives, Fabric
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.model import Model
+from ddlsim.workload.stage import Outlook, Stage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+#: names of parameters, positional and by keyword
+Parameters = tuple[tuple[str, ...], tuple[str, ...]]
+#: the parameters of methods that a class must define (``buckets``: of an overlap policy), and of those that it may
+REQUIRED: dict[str, Parameters] = {"start": (("setting",), ()), "buckets": (("workload",), ())}
+OPTIONAL: dict[str, Parameters] = {}
+#: a method describes what another one does: a subclass that overrides the second must override the first, too
+_DESCRIBES = {"plan": ("start",), "outlook": ("start", "plan"), "peak_memory": ("plan",), "stages": ("stage",)}
+
+
+def _optional(default: Callable[Concatenate[Contract, P], R]) -> Callable[Concatenate[Contract, P], R]:
+    """Make a method of the contract: the strategy's own, or `default` where its class has none."""
+    name = default.__name__
+    parameters = list(inspect.signature(default).parameters.values())[1:]
+    by_keyword = tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+    OPTIONAL[name] = tuple(each.name for each in parameters if each.name not in by_keyword), by_keyword
+
+    @functools.wraps(default)
+    def method(self: Contract, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not self.defines(name):
+            return default(self, *args, **kwargs)
+        answer: R = _bound(self._methods[name], self.strategy, type(self.strategy))(*args, **kwargs)
+        return answer
+
+    return cast("Callable[Concatenate[Contract, P], R]", method)
+
+
+@dataclass(frozen=True, eq=False)
+class Contract:
+    """All that other code asks a strategy, with defaults. Overlap policies can have a method ``plan``, too."""
+
+    strategy: Any
+    _methods: Mapping[str, Any]
+
+    def defines(self, name: str) -> bool:
+        """Return whether the class has a method of this name, which is valid for its other methods."""
+        return name in self._methods
+
+    # ------------------------------------------------------------ batches and parts of the model
+
+    @_optional
+    def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
+        """Samples that a worker computes at once; with this method, the batch size is that of all workers together.
+
+        Default: the batch size, which is that of each worker.
+        """
+        return batch_size
+
+    @_optional
+    def n_replicas(self, n_workers: int) -> int:
+        """Groups of workers that learn from samples of their own. Default: every worker."""
+        return n_workers
+
+    @_optional
+    def n_workers(self) -> int | None:
+        """Number of workers if none is given; None: all devices of the cluster. Default: None."""
+        return None
+
+    @_optional
+    def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
+        """Raise ConfigError, with sizes that work, for a model, batch and number of workers that do not fit together.
+
+        Default: all do.
+        """
+
+    @_optional
+    def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
+        """Part of the model that a worker computes and holds. Default: all of it."""
+        return Stage(workload)
+
+    @_optional
+    def stages(self, workloads: Sequence[Workload]) -> Sequence[Stage]:
+        """The stage of each worker, where one depends on those of others. Default: by ``stage``."""
+        if not self.defines("stage"):  # one object for equal workers
+            alike = {id(workload): Stage(workload) for workload in workloads}
+            return [alike[id(workload)] for workload in workloads]
+        return [self.stage(workload, rank, len(workloads)) for rank, workload in enumerate(workloads)]
+
+    @_optional
+    def exchanges_tables(self) -> bool:
+        """Whether the rows of embedding tables are exchanged in the simulation. Default: no, which results note."""
+        return False
+
+    # ------------------------------------------------------------ steps
+
+    @_optional
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Updates made by a number of steps of all workers; runs end after them. Default: one per step."""
+        return steps
+
+    @_optional
+    def cycle(self) -> int:
+        """Steps after which the work of each worker repeats; runs measure whole cycles by default. Default: 1."""
+        return 1
+
+    @_optional
+    def plan(self, workloads: Sequence[Workload], steps: int, accumulation: int) -> Plan:
+        """Tasks of all workers in a number of steps. Default: ConfigError, as the step has no static task graph."""
+        raise ConfigError(
+            f"plan: the step of {self.strategy.label} has no static task graph; those of {_with_plans()} have"
+        )
+
+    @_optional
+    def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> Sequence[int]:
+        """Node of each rank of the plan, given those of the workers. Default: those of ``plan_workers``."""
+        return [nodes[worker] for worker in self.plan_workers(len(nodes))]
+
+    @_optional
+    def plan_workers(self, n_workers: int) -> Sequence[int]:
+        """Worker of each rank of the plan, or the first of those that it represents. Default: one rank per worker."""
+        return list(range(n_workers))
+
+    @_optional
+    def peak_memory(self, workloads: Sequence[Workload], accumulation: int) -> Floats:
+        """Bytes that the tasks of each rank hold at most, (n_ranks,). Default: those of the plan."""
+        return self.plan(workloads, 1, accumulation).peak_memory()
+
+    @_optional
+    def outlook(
+        self,
+        workloads: Sequence[Workload],
+        micro_batches: int,
+        steps: int,
+        cluster: Cluster,
+        nodes: Sequence[int],
+        *,
+        whole: bool,
+    ) -> Outlook | None:
+        """Lower bound on the time of steps without making their plan; None where there is none. Default: None."""
+        return None
+
+    # ------------------------------------------------------------ collectives
+
+    @_optional
+    def collectives(self) -> Collectives:
+        """Algorithms and cost of its collectives. Default: none. ``ddlsim.WithFabric`` has this."""
+        return Collectives()
+
+    @_optional
+    def on_fabric(self, fabric: Fabric) -> Any:
+        """The strategy with its collectives on a fabric. Default: ConfigError. ``ddlsim.WithFabric`` has this."""
+        raise ConfigError(
+            f"fabric has no effect with {self.strategy.label}, which has no collectives: its workers send messages to "
+            "servers or to each other; leave it out (a strategy of your own with collectives inherits "
+            "ddlsim.WithFabric)"
+        )
+
+    # ------------------------------------------------------------ variants
+
+    @_optional
+    def scaled_down(self) -> Any:
+        """An equally exact strategy for two workers and any model. Default: the strategy itself."""
+        return self.strategy
+
+    @_optional
+    def lower_memory_variants(
+        self, workload: Workload, batch_size: int, n_workers: int, room: float
+    ) -> Iterator[tuple[Any, Mapping[str, object]]]:
+        """Variants whose state fits in `room` bytes per worker, with the changed fields. Default: none."""
+        return iter(())
+
+    @_optional
+    def split_sizes(self, n_workers: int) -> Mapping[str, object]:
+        """Sizes that ``ddlsim.Splits`` varies, by name. Default: none."""
+        return {}
+
+    @_optional
+    def ways(
+        self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]
+    ) -> Iterator[Any]:
+        """Strategies that an object such as ``ddlsim.Splits`` stands for; counts why others do not fit.
+
+        Default: the strategy itself.
+        """
+        yield self.strategy
+
+    # ------------------------------------------------------------ what follows
+
+    @property
+    def name(self) -> str:
+        """Name of its class, for messages."""
+        return type(self.strategy).__name__
+
+    @property
+    def shares_batch(self) -> bool:
+        """Whether the batch size is that of all workers together."""
+        return self.defines("micro_batch_size")
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether every step of each worker is an update."""
+        return self.updates(1000, 2) >= 2000
+
+    def stages_of(self, workloads: Sequence[Workload]) -> list[Stage]:
+        """Return the stage of each worker, given their workloads with the whole model.
+
+        Raises ConfigError for a strategy that returns something else.
+        """
+        stages = list(self.stages(workloads))
+        for rank, stage in enumerate(stages):
+            if not isinstance(stage, Stage):
+                raise ConfigError(
+                    f"{self.name}.stage: returned {stage!r} for rank {rank}; must return a Stage, such as "
+                    "Stage(workload.cut(first, end))"
+                )
+        return stages
+
+    def samples_at_once(self, batch_size: int, n_workers: int) -> int:
+        """Return the samples that a worker computes at once. Raises ConfigError where that is no such number."""
+        size = self.micro_batch_size(batch_size, n_workers)
+        return self._whole(size, "micro_batch_size", f" for batch_size = {batch_size}")
+
+    @property
+    def cycle_length(self) -> int:
+        """Steps after which the work of each worker repeats. Raises ConfigError where that is no such number."""
+        return self._whole(self.cycle(), "cycle")
+
+    def _whole(self, number: int, method: str, why: str = "") -> int:
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ConfigError(f"{self.name}.{method}: returned {number!r}{why}; must be a whole number of at least 1")
+        return number
+
+    def micro_batches(self, batch_size: int, n_workers: int, accumulation: int) -> int:
+        """Return the number of (micro-)batches that a worker computes for an update: `accumulation`, or where workers
+        share a batch, those of its replica's share.
+
+        Raises ConfigError for an `accumulation` there: the batch size is that of an update already.
+        """
+        if not self.shares_batch:
+            return accumulation
+        if accumulation > 1:
+            raise ConfigError(
+                f"accumulation = {accumulation}: the batch size of {self.name} is that of an update, of all workers "
+                f"together; leave it out, or use batch_size={accumulation * batch_size}"
+            )
+        return batch_size // (self.samples_at_once(batch_size, n_workers) * self.n_replicas(n_workers))
+
+    def whole_cycles(self, warmup: int, steps: int) -> tuple[int, int]:
+        """Return warm-up and measured steps, each rounded up to whole cycles."""
+        cycle = self.cycle_length
+        return cycle * -(-warmup // cycle), cycle * -(-steps // cycle)
+
+
+def of(strategy: object) -> Contract:
+    """Return the contract of a strategy, or of any object: what its class defines, defaults for the rest.
+
+    Raises ConfigError for an attribute of the class that has the name of a method but is none, and for a method with
+    other parameters.
+    """
+    kind: Any = type(strategy)
+    return Contract(strategy, _methods_of(kind))
+
+
+@functools.lru_cache(maxsize=1024)
+def _methods_of(kind: type) -> Mapping[str, Any]:
+    """Return the methods of the contract that a class has, by name."""
+    methods, place = dict[str, Any](), dict[str, int]()
+    for name, (positional, by_keyword) in (REQUIRED | OPTIONAL).items():
+        for i, base in enumerate(kind.__mro__):
+            attribute = vars(base).get(name)
+            field = name in vars(base).get("__dataclass_fields__", {}) or inspect.ismemberdescriptor(attribute)
+            if name not in vars(base) or field:
+                continue
+            computed = isinstance(attribute, property | functools.cached_property)
+            bound = attribute if computed else _bound(attribute, object(), kind)
+            wanted = f"{name}({', '.join((*positional, *('*',) * bool(by_keyword), *by_keyword))})"
+            if not callable(bound):
+                what = "a property" if computed else shown(attribute)
+                raise ConfigError(
+                    f"{kind.__name__}.{name}: is {what}; must be a method {wanted}, or a field of a dataclass"
+                )
+            try:
+                inspect.signature(bound).bind(*positional, **dict.fromkeys(by_keyword))
+            except TypeError:
+                raise ConfigError(
+                    f"{kind.__name__}.{name}: has the parameters {inspect.signature(bound)}; must be {wanted}"
+                ) from None
+            methods[name], place[name] = attribute, i
+            break
+    for name, described in _DESCRIBES.items():
+        if name in methods and place[name] > min(place.get(each, len(kind.__mro__)) for each in described):
+            del methods[name]
+    return methods
+
+
+def _bound(attribute: Any, owner: object, kind: type) -> Any:
+    """Return what ``owner.attribute`` is for a function, static method, class method or callable of its class."""
+    descriptor: Any = attribute
+    return descriptor.__get__(owner, kind) if inspect.isroutine(attribute) else attribute
+
+
+def _with_plans() -> str:
+    """Return the names of the bundled strategies with a plan."""
+    import ddlsim.strategies as bundled
+
+    kinds: list[Any] = [kind for kind in vars(bundled).values() if isinstance(kind, type)]
+    *others, last = sorted(kind.__name__ for kind in kinds if {"plan", "start"} <= _methods_of(kind).keys())
+    return f"{', '.join(others)} and {last}"
