@@ -52,6 +52,7 @@ from .life import (
     Life as Life,
     LinkFault as LinkFault,
     RandomFaults as RandomFaults,
+    SlowDown as SlowDown,
     Stop as Stop,
     daly_interval as daly_interval,
     daly_time as daly_time,
@@ -165,7 +166,6 @@ from .workload.jitter import (
     NoJitter as NoJitter,
     Pareto as Pareto,
     ShiftedExponential as ShiftedExponential,
-    SlowDown as SlowDown,
     Trace as Trace,
     Uniform as Uniform,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddlsim.learning.values import Array
 from ddlsim.optim import OptimizerState
@@ -33,3 +33,12 @@ class Handover:
     time: float
     history: tuple[Row, ...]
     rate_factor: float = 1.0
+
+
+class Shift(NamedTuple):
+    """A part of a training in which groups of workers take turns: what the group begins with, whether another one goes
+    on after it, and when on the clock it begins, s."""
+
+    begin: Handover | None
+    goes_on: bool
+    since: float = 0.0

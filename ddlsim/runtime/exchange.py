@@ -784,6 +784,11 @@ class OfGroups:
 # ---------------------------------------------------------------- whole vectors, round after round
 
 
+def whole(communicator: Communicator) -> list[slice]:
+    """Return the one part that vectors of the parameters' size are."""
+    return [slice(0, round(communicator.workers[0].workload.gradient_nbytes / FP32_NBYTES))]
+
+
 @dataclass
 class _Round:
     """One exchange: its number among all, what members have brought, when the last did (s), what has come of it."""
@@ -817,8 +822,7 @@ class Averaging:
     ) -> None:
         self.communicator, self.learner = communicator, communicator.setting.learner
         self.then, self.models, self.share = then, models, share
-        whole = slice(0, round(communicator.workers[0].workload.gradient_nbytes / FP32_NBYTES))
-        self.by = CollectiveExchange(communicator, parts=[whole], vectors=self._vector)
+        self.by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
         #: the model that all members know of each other: the initial one, then the latest result
         self.common = self.learner.initial
         self._rounds: dict[object, _Round] = {}

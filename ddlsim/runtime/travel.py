@@ -12,8 +12,8 @@ from ddlsim.errors import ConfigError
 from ddlsim.network import tasks
 from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
-from ddlsim.plan.live import LiveSteps
 from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
+from ddlsim.plan.program import LiveSteps
 from ddlsim.runtime.exchange import Exchange, Exchanges, after
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
@@ -178,15 +178,16 @@ class Travel:
 
     def begins(self, row: int) -> float:
         plan, task, row = self.steps.plan, row, int(self.steps.row[row])
-        step, part, rank = self.step_in(int(self.steps.tasks.step[task])), int(plan.part[row]), int(plan.rank[row])
+        step, part, rank = self.step_in(self.steps.slot_of(task)), int(plan.part[row]), int(plan.rank[row])
         worker = self.workers[rank]
         self.loop.env.pass_time(self.executor.now)
         if self.coding[row]:
             exchange, factor = self._summing[rank, part], self.factor(step, rank)
             if plan.name[row] != self.decoding:
                 return exchange.encode_seconds(worker, step, part) * factor
-            summed = int(plan.step[plan.needs[plan.need_offsets[row]]])  # perhaps in the step before
-            return exchange.decode_seconds(worker, step + summed - int(plan.step[row]), part) * factor
+            if plan.queues:  # perhaps of the step before
+                step += int(plan.step[plan.needs[plan.need_offsets[row]]]) - int(plan.step[row])
+            return exchange.decode_seconds(worker, step, part) * factor
         if self.sampling[row]:
             batch = self._samples(step, row)
             if batch is None or batch.triggered:
@@ -236,7 +237,7 @@ class Travel:
     def _carried(self, keys: list[int]) -> tuple[Exchange, int, list[int], float]:
         """Return what exchanges `keys` as one, in which step, their parts, and their bytes."""
         plan, tasks = self.steps.plan, self._task[keys]
-        row, slot = int(self.steps.row[tasks[0]]), int(self.steps.tasks.step[tasks[0]])
+        row, slot = int(self.steps.row[tasks[0]]), self.steps.slot_of(int(tasks[0]))
         if self.setting.recorder.keep_spans and plan.queues:
             self.launched.setdefault(slot, []).append(keys)
         nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled

@@ -10,6 +10,7 @@ from ddlsim.strategies.central import (
     SoftSync as SoftSync,
     StaleSynchronous as StaleSynchronous,
 )
+from ddlsim.strategies.delayed_averaging import CoCoDSGD as CoCoDSGD, DaSGD as DaSGD, OverlapLocalSGD as OverlapLocalSGD
 from ddlsim.strategies.elastic import ElasticAveraging as ElasticAveraging
 from ddlsim.strategies.embedding_parallel import EmbeddingParallel as EmbeddingParallel
 from ddlsim.strategies.expert_parallel import ExpertParallel as ExpertParallel
@@ -24,18 +25,12 @@ from ddlsim.strategies.gossip import (
 from ddlsim.strategies.hybrid import Distribution as Distribution, Hybrid as Hybrid
 from ddlsim.strategies.k_sync import BackupWorkers as BackupWorkers, KBatchSync as KBatchSync, KSync as KSync
 from ddlsim.strategies.local_sgd import (
-    BMUF as BMUF,
-    SPARTA as SPARTA,
     AdaComm as AdaComm,
-    CoCoDSGD as CoCoDSGD,
-    DaSGD as DaSGD,
-    DiLoCo as DiLoCo,
     HierarchicalLocalSGD as HierarchicalLocalSGD,
     LocalSGD as LocalSGD,
-    OverlapLocalSGD as OverlapLocalSGD,
     QsparseLocalSGD as QsparseLocalSGD,
-    SlowMo as SlowMo,
 )
+from ddlsim.strategies.outer import BMUF as BMUF, DiLoCo as DiLoCo, SlowMo as SlowMo
 from ddlsim.strategies.overlap import (
     DdpBuckets as DdpBuckets,
     HorovodFusion as HorovodFusion,
@@ -47,6 +42,7 @@ from ddlsim.strategies.overlap import (
 from ddlsim.strategies.parallel import Parallel as Parallel
 from ddlsim.strategies.parameter_server import ParameterServer as ParameterServer
 from ddlsim.strategies.sharded_update import ShardedUpdate as ShardedUpdate
+from ddlsim.strategies.sparse_averaging import SPARTA as SPARTA
 from ddlsim.strategies.splits import Splits as Splits
 from ddlsim.strategies.staleness import (
     DelayCompensation as DelayCompensation,

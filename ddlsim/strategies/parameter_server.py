@@ -12,6 +12,7 @@ import numpy as np
 from ddlsim.arguments import Count, checked, one_of
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.levels import innermost
+from ddlsim.cluster.machines import memory_nodes
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, through_servers
@@ -21,7 +22,7 @@ from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers
 from ddlsim.runtime.fabric import Fabric, cost_said, name_of
 from ddlsim.runtime.server_work import ServerWork
-from ddlsim.runtime.servers import Placement, memory_nodes, server_nodes
+from ddlsim.runtime.servers import Placement, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import AllReduce, start_group
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named
@@ -122,7 +123,8 @@ class ParameterServer:
         steps. ``local_reduction`` and ``fabric`` are a matter of execution."""
         if self.work is not None:
             raise ConfigError("plan: the step of servers with work is not a table yet; leave work out to see it")
-        return through_servers(AllReduce(overlap=self.overlap).plan(workloads, steps, accumulation), self.servers)
+        program = AllReduce(overlap=self.overlap).program(workloads, accumulation)
+        return through_servers(program.unroll(steps), self.servers)
 
     def _check_compression(self) -> None:
         if self.local_reduction or self.fabric is not None:

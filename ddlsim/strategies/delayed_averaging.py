@@ -1,0 +1,167 @@
+"""Local SGD whose averages travel while the workers compute on: DaSGD, Overlap-Local-SGD, CoCoD-SGD.
+
+A worker waits only when an average is late. Optimizer states (momentum) stay with the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.arguments import Count, Decay, Index, Share, checked
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
+from ddlsim.plan.plan import Every
+from ddlsim.runtime.communicator import communicator
+from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.own_models import Rule, run_local_steps
+from ddlsim.runtime.replica import Periodic, Replica
+from ddlsim.runtime.setting import Setting
+from ddlsim.workload.compute import Workload
+
+
+def _continued(mean: Array, params: Array, begun: Array) -> Array:
+    """Return mean + (params - begun), rounded once."""
+    return (mean + (params.astype(np.float64) - begun)).astype(params.dtype)
+
+
+@checked
+@dataclass(frozen=True)
+class DaSGD(Periodic):
+    """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441): the average of the models is merged
+    in `delay` d local steps after the all-reduce began.
+
+    x_i <- x_i - eta g_i(x_i)                      always
+    s_i = x_i, all-reduce s                        at steps k with k mod tau = 0
+    x_i <- xi x_i + (1 - xi) (1/N) sum_j s_j       at steps k with (k - d) mod tau = 0, s of d steps ago
+
+    `merge` is xi. With d >= 1 one all-reduce is under way beside the computing (d = tau: always); with d = 0 and
+    xi = 0 this is :class:`~ddlsim.LocalSGD`, with xi = 1 the workers are independent.
+    """
+
+    period: Count = 4
+    delay: Index = 1
+    merge: Share = 0.5
+
+    def __post_init__(self) -> None:
+        if self.delay > self.period:
+            raise ConfigError(f"DaSGD: delay = {self.delay!r}: must be a whole number of steps from 0 to the period")
+
+    @property
+    def label(self) -> str:
+        """Period, delay and algorithm."""
+        return f"DaSGD ({self.period} steps, {self.delay} late, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    @property
+    def _average(self) -> Average:
+        return Average(Every(self.period), self.delay)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        xi = self.merge
+
+        def merge(replica: Replica, mean: Value[Array]) -> None:
+            replica.worker.params = xi * replica.worker.params + (1.0 - xi) * mean
+
+        rule = Rule(self._average, [communicator(setting, self)], merge=merge)
+        run_local_steps(setting, [rule], owner="DaSGD")
+
+
+@checked
+@dataclass(frozen=True)
+class OverlapLocalSGD(Periodic):
+    """Overlap-Local-SGD (Wang, Liang and Joshi 2020, arXiv:2002.09539): every `period` steps the models are
+    pulled towards an anchor z, which is the average of one period before and has arrived meanwhile.
+
+    x_i <- (1 - alpha) x_i + alpha z
+    v <- beta v + (1/N) sum_i x_i - z;   z <- z + v      by an all-reduce that takes until the next pull
+
+    `momentum` is beta; the first z is the initial model. As in the authors' code each worker keeps its own
+    part v_i = beta v_i + x_i - z and the all-reduce carries z + v_i. Running statistics of batch normalisation have no
+    momentum (it could carry a variance below 0): those of z are the mean of the workers'.
+    """
+
+    period: Count = 4
+    alpha: Share = 0.6
+    momentum: Decay = 0.7
+
+    @property
+    def label(self) -> str:
+        """Period and algorithm."""
+        return f"overlap local SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    @property
+    def _average(self) -> Average:
+        return Average(Every(self.period), self.period, first=self.period)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        alpha, plane = self.alpha, setting.learner.plane
+        anchors: dict[int, Value[Array]] = {}
+        velocities: dict[int, Value[Array]] = {}
+
+        def merge(replica: Replica, anchor: Value[Array] | None) -> None:
+            worker = replica.worker
+            anchors[worker.rank] = anchors.get(worker.rank, setting.learner.initial) if anchor is None else anchor
+            worker.params = (1.0 - alpha) * worker.params + alpha * anchors[worker.rank]
+
+        def bring(replica: Replica) -> Value[Array]:
+            worker, rank = replica.worker, replica.worker.rank
+            ahead = plane.apply(np.subtract, worker.params, anchors[rank])
+            velocities[rank] = self.momentum * velocities[rank] + ahead if rank in velocities else ahead
+            return (anchors[rank] + velocities[rank]).carrying(worker.params)
+
+        rule = Rule(self._average, [communicator(setting, self)], bring=bring, merge=merge)
+        run_local_steps(setting, [rule], owner="OverlapLocalSGD")
+
+
+@checked
+@dataclass(frozen=True)
+class CoCoDSGD(Periodic):
+    """Computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1): the models are averaged
+    while the workers make the next `period` local steps, and the steps are added to the average.
+
+    s_i = x_i, all-reduce s;   tau local steps;   x_i <- (1/N) sum_j s_j + (x_i - s_i)
+    """
+
+    period: Count = 4
+
+    @property
+    def label(self) -> str:
+        """Period and algorithm."""
+        return f"CoCoD-SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    @property
+    def _average(self) -> Average:
+        return Average(Every(self.period, 1), self.period - 1, at_begin=True)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        begun: dict[int, Value[Array]] = {}
+
+        def bring(replica: Replica) -> Value[Array]:
+            begun[replica.worker.rank] = replica.worker.params
+            return replica.worker.params
+
+        def merge(replica: Replica, mean: Value[Array]) -> None:
+            worker = replica.worker
+            worker.params = worker.learner.plane.mix(_continued, mean, worker.params, begun[worker.rank])
+
+        rule = Rule(self._average, [communicator(setting, self)], bring=bring, merge=merge)
+        run_local_steps(setting, [rule], owner="CoCoDSGD")

@@ -1,0 +1,155 @@
+"""Local SGD with an outer optimizer: what the workers' steps have come to together is a gradient to another rule.
+
+With the mean x of the workers' models and the model w that they had all started from, w - x is the outer gradient. The
+outer state is the same everywhere, so it takes no bytes; it is kept in float64. Running statistics of batch
+normalisation are the mean of the workers' (momentum could carry a variance below 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from ddlsim.arguments import Count, Decay, Positive, checked, one_of
+from ddlsim.learning import Array, Value
+from ddlsim.optim import Momentum, Optimizer
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
+from ddlsim.plan.plan import Every
+from ddlsim.runtime import Outer, Replica, Setting, communicator
+from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.own_models import Rule, run_local_steps
+from ddlsim.runtime.replica import Periodic
+from ddlsim.workload.compute import Workload
+
+
+@checked
+@dataclass(frozen=True)
+class BMUF(Periodic):
+    """Blockwise model-update filtering (Chen and Huo 2016, ICASSP): momentum on top of local SGD.
+
+    Every `period` local steps, with the mean x of the workers' models and the global model W:
+
+    G = x - W;   Delta <- eta Delta + zeta G;   W <- W + Delta;   x_i <- W
+
+    eta is ``block_momentum`` (None: 1 - 1/N, which the paper found to work), zeta ``block_rate``. This is the
+    paper's classical block momentum.
+    """
+
+    period: Count = 8
+    block_momentum: Decay | None = None
+    block_rate: Positive = 1.0
+
+    def momentum(self, n_workers: int) -> float:
+        """Return the block momentum among `n_workers`."""
+        return 1.0 - 1.0 / n_workers if self.block_momentum is None else self.block_momentum
+
+    @property
+    def label(self) -> str:
+        """Period and algorithm."""
+        return f"BMUF ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        outer = Outer(setting.learner, Momentum(self.momentum(len(setting.workers))))
+        _start(self, setting, lambda mean: outer.towards(mean, self.block_rate))
+
+
+@checked
+@dataclass(frozen=True)
+class DiLoCo(Periodic):
+    """Distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1):
+
+    theta_i <- InnerOpt(theta_i, g_i(theta_i))                     `period` H times, from theta_i = theta
+    Delta = (1/N) sum_i (theta - theta_i);   theta <- OuterOpt(theta, Delta)
+
+    The inner optimizer is the run's, AdamW in the paper: ``Training(optimizer=Adam(weight_decay=0.1))``, whose decay is
+    decoupled. It keeps its state. With ``outer=SGD()`` and ``outer_rate=1`` this is :class:`~ddlsim.LocalSGD`, with
+    ``outer=Adam()`` FedAdam among all workers.
+
+    period      H, 500 in the paper
+    outer       OuterOpt: Nesterov momentum 0.9 in the paper
+    outer_rate  its learning rate: 0.7 in the paper
+    """
+
+    period: Count = 500
+    outer: Annotated[Optimizer, "an object such as Momentum(0.9, nesterov=True)"] = Momentum(0.9, nesterov=True)
+    outer_rate: Positive = 0.7
+
+    @property
+    def label(self) -> str:
+        """Period, outer optimizer and algorithm."""
+        outer = type(self.outer).__name__
+        return f"DiLoCo ({self.period} steps, outer {outer}, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        outer = Outer(setting.learner, self.outer)
+        _start(self, setting, lambda mean: outer.towards(mean, self.outer_rate))
+
+
+@checked
+@dataclass(frozen=True)
+class SlowMo(Periodic):
+    """Slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1), with local SGD as its base:
+
+    x_i <- x_i - gamma d_i                          `period` tau times, from x_i = x; d_i of the run's optimizer
+    u <- beta u + (x - (1/N) sum_i x_i) / gamma
+    x <- x - alpha gamma u
+
+    gamma is the learning rate of the latest local step; where that is 0, the models are averaged only. With beta = 0,
+    alpha = 1 and maintained buffers this is :class:`~ddlsim.LocalSGD`.
+
+    period    tau; this and the next two are to be tuned to the task
+    momentum  beta, the slow momentum
+    slow_rate alpha, the slow learning rate
+    buffers   what becomes of the base optimizer's state (line 2) after an average: "maintain" or "reset". To average
+              it, the paper's third way, would send it, too, and is not offered
+    """
+
+    period: Count = 48
+    momentum: Decay = 0.5
+    slow_rate: Positive = 1.0
+    buffers: Annotated[str, one_of("maintain", "reset")] = "maintain"
+
+    @property
+    def label(self) -> str:
+        """Period, slow momentum and algorithm."""
+        return f"SlowMo ({self.period} steps, {self.momentum:g}, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        slow = Outer(setting.learner, Momentum(self.momentum))
+
+        def move(mean: Value[Array]) -> Value[Array]:
+            gamma = replicas[0].rate  # all have made as many steps
+            return slow.towards(mean, self.slow_rate * gamma, unit=gamma) if gamma else slow.follow(mean)
+
+        def merge(replica: Replica, model: Value[Array]) -> None:
+            replica.worker.params = model
+            if self.buffers == "reset":
+                replica.forget()
+
+        replicas = _start(self, setting, move, merge)
+
+
+def _start(
+    strategy: BMUF | DiLoCo | SlowMo, setting: Setting, then: Callable[[Value[Array]], Value[Array]],
+    merge: Callable[[Replica, Value[Array]], None] | None = None,
+) -> list[Replica]:  # fmt: skip
+    """Start workers who go on with what `then` makes of the mean of their models; return their replicas."""
+    rule = Rule(Average(Every(strategy.period)), [communicator(setting, strategy)], then=then, merge=merge)
+    return run_local_steps(setting, [rule], owner=type(strategy).__name__)

@@ -1,0 +1,89 @@
+"""Averaging a part of the parameters in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.arguments import checked, number
+from ddlsim.compression.contract import count
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
+from ddlsim.plan.plan import Every
+from ddlsim.runtime import Replica, Setting, WithFabric, communicator
+from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.own_models import Rule, run_local_steps
+from ddlsim.streams import stream
+from ddlsim.workload.compute import Workload
+
+Indices = Value[npt.NDArray[np.int64]]
+
+
+def _put(params: Array, indices: npt.NDArray[np.int64], values: Array) -> Array:
+    mixed = params.copy()
+    mixed[indices] = values
+    return mixed
+
+
+@checked
+@dataclass(frozen=True)
+class SPARTA(WithFabric):
+    """Sparse parameter averaging (Exo Labs 2025, "SPARTA"; ``SPARTAStrategy`` of exogym): in every step
+
+    x_i <- x_i - eta g_i(x_i)
+    x_i[S] <- (1/N) sum_j x_j[S]        S: the share p of all parameters, drawn anew, the same on all workers
+
+    S follows from a seed that all have, so only values travel: p times the bytes of the parameters. Running statistics
+    of batch normalisation stay with their workers. With p = 1 this is :class:`~ddlsim.LocalSGD` with period 1.
+
+    p  share of the parameters; the authors' default. round(p n) of n of them, at least 1, are drawn without replacement
+       (exogym draws each for itself)
+    """
+
+    p: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.005 is half a percent)")] = 0.005
+
+    @property
+    def label(self) -> str:
+        """Share and algorithm."""
+        return f"SPARTA ({100 * self.p:g} %, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    @property
+    def _average(self) -> Average:
+        return Average(Every(1), share=self.p)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError in a run that compresses."""
+        if setting.compression is not None:
+            raise ConfigError(
+                "compression: SPARTA sends other parameters in every step, which are no small differences to anything; "
+                "leave it out and lower p, or use LocalSGD(1) with compression"
+            )
+
+        @lru_cache(maxsize=2)  # nobody is more than a step ahead
+        def drawn(step: int) -> Indices:
+            draws = stream(setting.seed, 0, f"SPARTA {step}")
+            return plane.apply(lambda x: np.sort(draws.choice(x.size, count(self.p, x.size), replace=False)), initial)
+
+        plane, initial = setting.learner.plane, setting.learner.initial
+
+        def bring(replica: Replica) -> Value[Array]:
+            return plane.apply(np.take, replica.worker.params, drawn(replica.step))
+
+        def merge(replica: Replica, mean: Value[Array]) -> None:
+            params = replica.worker.params
+            replica.worker.params = plane.apply(_put, params, drawn(replica.step), mean).carrying(params)
+
+        members = [communicator(setting, self)]
+        rule = Rule(self._average, members, bring=bring, merge=merge, models=False)
+        run_local_steps(setting, [rule], owner="SPARTA")
