@@ -3,7 +3,7 @@
 from .catalogue import cluster_names as cluster_names, load_cluster as load_cluster
 from .cluster import Cluster as Cluster, ClusterLike as ClusterLike, Routes as Routes
 from .details import LinkDetail as LinkDetail, LinkDetails as LinkDetails, with_detail as with_detail
-from .direct import (
+from .generators import (
     fully_connected as fully_connected,
     hypercube as hypercube,
     line as line,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ddlsim.bundled import bundled_files
-from ddlsim.plain import decoded, parse_toml, read_bytes
+from ddlsim.plain import read_toml
 
 #: standard deviation, in the logarithm, of each doubling beyond what was measured
 PER_DOUBLING = 0.0125
@@ -65,7 +65,7 @@ def operation_kind(operation: str, algorithm: str, transport: str, nbytes: float
 def learned() -> dict[str, tuple[float, float]]:
     """Return how much faster and slower measurements were, by kind of prediction; "" is all of them together."""
     path = bundled_files("deviations")["learned"]
-    kinds = cast("dict[str, dict[str, float]]", parse_toml(decoded(read_bytes(path), str(path)), str(path))["kinds"])
+    kinds = cast("dict[str, dict[str, float]]", read_toml(path)["kinds"])
     return {kind: (row["faster"], row["slower"]) for kind, row in kinds.items()}
 
 

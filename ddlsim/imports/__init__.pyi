@@ -10,7 +10,7 @@ from .kineto import (
     profile_workload as profile_workload,
     read_kineto as read_kineto,
 )
-from .kineto_layers import LayerTime as LayerTime
+from .kineto import LayerTime as LayerTime
 from .lstopo import read_lstopo as read_lstopo
 from .mllog import MlperfRun as MlperfRun, read_mllog as read_mllog
 from .nccl_tests import read_nccl_tests as read_nccl_tests

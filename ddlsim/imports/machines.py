@@ -31,9 +31,12 @@ class Machine:
 
 
 def assemble(
-    source: Path, machines: Sequence[Machine], device: str | None, network_latency: Quantity,
+    source: Path,
+    machines: Sequence[Machine],
+    device: str | None,
+    network_latency: Quantity,
     notes: Sequence[str] = (),
-) -> Cluster:  # fmt: skip
+) -> Cluster:
     """Return the cluster of these machines, node0, node1, ...; with several, one switch joins all their ports.
 
     device           key of the device catalogue, for the GPUs

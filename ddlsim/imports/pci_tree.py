@@ -83,9 +83,11 @@ class PciTree:
         machine = Machine()
         self._nets = set()
         left_out = dict.fromkeys(
-            net["name"] for cpu in cpus for net in walk(cpu)
+            net["name"]
+            for cpu in cpus
+            for net in walk(cpu)
             if net.tag == "net" and not self.virtual_nics and _VIRTUAL.fullmatch(net.get("name", ""))
-        )  # fmt: skip
+        )
         if left_out:
             self.notes.append(f"left out virtual interfaces: {', '.join(left_out)}")
             warn(f"{cpus[0].source.path}: {self.notes[-1]}; virtual_nics=True (--set virtual_nics=true) uses them")

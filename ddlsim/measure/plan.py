@@ -86,9 +86,13 @@ def _counts(most: int) -> list[int]:
 
 
 def make_plan(
-    hosts: Sequence[str], max_nbytes: int, only: Sequence[str], models: Sequence[str], batch_sizes: Sequence[int],
+    hosts: Sequence[str],
+    max_nbytes: int,
+    only: Sequence[str],
+    models: Sequence[str],
+    batch_sizes: Sequence[int],
     lacking: Collection[str] = (),
-) -> list[Task]:  # fmt: skip
+) -> list[Task]:
     """Return the tasks for ranks on `hosts` (a name per rank).
 
     only         experiments to do; none given: all

@@ -8,24 +8,18 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
-from functools import cache
 from pathlib import Path
 from typing import TextIO
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
-
 from ddlsim.arguments import checked
 from ddlsim.csv_cells import guarded, unguarded
-from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import Measurement
 from ddlsim.output_files import cannot_be_written, write_text
 from ddlsim.plain import decoded, read_bytes
+from ddlsim.schema import PLAIN
 
 COLUMNS = tuple(field.name for field in fields(Measurement))
-#: what to write into a cell that cannot be used
-_REMEDIES = {"nbytes": "write bytes like 1048576 or '1 MiB'", "_s": "write seconds like 0.0012 or '1.2 ms'"}
-
 Rows = Iterator[tuple[int, dict[str, object]]]
 
 
@@ -103,36 +97,8 @@ def _json_rows(file: TextIO, path: Path) -> Rows:
 _FORMATS: dict[str, Callable[[TextIO, Path], Rows]] = {".csv": _csv_rows, ".jsonl": _json_rows}
 
 
-@cache
-def _adapter() -> TypeAdapter[Measurement]:
-    return TypeAdapter(Measurement)
-
-
 def _measurement(cells: dict[str, object], where: str) -> Measurement:
-    try:
-        return _adapter().validate_python(cells)
-    except ValidationError as error:
-        raise _one_line(error.errors(), where) from None
-
-
-def _one_line(errors: list[ErrorDetails], where: str) -> ConfigError:
-    """Return the most telling of the errors: an unknown name explains a missing one, not the reverse."""
-    error = min(errors, key=lambda e: e["type"] != "unexpected_keyword_argument")
-    field = str(error["loc"][0]) if error["loc"] else ""
-    if error["type"] == "unexpected_keyword_argument":
-        return unknown_name("column", field, COLUMNS, where)
-    if error["type"] == "missing":
-        return ConfigError(f"{where}: {field} is missing; add it")
-    cause = error.get("ctx", {}).get("error")
-    if not field:  # a rule between fields: its text names them
-        return ConfigError(f"{where}: {cause}")
-    rule = str(cause or error["msg"]).removeprefix("Input ").replace("should be", "must be")
-    value = error["input"]
-    if shown(value) in rule:  # the text is that of the unit parser, remedy included
-        return ConfigError(f"{where}: {field}: {rule}")
-    suffix = "_s" if field.endswith("_s") else field
-    remedy = _REMEDIES.get(suffix, f"correct {field}")
-    return ConfigError(f"{where}: {field} = {shown(value)}: {rule}; {remedy}")
+    return PLAIN.build(Measurement, cells, where, joint=": ")
 
 
 def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:

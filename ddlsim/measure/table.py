@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Annotated, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
-from pydantic.dataclasses import dataclass
-
-from ddlsim.arguments.rules import TEXT
+from ddlsim.arguments import Rule, checked, number, whole
 from ddlsim.collectives import KINDS
 from ddlsim.errors import ConfigError, shown, unknown_name
-from ddlsim.units import LARGEST, SMALLEST, in_range, parse
-
-T = TypeVar("T")
+from ddlsim.units import parse
 
 #: experiment -> what it can time
 OPERATIONS = {
@@ -25,65 +20,34 @@ OPERATIONS = {
 }
 
 
-def _number(dimension: str | None) -> BeforeValidator:
-    """Return what turns a cell into a number: plain SI, or where there is a `dimension` text with a unit."""
+def _cell(rule: Rule, dimension: str = "") -> Rule:
+    """Return a rule that reads texts as well: numbers, or with a `dimension` quantities; whole numbers stay whole."""
 
-    def read(value: object) -> object:
-        if isinstance(value, bool):
-            raise ValueError("is no number")
-        if not isinstance(value, str):
-            return value
-        try:
-            number = float(value)
-        except ValueError:
-            if dimension is None:
-                raise ValueError("is no number") from None
-            number = parse(value, dimension)
-        return int(number) if number.is_integer() else number
+    def keep(value: Any, where: str) -> object:
+        if isinstance(value, str):
+            try:
+                number = float(value)
+            except ValueError:
+                if not dimension:
+                    raise ConfigError(f"{where} = {shown(value)}: must be {rule.text}") from None
+                number = parse(value, dimension, where)
+            value = int(number) if number.is_integer() else number
+        return rule(value, where)
 
-    return BeforeValidator(read)
-
-
-def _in_range(number: float) -> float:
-    if not in_range(number):
-        raise ValueError(f"must be from {SMALLEST:g} to {LARGEST:g}")
-    return number
+    return Rule(rule.text, lambda value: isinstance(value, str) or rule.takes(value), keep)
 
 
 #: more of anything than these is a slip of the keyboard: bytes of a message, and ranks, hosts, repetitions, samples
 MAX_NBYTES, MAX_COUNT = 10**18, 10**9
 
-Seconds = Annotated[float, _number("time"), Field(gt=0, allow_inf_nan=False), AfterValidator(_in_range)]
-Nbytes = Annotated[int, _number("bytes"), Field(ge=0, le=MAX_NBYTES)]
-Count = Annotated[int, _number(None), Field(ge=0, le=MAX_COUNT)]
-Some = Annotated[int, _number(None), Field(ge=1, le=MAX_COUNT)]
+Seconds = Annotated[float, _cell(number(0.0, above=True, hint=", like 0.0012 or '1.2 ms'"), "time")]
+Nbytes = Annotated[int, _cell(whole(0, MAX_NBYTES), "bytes")]
+Count = Annotated[int, _cell(whole(0, MAX_COUNT))]
+Some = Annotated[int, _cell(whole(1, MAX_COUNT))]
 
 
-def _told(kind: type[T]) -> type[T]:
-    """Let a row that makes no sense be a ConfigError of one line. (Readers of tables ask pydantic themselves.)"""
-    checked_init = kind.__init__
-
-    @functools.wraps(checked_init)
-    def init(self: object, *args: object, **kwargs: object) -> None:
-        try:
-            checked_init(self, *args, **kwargs)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            cause = first.get("ctx", {}).get("error")
-            place = "".join(f": {part}" for part in first["loc"])
-            value = "" if cause and not place else f" = {shown(first['input'])}"
-            rule = str(cause or first["msg"]).replace("Input should be", "must be")
-            raise ConfigError(f"Measurement{place}{value}: {rule}") from None
-
-    kind.__init__ = init  # type: ignore[method-assign]
-    return kind
-
-
-Text = Annotated[str, Strict(), AfterValidator(lambda text: TEXT.keep(text, "text"))]
-
-
-@_told
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+@checked
+@dataclass(frozen=True)
 class Measurement:
     """One measured time. Everything after `median_s` may be left out where it does not apply or is not known.
 
@@ -105,8 +69,8 @@ class Measurement:
     Raises ConfigError for a row that makes no sense.
     """
 
-    experiment: Text
-    operation: Text
+    experiment: str
+    operation: str
     n_ranks: Some
     n_hosts: Some
     median_s: Seconds
@@ -116,12 +80,12 @@ class Measurement:
     p25_s: Seconds | None = None
     p75_s: Seconds | None = None
     n_repetitions: Some = 1
-    backend: Text = ""
-    dtype: Text = "float32"
+    backend: str = ""
+    dtype: str = "float32"
     batch_size: Count = 0
-    model: Text = ""
-    version: Text = ""
-    note: Text = ""
+    model: str = ""
+    version: str = ""
+    note: str = ""
 
     @property
     def bandwidth(self) -> float:
@@ -141,8 +105,7 @@ class Measurement:
             self.batch_size, self.model,
         )  # fmt: skip
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Measurement:
+    def __post_init__(self) -> None:
         if self.experiment not in OPERATIONS:
             raise unknown_name("experiment", self.experiment, OPERATIONS)
         known = OPERATIONS[self.experiment]
@@ -156,7 +119,6 @@ class Measurement:
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name} = {value!r}: must be at least the quantile before it; sort the times")
             low = low if value is None else value
-        return self
 
     def _check_size(self) -> None:
         if self.experiment == "step":

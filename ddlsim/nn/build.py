@@ -12,12 +12,28 @@ from typing import Literal, cast
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.nn.conv_layer import Conv2d, Pool2d, adaptive_windows, pool_windows
-from ddlsim.nn.layers import Chain, Dense, Dropout, Elementwise, Join, Pure, Sum, ToMaps, ToRows, asked_for
-from ddlsim.nn.norm_layer import BatchNorm2d, LayerNorm
+from ddlsim.nn.layers import (
+    BatchNorm2d,
+    Chain,
+    Conv2d,
+    Dense,
+    Dropout,
+    Elementwise,
+    EmbeddingBag,
+    Interaction,
+    Join,
+    LayerNorm,
+    Pool2d,
+    Pure,
+    Sum,
+    ToMaps,
+    ToRows,
+    adaptive_windows,
+    asked_for,
+    pool_windows,
+)
 from ddlsim.nn.parameters import Parameter, normal, uniform
 from ddlsim.nn.pass_state import Array, Buffers, Layer, PureLayer, Slot
-from ddlsim.nn.recommendation_layers import EmbeddingBag, Interaction
 from ddlsim.nn.token_layers import Attention, Embedding, Take, TiedDense
 from ddlsim.workload import layers as specs
 from ddlsim.workload.layer_rules import Shape, spread
@@ -189,8 +205,9 @@ class Builder:
                 raise self._cannot(name, f"attention with {key} set has costs but no gradients; leave it out")
         d = shape[-1]
         projections = ("qkv",) if spec.fused else ("query", "key", "value")
-        *first, last = (self._projection(f"{name}.{what}", d, 3 * d if what == "qkv" else d)
-                        for what in (*projections, "out"))  # fmt: skip
+        *first, last = (
+            self._projection(f"{name}.{what}", d, 3 * d if what == "qkv" else d) for what in (*projections, "out")
+        )
         weights, biases = [slots[0] for slots in first], [slots[1] for slots in first]
         return Attention(d, spec.heads, spec.causal, weights, biases, *last, buffers)
 
@@ -244,9 +261,7 @@ class Builder:
             buffers[name] = self._slot(self.state, f"{layer.name}.{name}", np.shape(start), momentum=momentum)
             self.state[-1] = dataclasses.replace(self.state[-1], draw=functools.partial(_constant, start))
         self.n_streams += "rng" in asked_for(rule)
-        return Pure(
-            layer.name, rule, shape, layer.out_shape, slots, buffers, momentum, self.n_streams - 1
-        )
+        return Pure(layer.name, rule, shape, layer.out_shape, slots, buffers, momentum, self.n_streams - 1)
 
     def _conv(self, leaf: Leaf, spec: specs.Conv, shape: Shape, follows: str) -> Conv2d:
         layer, n_in = self.model.layers[leaf.index], shape[0] // spec.groups

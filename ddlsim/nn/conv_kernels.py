@@ -5,7 +5,7 @@ that every convolution, whatever its sizes, is a sum of vectors times one weight
 into a matrix. A tile of output channels stays in registers while all taps of a window pass.
 
 The input gradient is the same sum over other neighbours, so both take them from tables
-(:class:`ddlsim.nn.conv_layer.Taps`): for output row y, entries ``row_at[y] .. row_at[y + 1]`` of ``row_tap``
+(:class:`ddlsim.nn.layers.Taps`): for output row y, entries ``row_at[y] .. row_at[y + 1]`` of ``row_tap``
 (kernel row) and ``row_in`` (input row); the same for columns.
 """
 
@@ -241,9 +241,7 @@ def weight_gradient(
                                 p = x0 + ((row * stride[0] + sy) * in_space[1] + col0 * stride[1] + sx) * LANES
                                 for _ in range(col1 - col0):
                                     for half in range(0, LANES if wide else WIDTH, WIDTH):
-                                        u, v, w = (
-                                            load(x, p + half), load(x, p + x1 + half), load(x, p + x2 + half)
-                                        )  # fmt: skip
+                                        u, v, w = (load(x, p + half), load(x, p + x1 + half), load(x, p + x2 + half))
                                         d = load(dy, y0 + q + half)
                                         a00, a01, a02 = fma(d, u, a00), fma(d, v, a01), fma(d, w, a02)
                                         d = load(dy, y1 + q + half)

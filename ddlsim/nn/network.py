@@ -100,9 +100,13 @@ class Network:
         return {slot.name: slot.of(params) for slot in self.slots}
 
     def loss_and_gradient(
-        self, params: Array, x: npt.ArrayLike, labels: npt.ArrayLike, rng: np.random.Generator | None = None,
+        self,
+        params: Array,
+        x: npt.ArrayLike,
+        labels: npt.ArrayLike,
+        rng: np.random.Generator | None = None,
         state: Array | None = None,
-    ) -> tuple[float, Array]:  # fmt: skip
+    ) -> tuple[float, Array]:
         """Return the mean loss over the batch and its gradient, a new vector of shape (n_params,).
 
         params  (n_params,)              never changed

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from ddlsim.errors import ConfigError
 
 Shape = tuple[int, ...]
-Size = int | tuple[int, ...]
+Size = Annotated[int | tuple[int, ...], "a whole number, or a list of one for each dimension"]
 MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
 MAX_DIMS = 6  # of what a layer takes
 #: of one sample at any place, and of the parameters of a model: far above the largest models (an hour of 4K video has
 #: 2e12 pixel values, the largest published models have 1e13 parameters), so more is a slip of the keyboard
 MAX_ELEMENTS, MAX_PARAMETERS = 10**13, 10**14
-#: read by pydantic when a file is validated: unknown keys and loose types (true for 1) are errors
-STRICT: dict[str, object] = {"extra": "forbid", "strict": True}
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,7 @@ class Cost:
     winograd: bool = False
 
 
-def streaming(
-    in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0
-) -> Cost:
+def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
     """Return the cost of a layer that reads its input once, writes its output once and keeps the output."""
     n_in, n_out = math.prod(in_shape), math.prod(out_shape)
     return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
@@ -61,7 +57,6 @@ class Spec:
              fields that are at least 1, at least 0, and above 0 and at most 1; None is nothing to look at
     """
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     positive: ClassVar[tuple[str, ...]] = ()
     not_negative: ClassVar[tuple[str, ...]] = ()
     fractions: ClassVar[tuple[str, ...]] = ()
@@ -80,9 +75,7 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
     if isinstance(value, int):
         return (value,) * n_dims
     if len(value) != n_dims:
-        raise ConfigError(
-            f"{key} = {list(value)} has {len(value)} numbers but the input {n_dims} spatial sizes"
-        )
+        raise ConfigError(f"{key} = {list(value)} has {len(value)} numbers but the input {n_dims} spatial sizes")
     return value
 
 

@@ -1,37 +1,45 @@
-"""The walk from the entries of a model file to nodes and leaf layers (imports pydantic)."""
+"""The walk from the entries of a model file to nodes and leaf layers."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import NamedTuple, cast
 
-from pydantic import BaseModel, ConfigDict
-
+from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
+from ddlsim.schema import PLAIN, Source, refuse_code
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, MAX_PARAMETERS, Cost, Shape
-from ddlsim.workload.layer_specs import check_layer_type, is_bundled, read_spec
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.model_values import Values, substitute
 from ddlsim.workload.precision import FP32_NBYTES
 
 Entry = dict[str, object]
+
+
+def check_layer_type(kind: object, where: str) -> None:
+    """Raise ConfigError unless `kind` is a class of layers."""
+    if not (isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "cost")):
+        raise ConfigError(f"{where} is {shown(kind)}: must be a frozen dataclass with a method cost(in_shape)")
+
+
 MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
 MAX_ENTRIES = 10 * MAX_LAYERS
 MAX_DEPTH = 20  # so is a block that contains itself
 GRAPH_KEYS = {"residual": ("body", "shortcut"), "concat": ("branches", "copy"), "side": ("body",)}
 
 
-class Block(BaseModel):
+@checked
+@dataclass(frozen=True)
+class Block:
     """A ``[blocks.NAME]`` table: layers in which ``"$x"`` stands for the parameter x."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    layers: list[Entry]
-    defaults: Entry = {}
+    layers: list[Mapping[str, object]]
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 class Flow(NamedTuple):
@@ -43,6 +51,7 @@ class Flow(NamedTuple):
 
 #: nodes and what leaves the last
 Walked = tuple[tuple[Node, ...], Flow]
+
 
 @dataclass
 class Builder:
@@ -58,6 +67,7 @@ class Builder:
     seen_options: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)  # instances so far, by name
     leaf_names: set[str] = field(default_factory=set)
+    specs: dict[tuple[type, str], LayerSpec] = field(default_factory=dict)
     n_expanded: int = 0  # block instances so far
     n_walked: int = 0  # entries
     n_params: int = 0
@@ -165,24 +175,30 @@ class Builder:
     def _coded(self, name: str, place: str) -> type[LayerSpec]:
         """Return the layer that ``"package.module:Name"`` stands for, if that may be imported."""
         if not self.allow_code:
-            raise self.error(
-                place, f"type = {shown(name)} would import code; if you trust the file, use "
-                "load_model(path, allow_code=True), or --allow-code on the command line"
-            )  # fmt: skip
+            refuse_code(name, f"{self.path}: {place}: type")
         kind = imported(name, f"{self.path}: {place}: type")
         check_layer_type(kind, f"{self.path}: {place}: type {name!r}")
         return cast("type[LayerSpec]", kind)
 
     def _leaf(self, entry: Entry, spec_type: type[LayerSpec], place: str, scope: str, flow: Flow) -> Walked:
-        kind = str(entry["type"]) if is_bundled(spec_type) else spec_type.__name__
+        has_type = "type" in PLAIN.arguments_of(spec_type)
+        kind = str(entry["type"]) if has_type else spec_type.__name__
         name = self._name(entry, kind, place, scope)
-        spec = read_spec(spec_type, entry, f"{self.path}: {place} ({kind} {name!r})")
+        given = entry if has_type else {key: value for key, value in entry.items() if key != "type"}
+        spec = self._spec(spec_type, given, f"{self.path}: {place} ({kind} {name!r})")
         try:
             cost = spec.cost(flow.shape)
         except ConfigError as error:
             raise self.error(place, f"{kind} {name!r}: {error}") from None
         index = self._append(name, kind, flow, cost, model_parallel=isinstance(spec, EmbeddingBag))
         return (Leaf(index, spec),), Flow(cost.out_shape, flow.learned or bool(cost.tensors))
+
+    def _spec(self, kind: type[LayerSpec], entry: Entry, where: str) -> LayerSpec:
+        """Return the layer that an entry describes; most layers of a large model are alike."""
+        key = kind, repr(entry)
+        if key not in self.specs:
+            self.specs[key] = PLAIN.build(kind, entry, where, Source(allow_code=self.allow_code), ": ")
+        return self.specs[key]
 
     def _append(self, name: str, kind: str, flow: Flow, cost: Cost, *, model_parallel: bool = False) -> int:
         if len(self.layers) >= MAX_LAYERS:
@@ -219,9 +235,7 @@ class Builder:
 
     def _residual(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
         body, out = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
-        shortcut, skip = self.sequence(
-            entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth
-        )
+        shortcut, skip = self.sequence(entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth)
         if out.shape != skip.shape:
             raise self.error(place, f"residual: the body makes {out.shape} but the shortcut {skip.shape}; "
                              "make both equal, for example with a 1x1 conv in shortcut")  # fmt: skip
