@@ -14,7 +14,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.plan.plan import ALL_REDUCE, PUSH_PULL, REDUCE_SCATTER
 from ddlsim.run.experiment import Experiment
-from ddlsim.runtime.codec import encoding, rounded
+from ddlsim.runtime.codec import Seconds, rounded
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies import contract
@@ -64,10 +64,10 @@ def encode_seconds(
     shared = not plan.servers if fabric is None else hierarchical(fabric.algorithm)
     if shared and choice.compressor.traits.collective == "all_gather":
         share = int(np.unique(hosts, return_counts=True)[1].max())
-    pieces = max(len(plan.servers), 1)
+    pieces, encode = max(len(plan.servers), 1), Seconds(choice).encode
     different = list({id(workload): workload for workload in workloads}.values())
     least = np.array([
-        [pieces * encoding(choice, workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
+        [pieces * encode(workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
         for workload in different
     ])  # fmt: skip
     which = np.array([next(i for i, one in enumerate(different) if one is workload) for workload in workloads])

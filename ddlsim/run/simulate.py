@@ -224,7 +224,7 @@ class UnderWay:
         if setting.compression is not None and not setting.compresses:
             raise ConfigError(
                 f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "
-                "Exchange or Wires (ddlsim.runtime), which compress; leave it out"
+                "Exchange or Messages (ddlsim.runtime), which compress; leave it out"
             )
         if experiment.overlap_slowdown != NO_SLOWDOWN and not setting.slows:
             setting.notes.append(

@@ -21,9 +21,9 @@ from ddlsim.plan.order import Order
 from ddlsim.plan.plan import FORWARD, PUSH_PULL, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
-from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.travel import SAMPLES, Travel, way_of
 from ddlsim.runtime.worker import UNVARIED, Worker
@@ -87,6 +87,8 @@ EVALUATION = "evaluation"
 Make = Callable[[Sequence[Workload]], StepProgram]
 #: kind of collective, group, bytes -> its schedule
 Schedules = Callable[[int, int, float], Schedule]
+
+
 class Models(Protocol):
     """What learns from the steps of a run."""
 
@@ -101,12 +103,12 @@ class Models(Protocol):
 MakeExchanges = Callable[[Gradients, Plan], Exchanges]
 
 
-def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], Mapping[int, Carrier]]) -> None:
-    """Let the programs that `make` makes for all workers drive a run, and `carriers` what they exchange, by the kind
-    of collective, those that sum gradients first."""
+def planned(members: Communicator, make: Make, exchanges: Callable[[Gradients], Mapping[int, Exchange]]) -> None:
+    """Let the programs that `make` makes for all workers drive a run, with `exchanges` by the kind of collective, those
+    that sum gradients first."""
     setting = members.setting
     setting.loop.drive(
-        TableRun(setting, make, lambda gradients, plan: OfKinds(carriers(gradients)), owner=members.owner)
+        TableRun(setting, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner)
     )
 
 
@@ -210,7 +212,7 @@ class TableRun:
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
                              lambda step, rank: float(self._last[step][rank]))  # fmt: skip
-        said = {pair: carrier.what for pair, carrier in self.travel.carriers.items()}
+        said = {pair: exchange.what for pair, exchange in self.travel.exchanges.items()}
         shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
         self.bookings = Bookings(setting.recorder, self.members, shapes, setting.loop.now, folding=folding)
         #: by the first worker's workload, which the list holds and so keeps the number of
@@ -232,7 +234,7 @@ class TableRun:
         each = [[setting.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
             with_slowdowns(tasks, steps, each, setting), setting.loop.network, self.travel.collective,
-            steps.key_sizes, steps.plan.queues, self.travel.messages,
+            self.travel.buffer_nbytes, steps.plan.queues, self.travel.messages,
             bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets, start=setting.loop.now,
         )  # fmt: skip
         for step, own in enumerate(steps.rows if steps.plan.cycles else ()):
@@ -268,10 +270,10 @@ class TableRun:
             sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
             for row in sums[:1].tolist():
                 kind, group, parts = way_of(plan, row)
-                carrier = self.exchanges.carrier(kind, group, parts=parts)
-                if carrier is not None:
+                exchange = self.exchanges.exchange(kind, group, parts=parts)
+                if exchange is not None:
                     together = kind == REDUCE_SCATTER
-                    program = program.map(functools.partial(with_codes, decodes=carrier.decodes, together=together))
+                    program = program.map(functools.partial(with_codes, decodes=exchange.decodes, together=together))
         if self.learner.task is not None:
             program = program.map(functools.partial(with_evaluations, name=EVALUATION))
         return program if self.workers[0].feed is None else program.map(functools.partial(with_samples, name=SAMPLES))

@@ -38,8 +38,8 @@ from ddlsim.plan.tensor_ranks import (
     with_exchanges,
 )
 from ddlsim.readable import count
-from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.common_model import Gradients
+from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
