@@ -240,9 +240,7 @@ def with_detail(wanted: _Wanted) -> Cluster:
             raise unknown_name("link kind", kind, set(cluster.link_kind), f"cluster {cluster.name!r}")
     host = cluster.host_of
     inside = (host[cluster.link_src] == host[cluster.link_dst]) & (host[cluster.link_src] >= 0)
-    chosen = [
-        not inside[link] if kinds is None else kind in kinds for link, kind in enumerate(cluster.link_kind)
-    ]
+    chosen = [not inside[link] if kinds is None else kind in kinds for link, kind in enumerate(cluster.link_kind)]
     before = cluster.details
     as_it_was = [_NONE] * cluster.n_links if before is None else [before.of(link) for link in range(cluster.n_links)]
     idealised = wanted.transport == IDEAL and not detail

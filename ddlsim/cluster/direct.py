@@ -105,12 +105,7 @@ def fully_connected(
 
 @checked
 def torus(
-    sizes: Sequence[Places],
-    *,
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    host: Interior = PLAIN,
+    sizes: Sequence[Places], *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = PLAIN
 ) -> Graph:
     """Return a torus of machines, e.g. sizes (8, 8) or (4, 4, 4), numbered in row-major order.
 

@@ -122,9 +122,7 @@ def _add_explicit(graph: Graph, file: schema.ClusterFile) -> list[str]:
     ports: dict[str, list[str]] = {}
     for i, row in enumerate(file.hosts):
         place = f"hosts.{i}"
-        head = schema.check_table(
-            schema.HostTable, {key: row[key] for key in ("name", "count") if key in row}, place
-        )
+        head = schema.check_table(schema.HostTable, {key: row[key] for key in ("name", "count") if key in row}, place)
         rest = {key: value for key, value in row.items() if key not in ("name", "count")}
         interior, found = schema.interior(rest, place)
         sources += found
@@ -161,8 +159,7 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: schema.LinkTable
     ends = [_matching(pattern, ports, f"{place}.between") for pattern in link.between]
     if link.shared and link.reverse_bandwidth is not None:
         raise ConfigError(
-            f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} has no effect on a shared link; "
-            f"remove one"
+            f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} has no effect on a shared link; remove one"
         )
     n_ports = [sum(len(ports[name]) for name in names) for names in ends]
     n_cables = max(n_ports[0] * len(ends[1]), n_ports[1] * len(ends[0]))  # at most: each pair has one for each NIC
@@ -170,9 +167,7 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: schema.LinkTable
     for a, b in itertools.product(*ends):
         if a == b:
             raise ConfigError(f"{place}.between = {link.between!r} joins {a!r} to itself; name two nodes")
-        n_switches = sum(
-            graph.nodes[ports[end][0]]["kind"] == "switch" and ports[end] == [end] for end in (a, b)
-        )
+        n_switches = sum(graph.nodes[ports[end][0]]["kind"] == "switch" and ports[end] == [end] for end in (a, b))
         kind = link.kind or ("link", "nic", "trunk")[n_switches]
         n_cables = max(len(ports[a]), len(ports[b]))  # one for each NIC
         for i in range(n_cables):
@@ -194,9 +189,7 @@ def _read_json(stem: str, text: str) -> Cluster:
     data: Any = plain.parse_json(text)
     edges = next((key for key in ("edges", "links") if isinstance(data, dict) and key in data), None)
     if edges is None or not isinstance(data.get("nodes"), list) or not isinstance(data[edges], list):
-        raise ConfigError(
-            "has no lists 'nodes' and 'edges' (or 'links'); write it with networkx.node_link_data"
-        )
+        raise ConfigError("has no lists 'nodes' and 'edges' (or 'links'); write it with networkx.node_link_data")
     for key in ("directed", "multigraph"):
         if not isinstance(data.get(key, True), bool):
             raise ConfigError(f"{key} = {shown(data[key])} must be true or false")
@@ -210,9 +203,7 @@ def _read_json(stem: str, text: str) -> Cluster:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(
-            f"is no node-link graph ({what}); nodes need 'id', {edges} 'source' and 'target'"
-        ) from None
+        raise ConfigError(f"is no node-link graph ({what}); nodes need 'id', {edges} 'source' and 'target'") from None
     return from_graph(graph, None if "name" in graph.graph else stem)
 
 
@@ -246,12 +237,7 @@ def _read_graphml(stem: str, text: str) -> Cluster:
     try:
         _check_references(
             [attributes["id"] for tag, attributes in elements if tag == "node"],
-            [
-                attributes[end]
-                for tag, attributes in elements
-                if tag == "edge"
-                for end in ("source", "target")
-            ],
+            [attributes[end] for tag, attributes in elements if tag == "edge" for end in ("source", "target")],
         )
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # networkx warns of keys without a type, and guesses

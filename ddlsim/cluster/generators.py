@@ -80,9 +80,7 @@ def leaf_spine(
     n_nics = _n_nics(host)
     rails = n_nics if rail_optimised else 1
     if n_leaves % rails:
-        raise ConfigError(
-            f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs of a machine on rails"
-        )
+        raise ConfigError(f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs of a machine on rails")
     n_down = hosts_per_leaf * n_nics // rails
     trunk = oversubscribed(link, n_down, n_spines, oversubscription, trunk_bandwidth, trunk_latency)
     n_hosts = n_leaves // rails * hosts_per_leaf
@@ -225,9 +223,7 @@ def dragonfly(
     shape = list(group_shape)
     cables = [1] * len(shape) if local_cables is None else list(local_cables)
     if not shape or len(cables) != len(shape):
-        raise ConfigError(
-            f"local_cables = {cables} must have one number per dimension of group_shape = {shape}"
-        )
+        raise ConfigError(f"local_cables = {cables} must have one number per dimension of group_shape = {shape}")
     per_group = math.prod(shape)
     places = n_groups * per_group * hosts_per_router
     n_hosts = places if n_hosts is None else n_hosts

@@ -117,8 +117,8 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
         )
     nodes = _node_columns(graph, where)
     links = _link_columns(graph, index, where)
-    n_machines = len({host for host, kind in zip(nodes["host_of"].tolist(), nodes["node_kind"], strict=True)
-                      if host >= 0 and kind != "storage"})
+    hosts = zip(nodes["host_of"].tolist(), nodes["node_kind"], strict=True)
+    n_machines = len({host for host, kind in hosts if host >= 0 and kind != "storage"})
     if grid and routing != "dimension-order" and math.prod(grid) != n_machines:
         raise ConfigError(f"{where}: grid = {list(grid)} does not number its {n_machines} machines; correct it")
     cluster = Cluster(
@@ -279,10 +279,7 @@ def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Li
     first: dict[int, int] = {}
     for link, number in enumerate(channel.tolist()):
         other = first.setdefault(number, link)
-        if other != link and (tuple(columns[other, :2]), kinds[other]) != (
-            tuple(columns[link, :2]),
-            kinds[link],
-        ):
+        if other != link and (tuple(columns[other, :2]), kinds[other]) != (tuple(columns[link, :2]), kinds[link]):
             u, v, _, _ = listed[link]
             raise ConfigError(
                 f"{where}: shared edge {u!r} -> {v!r}: bandwidth, efficiency and kind must equal those of "
@@ -361,9 +358,7 @@ def _node_attributes(cluster: Cluster, node: int) -> Attributes:
         "recv_overhead": (cluster.recv_overhead, 0.0),
         "reduce_time": (cluster.reduce_time, 0.0),
     }
-    data.update(
-        {key: float(column[node]) for key, (column, usual) in columns.items() if column[node] != usual}
-    )
+    data.update({key: float(column[node]) for key, (column, usual) in columns.items() if column[node] != usual})
     return data | _costs(cluster, node)
 
 

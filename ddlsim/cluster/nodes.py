@@ -189,13 +189,9 @@ def _check(host: MultiGpu) -> None:
     if host.inside not in INTERIORS:
         raise unknown_name("inside", host.inside, INTERIORS, "host")
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
-        raise ConfigError(
-            f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8"
-        )
+        raise ConfigError(f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8")
     if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
-        raise ConfigError(
-            f"host: nvlink_bandwidth is missing; inside = {host.inside!r} needs it, like '25 GB/s'"
-        )
+        raise ConfigError(f"host: nvlink_bandwidth is missing; inside = {host.inside!r} needs it, like '25 GB/s'")
     if host.inside == "pcie_tree" and host.nvlink_bandwidth is not None:
         raise ConfigError(
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "
@@ -222,11 +218,7 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
     latency = nonnegative(host.pcie_latency, "time", "host: pcie_latency")
     for i, gpu in enumerate(gpus):
         connect(graph, gpu, switches[i * len(switches) // len(gpus)], "pcie", pcie, latency)
-    uplink = (
-        pcie
-        if host.cpu_bandwidth is None
-        else positive(host.cpu_bandwidth, "bandwidth", "host: cpu_bandwidth")
-    )
+    uplink = pcie if host.cpu_bandwidth is None else positive(host.cpu_bandwidth, "bandwidth", "host: cpu_bandwidth")
     for switch in switches:
         connect(graph, switch, cpu, "pcie", uplink, latency)
     if host.n_nics == 1:

@@ -45,9 +45,7 @@ def checked_link(
     what: str = "",
 ) -> Link:
     if shared and reverse_bandwidth is not None:
-        raise ConfigError(
-            f"reverse_bandwidth = {reverse_bandwidth!r} has no effect on a shared link; remove one"
-        )
+        raise ConfigError(f"reverse_bandwidth = {reverse_bandwidth!r} has no effect on a shared link; remove one")
     return Link(
         positive(bandwidth, "bandwidth", f"{what}bandwidth"),
         nonnegative(latency, "time", f"{what}latency"),
@@ -67,12 +65,7 @@ def trunk_of(link: Link, bandwidth: Quantity | None, latency: Quantity | None, w
 
 
 def oversubscribed(
-    link: Link,
-    n_down: int,
-    n_up: int,
-    oversubscription: float,
-    bandwidth: Quantity | None,
-    latency: Quantity | None,
+    link: Link, n_down: int, n_up: int, oversubscription: float, bandwidth: Quantity | None, latency: Quantity | None
 ) -> Link:
     """Return the trunk of a switch with `n_down` links to machines and `n_up` trunks."""
     factor = positive(oversubscription, None, "oversubscription")
@@ -82,11 +75,7 @@ def oversubscribed(
             f"say the same thing twice; remove one"
         )
     trunk = trunk_of(link, bandwidth, latency)
-    return (
-        trunk
-        if bandwidth is not None
-        else replace(trunk, bandwidth=link.bandwidth * n_down / (n_up * factor))
-    )
+    return trunk if bandwidth is not None else replace(trunk, bandwidth=link.bandwidth * n_down / (n_up * factor))
 
 
 def start(

@@ -205,9 +205,7 @@ def _grid_links(cluster: Cluster) -> Ints:
     shape, n = cluster.grid, cluster.n_nodes
     where = f"cluster {cluster.name!r}"
     if int(np.prod(shape)) != n or not shape:
-        raise ConfigError(
-            f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it"
-        )
+        raise ConfigError(f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it")
     link_of = widest_links(cluster)
     table = np.zeros((n, len(shape), 2), dtype=np.int64)
     numbers = np.arange(n).reshape(shape)

@@ -44,9 +44,7 @@ def _text_with_unit(dimension: str, check: Callable[[object, str, str], float]) 
 
     def read(value: object) -> float:
         if not isinstance(value, str):
-            raise ValueError(
-                f"a {dimension} is a text with a unit; write it like {DIMENSIONS[dimension][2]!r}"
-            )
+            raise ValueError(f"a {dimension} is a text with a unit; write it like {DIMENSIONS[dimension][2]!r}")
         return check(value, dimension, "")
 
     return BeforeValidator(read)
@@ -178,9 +176,7 @@ def _one_line(error: ErrorDetails, model: type[BaseModel], place: str) -> Config
     if kind == "missing":
         return ConfigError(f"{where} is missing; add it to the file")
     if kind == "literal_error":
-        choices = [
-            choice for choice in str(context["expected"]).split("'") if choice not in ("", ", ", " or ")
-        ]
+        choices = [choice for choice in str(context["expected"]).split("'") if choice not in ("", ", ", " or ")]
         return unknown_name(str(error["loc"][-1]), str(value), choices, place)
     text = str(context.get("error", error["msg"])).removeprefix(":").strip().replace(" after validation", "")
     if shown(value) in text:
@@ -220,9 +216,7 @@ def _parameters(target: Callable[..., object]) -> type[BaseModel]:
             known[parameter.name] = (kind, ...)
         else:
             known[parameter.name] = (kind | None if parameter.default is None else kind, parameter.default)
-    return create_model(
-        f"{target.__name__}_table", __config__=ConfigDict(extra="forbid", strict=True), **known
-    )
+    return create_model(f"{target.__name__}_table", __config__=ConfigDict(extra="forbid", strict=True), **known)
 
 
 def _arguments(target: Callable[..., object], table: Table, place: str) -> tuple[dict[str, Any], list[str]]:
@@ -239,9 +233,7 @@ def interior(table: Table, place: str) -> tuple[Interior, list[str]]:
         return _machine(MultiGpu, table, place)
     only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
     for key in sorted(table.keys() & only_gpu):
-        raise ConfigError(
-            f"{place}.{key} = {shown(table[key])} is for machines with GPUs; add n_gpus or remove it"
-        )
+        raise ConfigError(f"{place}.{key} = {shown(table[key])} is for machines with GPUs; add n_gpus or remove it")
     return _machine(Host, table, place)
 
 

@@ -26,9 +26,7 @@ def title(cluster: Cluster) -> str:
 def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
     """Return what :func:`summary` says below the title: labels ("" for the machines) and texts."""
     kinds = Counter(cluster.node_kind)
-    inside = sum(
-        k == "switch" and h >= 0 for k, h in zip(cluster.node_kind, cluster.host_of.tolist(), strict=True)
-    )
+    inside = sum(k == "switch" and h >= 0 for k, h in zip(cluster.node_kind, cluster.host_of.tolist(), strict=True))
     machines = (
         f"{len(cluster.host_names) - kinds['storage']} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
         f"{_storages(kinds['storage'])}"

@@ -162,9 +162,7 @@ def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str) -> bool:
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"{where} returned a {type(schedule).__name__}; return a Schedule")
     if (schedule.n_ranks, schedule.kind) != (n_ranks, kind):
-        raise ConfigError(
-            f"{where} returned one for {schedule.n_ranks} ranks of kind {schedule.kind!r}, not {kind!r}"
-        )
+        raise ConfigError(f"{where} returned one for {schedule.n_ranks} ranks of kind {schedule.kind!r}, not {kind!r}")
     try:
         validate(schedule)
         replayable = _n_moves(schedule) <= CHECK_LIMIT

@@ -27,9 +27,7 @@ def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
     if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= n_ranks:
         raise ConfigError(f"on_ranks: {members.tolist()} are not distinct ranks of 0..{n_ranks - 1}")
     groups = (members,) if schedule.groups is None else tuple(members[g] for g in schedule.groups)
-    relabelled = _each_round(
-        schedule, lambda r: dataclasses.replace(r, src=members[r.src], dst=members[r.dst])
-    )
+    relabelled = _each_round(schedule, lambda r: dataclasses.replace(r, src=members[r.src], dst=members[r.dst]))
     return dataclasses.replace(relabelled, n_ranks=n_ranks, groups=groups)
 
 
@@ -142,9 +140,7 @@ def refine(schedule: Schedule, factor: int) -> Schedule:
 
     weight = None if schedule.chunk_weight is None else np.repeat(schedule.chunk_weight / factor, factor)
     blocks = None if schedule.block_of is None else np.repeat(schedule.block_of, factor)
-    finest = dataclasses.replace(
-        schedule, n_chunks=schedule.n_chunks * factor, chunk_weight=weight, block_of=blocks
-    )
+    finest = dataclasses.replace(schedule, n_chunks=schedule.n_chunks * factor, chunk_weight=weight, block_of=blocks)
     return _each_round(finest, finer)
 
 

@@ -98,13 +98,7 @@ def torus_2d(
 
 
 @checked
-def hierarchical(
-    n_inside: Count,
-    n_groups: Count,
-    nbytes: Real,
-    inside: Link,
-    between: Link,
-) -> float:
+def hierarchical(n_inside: Count, n_groups: Count, nbytes: Real, inside: Link, between: Link) -> float:
     """Rings inside and between: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2 (+ gamma terms).
 
     inside, between  (alpha, beta, gamma) of each level. If the n rings between groups share one network
@@ -155,18 +149,14 @@ def reduce_scatter_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, g
 
 
 @checked
-def reduce_scatter_recursive_halving(
-    n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0
-) -> float:
+def reduce_scatter_recursive_halving(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """log2 p alpha + (p-1)/p S (beta + gamma), p = 2^q."""
     n_steps = _log2("reduce_scatter_recursive_halving", n_ranks)
     return n_steps * alpha + _others(n_ranks, nbytes) * (beta + gamma)
 
 
 @checked
-def reduce_scatter_direct(
-    n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0
-) -> float:
+def reduce_scatter_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """alpha + (p-1)/p S beta + S/p gamma (all messages arrive together, see :func:`parameter_server`)."""
     return all_to_all_direct(n_ranks, nbytes, alpha, beta) + (n_ranks > 1) * nbytes / n_ranks * gamma
 

@@ -142,8 +142,7 @@ class Way:
         return hop + (self.site.n_local - 1.0) * ARITY_HOP * (self.choice.algorithm == "collnet_direct")
 
     def latency(self, src: Ints, dst: Ints, first: bool = False) -> Floats:
-        """Return the seconds until a message between ranks flows, (m,), behind which nothing hides if it is the first.
-        """
+        """Return the seconds until messages between ranks flow, (m,); nothing hides those of the first."""
         choice = self.choice
         route = routes_latency(self.cluster, self.nodes[src], self.nodes[dst])
         host = self.cluster.host_of[self.nodes]

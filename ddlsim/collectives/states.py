@@ -101,7 +101,7 @@ def _played(schedule: Schedule) -> Iterator[State]:
             whole[group] = must & (counts[group] == expected).all(axis=2)
         return State(
             round, counts, promised, whole, src, dst, chunk % counts.shape[1], reduced, lane, schedule.kind in REDUCING
-        )  # fmt: skip
+        )
 
     nothing, no_flags = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
     yield state(0, nothing, nothing, nothing, no_flags, nothing)

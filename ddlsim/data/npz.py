@@ -45,9 +45,7 @@ def read_npz(path: str | Path, part: str = "train") -> DataSet:
     return from_arrays(samples, _flat(labels, images, file), file.stem, str(file))
 
 
-def _flat(
-    labels: npt.NDArray[np.generic], images: npt.NDArray[np.generic], file: Path
-) -> npt.NDArray[np.generic]:  # fmt: skip
+def _flat(labels: npt.NDArray[np.generic], images: npt.NDArray[np.generic], file: Path) -> npt.NDArray[np.generic]:
     if labels.dtype.kind == "f" or (images.ndim == 2 and labels.shape == images.shape):
         return labels
     if labels.ndim == 2 and labels.shape[1] > 1:

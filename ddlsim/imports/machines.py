@@ -31,9 +31,8 @@ class Machine:
 
 
 def assemble(
-    source: Path, machines: Sequence[Machine], device: str | None, network_latency: Quantity,
-    notes: Sequence[str] = (),
-) -> Cluster:  # fmt: skip
+    source: Path, machines: Sequence[Machine], device: str | None, network_latency: Quantity, notes: Sequence[str] = ()
+) -> Cluster:
     """Return the cluster of these machines, node0, node1, ...; with several, one switch joins all their ports.
 
     device           key of the device catalogue, for the GPUs

@@ -275,9 +275,7 @@ def _epochs(source: SourceText, entries: list[_Entry]) -> list[tuple[float, floa
     return list(found.values())
 
 
-def _steps(
-    source: SourceText, entries: list[_Entry], batch: int, n_ranks: int, left_out: LeftOut
-) -> list[Timing]:
+def _steps(source: SourceText, entries: list[_Entry], batch: int, n_ranks: int, left_out: LeftOut) -> list[Timing]:
     """Return a step for every throughput (samples/s): the global batch, or one sample where it is not known."""
     found, samples = list[Timing](), float(batch or 1)
     for entry in entries:

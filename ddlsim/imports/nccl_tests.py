@@ -40,9 +40,7 @@ from ddlsim.imports.nccl_operations import (
     operations_in_name,
     suggested,
 )
-from ddlsim.imports.nccl_operations import (
-    bus_factor as bus_factor,
-)
+from ddlsim.imports.nccl_operations import bus_factor as bus_factor
 from ddlsim.imports.text import LeftOut, SourceText, nonnegative_number, positive_number, read_text, warn
 from ddlsim.imports.timing import Timing
 

@@ -70,7 +70,9 @@ def read_nccl_topology(
     if nic is not None and all(has_speed(element) for element in walk(root) if element.tag == "net"):
         raise root.error("says how fast the NICs are; leave nic_bandwidth out")
     reader = PciTree(
-        nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency"), nic,
+        nonnegative(pcie_latency, "time", "pcie_latency"),
+        nonnegative(nvlink_latency, "time", "nvlink_latency"),
+        nic,
         virtual_nics,
     )
     hosts: dict[str, list[Element]] = {}

@@ -60,4 +60,3 @@ def _only_cluster(element: Element) -> Element | None:
         return element
     parts = [child for child in element.children if child.tag not in _QUIET]
     return _only_cluster(parts[0]) if len(parts) == 1 and parts[0].tag in ("cluster", *ZONES) else None
-

@@ -117,7 +117,7 @@ def _check_size(cluster: Element, hosts: list[str], n_places: int) -> None:
 
 
 def _torus(graph: Graph, cluster: Element, hosts: list[str]) -> None:
-    """"3,2,2": nodes per dimension, the first varying fastest."""
+    """ "3,2,2": nodes per dimension, the first varying fastest."""
     sizes = _counts(cluster, cluster["topo_parameters"])
     _check_size(cluster, hosts, math.prod(sizes))
     stride = 1
@@ -134,7 +134,7 @@ def _torus(graph: Graph, cluster: Element, hosts: list[str]) -> None:
 
 
 def _fat_tree(graph: Graph, cluster: Element, hosts: list[str]) -> None:
-    """"levels;down;up;cables": the generalised fat tree PGFT of Zahavi (2010), with D-mod-k routing.
+    """Read "levels;down;up;cables": the generalised fat tree PGFT of Zahavi (2010), with D-mod-k routing.
 
     A node of level l (hosts 0) has digits: of `down` above l, of `up` up to l. It is joined to the nodes of level
     l + 1 that agree in all digits but the one of that level.
@@ -172,7 +172,7 @@ def _digits(sizes: list[int]) -> list[tuple[int, ...]]:
 
 
 def _dragonfly(graph: Graph, cluster: Element, hosts: list[str]) -> None:
-    """"groups,links;chassis,links;routers,links;nodes": the Cray XC's; links in parallel count as one.
+    """Read "groups,links;chassis,links;routers,links;nodes": the Cray XC's; links in parallel count as one.
 
     Routers of a chassis are all joined (green), those of the same place in the chassis of a group (black), and group i
     to group j through router j of i and router i of j (blue).

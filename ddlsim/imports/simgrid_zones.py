@@ -146,9 +146,7 @@ def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _
     return zone
 
 
-def _add_point(
-    platform: _Platform, element: Element, name: str, within: list[_Zone], speed: float | None
-) -> None:
+def _add_point(platform: _Platform, element: Element, name: str, within: list[_Zone], speed: float | None) -> None:
     if name in platform.home:
         raise element.error(f"id = {name!r} is taken already; choose another name")
     platform.home[name] = within

@@ -14,9 +14,7 @@ from ddlsim.measure.transport import ITEM_NBYTES
 
 EXPERIMENTS = ("point_to_point", "collective", "memory", "step")
 #: the most useful first
-COLLECTIVES = (
-    "all_reduce", "broadcast", "all_gather", "all_to_all", "reduce_scatter", "reduce", "gather", "scatter",
-)  # fmt: skip
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all", "reduce_scatter", "reduce", "gather", "scatter")
 #: smaller messages are all latency: whether others are on the way makes no difference to measure
 LEAST_CONTENDED = 64 * 1024
 #: smaller buffers are added in less time than it takes to start

@@ -148,7 +148,10 @@ class Event:
 
 
 def run(
-    transport: Transport, tasks: Sequence[Task], models: Sequence[Trained], done: Collection[tuple[object, ...]],
+    transport: Transport,
+    tasks: Sequence[Task],
+    models: Sequence[Trained],
+    done: Collection[tuple[object, ...]],
     budget: float,
 ) -> Iterator[Event]:
     """Measure `tasks` in about `budget` seconds; every rank must iterate to the end.
@@ -159,7 +162,7 @@ def run(
     What is left of the time is shared evenly among the tasks that are left, and of a task among its sizes,
     after what the larger sizes need at least. A size other than a task's first is left out, with all larger
     ones, when it would not fit. What a size needs is judged by the one before it, in proportion.
-    """  # fmt: skip
+    """
     by_label = {model.label: model for model in models}
     backends = {model.label: model.backend for model in models}
     note = crowding(transport)

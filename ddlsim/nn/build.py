@@ -244,9 +244,7 @@ class Builder:
             buffers[name] = self._slot(self.state, f"{layer.name}.{name}", np.shape(start), momentum=momentum)
             self.state[-1] = dataclasses.replace(self.state[-1], draw=functools.partial(_constant, start))
         self.n_streams += "rng" in asked_for(rule)
-        return Pure(
-            layer.name, rule, shape, layer.out_shape, slots, buffers, momentum, self.n_streams - 1
-        )
+        return Pure(layer.name, rule, shape, layer.out_shape, slots, buffers, momentum, self.n_streams - 1)
 
     def _conv(self, leaf: Leaf, spec: specs.Conv, shape: Shape, follows: str) -> Conv2d:
         layer, n_in = self.model.layers[leaf.index], shape[0] // spec.groups

@@ -233,17 +233,13 @@ def weight_gradient(
                             x0 = ((b * groups + g) * n_in + c) * plane
                             x1, x2 = min(1, c_last) * plane, min(2, c_last) * plane
                             a00, a01, a02 = zeros(x), zeros(x), zeros(x)
-                            a10, a11, a12, a20, a21, a22, a30, a31, a32 = (
-                                a00, a00, a00, a00, a00, a00, a00, a00, a00,
-                            )  # fmt: skip
+                            a10, a11, a12, a20, a21, a22, a30, a31, a32 = (a00, a00, a00, a00, a00, a00, a00, a00, a00)
                             for row in range(row0, row1):
                                 q = (row * out_space[1] + col0) * LANES
                                 p = x0 + ((row * stride[0] + sy) * in_space[1] + col0 * stride[1] + sx) * LANES
                                 for _ in range(col1 - col0):
                                     for half in range(0, LANES if wide else WIDTH, WIDTH):
-                                        u, v, w = (
-                                            load(x, p + half), load(x, p + x1 + half), load(x, p + x2 + half)
-                                        )  # fmt: skip
+                                        u, v, w = (load(x, p + half), load(x, p + x1 + half), load(x, p + x2 + half))
                                         d = load(dy, y0 + q + half)
                                         a00, a01, a02 = fma(d, u, a00), fma(d, v, a01), fma(d, w, a02)
                                         d = load(dy, y1 + q + half)

@@ -112,7 +112,6 @@ class LayerNorm:
         dx = self.buffers.get("dx", *rows.shape)
         into = run.into()
         row_kernels.layer_norm_gradient(
-            rows, self._scaled, self._inverse, self.weight.of(run.params), self.weight.of(into),
-            self.bias.of(into), dx,
-        )  # fmt: skip
+            rows, self._scaled, self._inverse, self.weight.of(run.params), self.weight.of(into), self.bias.of(into), dx
+        )
         return dx.reshape(dy.shape)

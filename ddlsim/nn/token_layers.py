@@ -119,9 +119,7 @@ class Attention:
             dx += share
         return dx.reshape(n, -1)
 
-    def _projected_gradient(
-        self, dy: Array, x: Array, weight: Slot, bias: Slot, dx: Array, run: Pass
-    ) -> None:
+    def _projected_gradient(self, dy: Array, x: Array, weight: Slot, bias: Slot, dx: Array, run: Pass) -> None:
         """Add to the gradients of a projection y = x W^T + b, and write that of its input."""
         n, units = dy.shape
         product = self.buffers.get("dw", units, x.shape[1])

@@ -51,9 +51,7 @@ def one_bucket(workload: Workload) -> tuple[Bucket, ...]:
     return (_bucket(workload.gradient_nbytes, int(workload.tensor_layer.min())),)
 
 
-def ddp_buckets(
-    workload: Workload, cap_nbytes: float = 25 * 2**20, first_nbytes: float = 2**20
-) -> tuple[Bucket, ...]:
+def ddp_buckets(workload: Workload, cap_nbytes: float = 25 * 2**20, first_nbytes: float = 2**20) -> tuple[Bucket, ...]:
     """Return PyTorch DistributedDataParallel's buckets (Li et al. 2020, VLDB 13(12), section 3.2.3).
 
     Tensors join in the order in which their gradients become ready, which is the reverse of their

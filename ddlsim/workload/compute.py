@@ -246,9 +246,7 @@ def make_workload(
         check_kernels(model, device, precision)
         forward, backward = kernel_times(model, device, batch_size, precision, flash=compute.flash)
     else:
-        forward, backward = roofline_times(
-            model, device, batch_size, precision, efficiency, roofline.memory_efficiency
-        )
+        forward, backward = roofline_times(model, device, batch_size, precision, efficiency, roofline.memory_efficiency)
     total, basis = _step_time(model, device, batch_size, compute, precision)
     norms = _norm_time(model, device, roofline) if optimizer in NORMS else 0.0
     if total is None:
@@ -273,9 +271,7 @@ def make_workload(
     )  # fmt: skip
 
 
-def model_flops_utilisation(
-    model: Model, throughput: float, devices: Sequence[Device], precision: str
-) -> float | None:
+def model_flops_utilisation(model: Model, throughput: float, devices: Sequence[Device], precision: str) -> float | None:
     """Return which share of their peak FLOP/s `devices` use at a throughput (samples/s), None if a peak is not known.
 
     Forward and backward passes count once (3 times the FLOPs of the forward pass), recomputation does not: the model

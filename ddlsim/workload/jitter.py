@@ -167,7 +167,6 @@ class SlowDown:
         object.__setattr__(self, "duration", si(duration, "time"))
         object.__setattr__(self, "factor", float(factor))
 
-
     def later(self, seconds: float) -> SlowDown:
         """Return it, so many s later."""
         return self if seconds == 0.0 else SlowDown(self.ranks, self.start + seconds, self.duration, self.factor)

@@ -37,9 +37,7 @@ class Cost:
     winograd: bool = False
 
 
-def streaming(
-    in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0
-) -> Cost:
+def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
     """Return the cost of a layer that reads its input once, writes its output once and keeps the output."""
     n_in, n_out = math.prod(in_shape), math.prod(out_shape)
     return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
@@ -80,9 +78,7 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
     if isinstance(value, int):
         return (value,) * n_dims
     if len(value) != n_dims:
-        raise ConfigError(
-            f"{key} = {list(value)} has {len(value)} numbers but the input {n_dims} spatial sizes"
-        )
+        raise ConfigError(f"{key} = {list(value)} has {len(value)} numbers but the input {n_dims} spatial sizes")
     return value
 
 

@@ -101,9 +101,7 @@ class Conv(Spec):
         out_space = windows(space, kernel, stride, padding, ceil_mode=False)
         n_weights = self.channels * (n_in // self.groups) * math.prod(kernel)
         tensors = (("weight", n_weights),) + ((("bias", self.channels),) if self.bias else ())
-        cost = streaming(
-            in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space))
-        )
+        cost = streaming(in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space)))
         # Lavin and Gray 2016: 3x3 convolutions of stride 1; libraries leave grouped ones alone
         return replace(cost, winograd=kernel == (3, 3) and stride == (1, 1) and self.groups == 1)
 
@@ -154,9 +152,7 @@ class Dense(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
-            raise ConfigError(
-                f"needs (features,) or (tokens, features) but gets {in_shape}; put 'flatten' before it"
-            )
+            raise ConfigError(f"needs (features,) or (tokens, features) but gets {in_shape}; put 'flatten' before it")
         n_weights = in_shape[-1] * self.units
         tensors = (("weight", n_weights),) + ((("bias", self.units),) if self.bias else ())
         n_tokens = math.prod(in_shape[:-1])

@@ -154,9 +154,7 @@ class Model:
 
     def gradient_nbytes(self, bytes_per_element: int = 4) -> float:
         """Bytes of gradient that data-parallel workers exchange in a step."""
-        return float(
-            bytes_per_element * sum(layer.n_params for layer in self.layers if not layer.model_parallel)
-        )
+        return float(bytes_per_element * sum(layer.n_params for layer in self.layers if not layer.model_parallel))
 
 
 ModelLike = Annotated[str | Path | Model, "the name of a bundled model, a path or a Model"]

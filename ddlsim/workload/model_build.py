@@ -44,6 +44,7 @@ class Flow(NamedTuple):
 #: nodes and what leaves the last
 Walked = tuple[tuple[Node, ...], Flow]
 
+
 @dataclass
 class Builder:
     """Walks the entries in forward order and collects the leaf layers that it meets."""
@@ -219,18 +220,13 @@ class Builder:
 
     def _residual(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
         body, out = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
-        shortcut, skip = self.sequence(
-            entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth
-        )
+        shortcut, skip = self.sequence(entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth)
         if out.shape != skip.shape:
             raise self.error(place, f"residual: the body makes {out.shape} but the shortcut {skip.shape}; "
                              "make both equal, for example with a 1x1 conv in shortcut")  # fmt: skip
         joined = Flow(out.shape, out.learned or skip.learned)
         index = self._append(
-            self._name({}, "add", place, scope),
-            "add",
-            joined,
-            Cost(out.shape, moved=3.0 * math.prod(out.shape)),
+            self._name({}, "add", place, scope), "add", joined, Cost(out.shape, moved=3.0 * math.prod(out.shape))
         )
         return Residual(body, shortcut, index), joined
 

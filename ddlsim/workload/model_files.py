@@ -138,9 +138,7 @@ def _input_shape(sizes: tuple[int | str, ...], values: Values, path: Path) -> tu
     except ConfigError as error:
         raise ConfigError(f"{path}: input: {error}") from None
     if not 1 <= len(shape) <= MAX_DIMS or not all(type(size) is int and 1 <= size <= MAX_SIZE for size in shape):
-        raise ConfigError(
-            f"{path}: input = {shown(list(shape))}: must be 1 to {MAX_DIMS} sizes from 1 to {MAX_SIZE}"
-        )
+        raise ConfigError(f"{path}: input = {shown(list(shape))}: must be 1 to {MAX_DIMS} sizes from 1 to {MAX_SIZE}")
     if math.prod(shape) > MAX_ELEMENTS:
         raise ConfigError(
             f"{path}: input = {shape}: has {math.prod(shape):.3g} elements, more than {MAX_ELEMENTS:.0e}; correct the "
@@ -155,4 +153,4 @@ def _check_used(values: Values, table: Entry, path: Path) -> None:
     substitute([table.get(key) for key in ("input", "layers", "blocks")], {}, used)
     for name in values:
         if name not in used:
-            raise ConfigError(f"{path}: parameters: {name!r} is used nowhere; write \"${name}\" where it counts")
+            raise ConfigError(f'{path}: parameters: {name!r} is used nowhere; write "${name}" where it counts')

@@ -24,7 +24,5 @@ def bundled_names() -> list[str]:
 @functools.cache
 def sizes_of(path: Path) -> Mapping[str, Mapping[str, object]]:
     """Return the sizes of a bundled file by name; ``""`` are the values without one."""
-    table = cast(
-        "dict[str, dict[str, dict[str, object]]]", parse_toml(decoded(read_bytes(path), str(path)), str(path))
-    )
+    table = cast("dict[str, dict[str, dict[str, object]]]", parse_toml(decoded(read_bytes(path), str(path)), str(path)))
     return {"": table.get("parameters", {}), **table.get("sizes", {})}

@@ -294,9 +294,7 @@ class TableWork:
     indices: float
 
 
-def work_of(
-    placement: Placement, rank: int, batch_size: int, space: Space, rate: float, adagrad: bool
-) -> TableWork:
+def work_of(placement: Placement, rank: int, batch_size: int, space: Space, rate: float, adagrad: bool) -> TableWork:
     """Return what a rank does for its tables in a step.
 
     batch_size  samples of each rank

@@ -143,9 +143,7 @@ def tensor_parallel(
         optimizer=workload.optimizer * sum(flat) / max(1.0, model.gradient_nbytes(1)),
         grad_nbytes=element * np.array([sum(sizes) for sizes in tensors]), tensor_nbytes=element * np.array(flat),
     )  # fmt: skip
-    memory = memory_of(
-        model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute)
-    )  # fmt: skip
+    memory = memory_of(model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute))
     exchanges = _collectives(workload, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
     return Shard(rank, tensor, sequence, recompute, exchanges, memory)
 

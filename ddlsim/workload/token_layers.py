@@ -93,9 +93,7 @@ class Interaction(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1 or in_shape[0] % self.dim:
-            raise ConfigError(
-                f"needs a vector of a multiple of dim = {self.dim} features but gets {in_shape}"
-            )
+            raise ConfigError(f"needs a vector of a multiple of dim = {self.dim} features but gets {in_shape}")
         n_vectors = in_shape[0] // self.dim
         n_pairs = n_vectors * (n_vectors - 1) // 2
         return streaming(in_shape, (self.dim + n_pairs,), macs=float(n_vectors * n_vectors * self.dim))

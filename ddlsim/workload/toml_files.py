@@ -34,10 +34,7 @@ def validate(adapter: TypeAdapter[T], table: dict[str, object], where: str, keys
 
 
 #: rules of pydantic that a writer of TOML would not understand
-_RULES = {
-    "string_type": "a text in quotes",
-    "dict_type": "a table like { type = ... }",
-}
+_RULES = {"string_type": "a text in quotes", "dict_type": "a table like { type = ... }"}
 
 
 def _first_error(errors: list[ErrorDetails], where: str, keys: Iterable[str]) -> ConfigError:
