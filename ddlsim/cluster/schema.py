@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from ddlsim.cluster import direct, generators
+from ddlsim.cluster import generators
 from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetail, Told
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
 from ddlsim.cluster.quantity import MAX_NODES, nonnegative, positive
@@ -30,11 +30,11 @@ from ddlsim.plain import parse_value
 GENERATORS: dict[str, Callable[..., Graph]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        generators.star, direct.ring, direct.line, direct.fully_connected, direct.torus,
-        direct.hypercube, generators.leaf_spine, generators.fat_tree, generators.racks,
-        generators.two_racks, generators.dragonfly,
+        *(generators.star, generators.ring, generators.line, generators.fully_connected, generators.torus),
+        *(generators.hypercube, generators.leaf_spine, generators.fat_tree, generators.racks, generators.two_racks),
+        generators.dragonfly,
     )
-}  # fmt: skip
+}
 
 Table = dict[str, Any]  # as the TOML parser gives it; every value is checked below
 
@@ -144,7 +144,7 @@ class RouteTable(_Strict):
 
 
 class ClusterFile(_Strict):
-    """The whole file. `generator` and `host`, or else `hosts`, `switches`, `links`; `nodes`, `edges` (toml_file.py)."""
+    """The whole file. `generator` and `host`, or else `hosts`, `switches`, `links`; `nodes`, `edges`."""
 
     name: str | None = None
     title: str = ""

@@ -1,7 +1,7 @@
 """The public names, and where they live: read by type checkers, and by the package when it is imported."""
 
 from .astra import read_astra as read_astra
-from .convert import to_measurements as to_measurements
+from .timing import to_measurements as to_measurements
 from .graphml import read_graphml as read_graphml
 from .horovod import HorovodTimeline as HorovodTimeline, read_horovod as read_horovod
 from .kineto import (
@@ -10,7 +10,7 @@ from .kineto import (
     profile_workload as profile_workload,
     read_kineto as read_kineto,
 )
-from .kineto_layers import LayerTime as LayerTime
+from .kineto import LayerTime as LayerTime
 from .lstopo import read_lstopo as read_lstopo
 from .mllog import MlperfRun as MlperfRun, read_mllog as read_mllog
 from .nccl_tests import read_nccl_tests as read_nccl_tests

@@ -2,21 +2,635 @@
 
 Shape: https://simgrid.org/doc/latest/XML_reference.html and simgrid.dtd, versions 3 to 4.1 (``AS`` or ``zone``,
 ``ASroute`` or ``zoneRoute``, ``power`` or ``speed``). A link without ``sharing_policy`` is SHARED, as the DTD has it;
-a cluster's links are SPLITDUPLEX. The DTD itself is never loaded.
+a cluster's links are SPLITDUPLEX. The DTD itself is never loaded. Numbers without a unit, from before version 4, are
+bytes/s, seconds and flop/s.
+
+A SimGrid link joins no two nodes: it is a capacity that routes name, in any order. Each direction of it becomes an
+edge ``link.in -> link.out`` of its bandwidth and latency, joined to hosts, routers and each other by edges of latency 0
+that carry nothing but what crosses the link beside them, so they never limit. Every pair of hosts takes its SimGrid
+route, so that bandwidth sharing and latencies are exactly SimGrid's. A route is composed when a run first asks for it:
+n hosts have n (n - 1) of them. Hosts without a route (routing "fixed") cannot communicate.
+
+Zones: routing Full, Floyd, Dijkstra, DijkstraCache, Cluster (``host_link``, ``backbone``), and flat ``<cluster>``.
+Bandwidths and latencies are those of the file; SimGrid's own default model scales them (LV08: 0.97 and 13.01), ddlsim
+does not. A platform that is one ``<cluster>`` is flat, with or without backbone, a torus, a fat tree or a dragonfly
+(``topo_parameters``, https://simgrid.org/doc/latest/Platform_examples.html), wired as by SimGrid's
+``src/kernel/routing``; nodes keep SimGrid's names, prefix + number + suffix.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ddlsim.arguments import checked
-from ddlsim.cluster import Cluster
+from ddlsim.cluster import Cluster, Host
+from ddlsim.cluster.nodes import Graph, add_host, connect
 from ddlsim.imports.machines import named_cluster
-from ddlsim.imports.simgrid_cluster import cluster_graph
-from ddlsim.imports.simgrid_zones import ZONES, zones_cluster
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
+from ddlsim.units import LARGEST, in_range
+
+FASTEST = 1e30
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21, "Y": 1e24}
+_BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
+_WORDS = {"kilo": 1e3, "mega": 1e6, "giga": 1e9, "tera": 1e12, "peta": 1e15, "exa": 1e18, "zetta": 1e21, "yotta": 1e24}
+_RATES = {
+    f"{prefix}{unit}": factor * size
+    for unit, size in (("Bps", 1.0), ("bps", 0.125))
+    for prefix, factor in (_DECIMAL | _BINARY).items()
+}
+_TIMES = {
+    "ps": 1e-12, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
+}  # fmt: skip
+_SPEEDS = {f"{prefix}f": factor for prefix, factor in _DECIMAL.items()} | {
+    f"{word}flops": factor for word, factor in (_WORDS | {"": 1.0}).items()
+}
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def _quantity(element: Element, name: str, text: str, units: dict[str, float], default: str, example: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise element.error(f"{name} = {text!r} is not a quantity; write it like {example!r}")
+    unit = match[2] or default
+    if unit not in units:
+        raise element.error(f"{name} = {text!r} has the unknown unit {unit!r}; write it like {example!r}")
+    value = float(match[1]) * units[unit]
+    if not (in_range(value) and value >= 0):
+        rule = f"must not be negative, nor beyond {LARGEST:g} in SI units"
+        raise element.error(f"{name} = {text!r} {rule}; write it like {example!r}")
+    return value
+
+
+def bandwidth_of(element: Element, name: str) -> float:
+    """Return the attribute `name` in bytes/s; it must be above 0."""
+    value = _quantity(element, name, element[name], _RATES, "Bps", "10Gbps")
+    if value == 0:
+        raise element.error(f"{name} = {element[name]!r} must be above 0; write it like '10Gbps'")
+    return value
+
+
+def latency_of(element: Element, name: str, default: str = "0s") -> float:
+    """Return the attribute `name` in seconds."""
+    return _quantity(element, name, element.get(name, default), _TIMES, "s", "50us")
+
+
+def speed_of(element: Element, name: str = "speed") -> float:
+    """Return the attribute in flop/s: of several, one per ``pstate``, the one in use, times ``availability``."""
+    if name not in element.attributes and "power" in element.attributes:  # its name before version 4
+        name = "power"
+    states, state = element[name].split(","), element.integer("pstate", 0)
+    if not 0 <= state < len(states):
+        raise element.error(f"pstate = {state}: {name} = {element[name]!r} has the states 0 to {len(states) - 1}")
+    value = _quantity(element, name, states[state], _SPEEDS, "f", "1Gf")
+    value *= _quantity(element, "availability", element.get("availability", "1"), {"": 1.0}, "", "0.5")
+    if not 1 <= value <= FASTEST:  # speeds are divided by each other
+        what = f"{name} = {element[name]!r} (pstate {state}, times availability)"
+        raise element.error(f"{what} must be from 1 to {FASTEST:g} flop/s; write it like '1Gf'")
+    return value
+
+
+MAX_HOSTS = 100_000  # a runaway radical is a slip of the keyboard, not a cluster
+
+
+def host_names(cluster: Element) -> list[str]:
+    """Return the names that ``prefix``, ``radical`` ("0-9", "0-3,7") and ``suffix`` stand for."""
+    numbers: list[int] = []
+    for part in re.split("[,;]", cluster["radical"]):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", part)
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise cluster.error(f"radical = {cluster['radical']!r}: {part!r} is no range; write it like '0-15'")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first + len(numbers) >= MAX_HOSTS:
+            raise cluster.error(f"radical = {cluster['radical']!r} gives more than {MAX_HOSTS} hosts; correct it")
+        numbers += range(first, last + 1)
+    if len(set(numbers)) < len(numbers):
+        raise cluster.error(f"radical = {cluster['radical']!r} names a host twice; correct it")
+    return [f"{cluster.get('prefix', '')}{number}{cluster.get('suffix', '')}" for number in numbers]
+
+
+def is_shared(element: Element, default: str, name: str = "sharing_policy") -> bool:
+    """Return whether both directions share the link's bandwidth; FATPIPE, without contention, is refused."""
+    policy = element.get(name, default).upper()
+    if policy in ("SPLITDUPLEX", "FULLDUPLEX"):
+        return False
+    if policy == "SHARED":
+        return True
+    raise element.error(f"{name} = {policy!r} is not supported (no contention); use SPLITDUPLEX or SHARED")
+
+
+def cluster_graph(cluster: Element) -> Graph:
+    """Return the graph of a platform that is one ``<cluster>``."""
+    if cluster.get("limiter_link", ""):
+        raise cluster.error("limiter_link is not supported (a limit on both directions together); remove it")
+    topology = cluster.get("topology", "FLAT").upper()
+    builders = {"FLAT": _flat, "TORUS": _torus, "FAT_TREE": _fat_tree, "DRAGONFLY": _dragonfly}
+    if topology not in builders:
+        raise cluster.error(f"topology = {topology!r} is unknown; known: {', '.join(builders)}")
+    speed_of(cluster)
+    graph: Graph = Graph(
+        name=cluster.source.path.stem, title=f"SimGrid cluster {cluster.get('id', '')}",
+        sources=[cluster.source.path.name],
+        notes=[f"every host computes {cluster.get('speed', cluster.get('power', ''))}"],
+    )  # fmt: skip
+    hosts = [add_host(graph, host, Host())[0] for host in host_names(cluster)]
+    builders[topology](graph, cluster, hosts)
+    return graph
+
+
+def _link(graph: Graph, cluster: Element, a: str, b: str, kind: str, n_cables: int = 1) -> None:
+    """Join two nodes with the cluster's link, of the bandwidth of `n_cables`."""
+    connect(
+        graph, a, b, kind, bandwidth_of(cluster, "bw") * n_cables, latency_of(cluster, "lat"),
+        shared=is_shared(cluster, "SPLITDUPLEX"),
+    )  # fmt: skip
+
+
+def _switch(graph: Graph, name: str) -> str:
+    graph.add_node(name, kind="switch")
+    return name
+
+
+def _flat(graph: Graph, cluster: Element, hosts: list[str]) -> None:
+    """Private links to a crossbar; or a backbone, one capacity that every message between two hosts crosses once."""
+    name = cluster.get("id", "cluster")
+    if not cluster.get("bb_bw", ""):
+        switch = _switch(graph, f"{name}.switch")
+        for host in hosts:
+            _link(graph, cluster, host, switch, "nic")
+        return
+    is_shared(cluster, "SHARED", "bb_sharing_policy")
+    if is_shared(cluster, "SPLITDUPLEX"):
+        raise cluster.error("a SHARED link beside a backbone is not supported; use SPLITDUPLEX")
+    # hosts -> in -> out -> hosts: the one edge between the two is the backbone
+    enter, leave = (_switch(graph, f"{name}.backbone.{end}") for end in ("in", "out"))
+    bandwidth, latency = bandwidth_of(cluster, "bb_bw"), latency_of(cluster, "bb_lat")
+    graph.add_edge(enter, leave, bandwidth=bandwidth, latency=latency, kind="trunk")
+    bandwidth, latency = bandwidth_of(cluster, "bw"), latency_of(cluster, "lat")
+    for host in hosts:
+        graph.add_edge(host, enter, bandwidth=bandwidth, latency=latency, kind="nic")
+        graph.add_edge(leave, host, bandwidth=bandwidth, latency=latency, kind="nic")
+
+
+def _counts(cluster: Element, text: str) -> list[int]:
+    """Return a comma-separated list of whole numbers of at least 1."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"\d{1,4}", word) and int(word) >= 1 for word in words):
+        raise cluster.error(
+            f"topo_parameters = {cluster['topo_parameters']!r}: {text!r} must be whole numbers from 1 to 9999"
+        )
+    return [int(word) for word in words]
+
+
+def _check_size(cluster: Element, hosts: list[str], n_places: int) -> None:
+    if len(hosts) != n_places:
+        raise cluster.error(
+            f"topo_parameters = {cluster['topo_parameters']!r} has {n_places} places, "
+            f"radical = {cluster['radical']!r} {len(hosts)} hosts; make them equal"
+        )
+
+
+def _torus(graph: Graph, cluster: Element, hosts: list[str]) -> None:
+    """Read "3,2,2": nodes per dimension, the first varying fastest."""
+    sizes = _counts(cluster, cluster["topo_parameters"])
+    _check_size(cluster, hosts, math.prod(sizes))
+    stride = 1
+    for size in sizes:
+        for i, host in enumerate(hosts):
+            place = i // stride % size
+            if place + 1 < size:
+                _link(graph, cluster, host, hosts[i + stride], "link")
+            elif size > 2:  # the way round; between two, it would be the same link again
+                _link(graph, cluster, host, hosts[i - place * stride], "link")
+        stride *= size
+    if not is_shared(cluster, "SPLITDUPLEX"):
+        graph.graph.update(routing="dimension-order", grid=sizes[::-1])  # row-major: the last varies fastest
+
+
+def _fat_tree(graph: Graph, cluster: Element, hosts: list[str]) -> None:
+    """Read "levels;down;up;cables": the generalised fat tree PGFT of Zahavi (2010), with D-mod-k routing.
+
+    A node of level l (hosts 0) has digits: of `down` above l, of `up` up to l. It is joined to the nodes of level
+    l + 1 that agree in all digits but the one of that level.
+    """
+    parts = cluster["topo_parameters"].split(";")
+    lists = [_counts(cluster, part) for part in parts]
+    if len(lists) != 4 or len(lists[0]) != 1 or any(len(row) != lists[0][0] for row in lists[1:]):
+        raise cluster.error(
+            f"topo_parameters = {cluster['topo_parameters']!r} must be levels;down;up;cables with one number per "
+            f"level in the last three, like '2;4,4;1,2;1,2'"
+        )
+    down, up, cables = lists[1:]
+    _check_size(cluster, hosts, math.prod(down))
+    below = dict(zip(_digits(down), hosts, strict=True))
+    for level, n_cables in enumerate(cables):
+        sizes = up[: level + 1] + down[level + 1 :]
+        if math.prod(sizes) * n_cables > MAX_HOSTS:
+            raise cluster.error(f"topo_parameters = {cluster['topo_parameters']!r}: level {level + 1} is too large")
+        above = {
+            digits: _switch(graph, f"{cluster.get('id', 'cluster')}.level{level + 1}.{i}")
+            for i, digits in enumerate(_digits(sizes))
+        }
+        for digits, node in below.items():
+            for digit in range(up[level]):
+                parent = above[(*digits[:level], digit, *digits[level + 1 :])]
+                for _ in range(n_cables):
+                    _link(graph, cluster, node, parent, "trunk" if level else "nic")
+        below = above
+    graph.graph["routing"] = "d-mod-k"
+
+
+def _digits(sizes: list[int]) -> list[tuple[int, ...]]:
+    """Return all combinations of digits, the first varying fastest."""
+    return [digits[::-1] for digits in itertools.product(*(range(size) for size in sizes[::-1]))]
+
+
+def _dragonfly(graph: Graph, cluster: Element, hosts: list[str]) -> None:
+    """Read "groups,links;chassis,links;routers,links;nodes": the Cray XC's; links in parallel count as one.
+
+    Routers of a chassis are all joined (green), those of the same place in the chassis of a group (black), and group i
+    to group j through router j of i and router i of j (blue).
+    """
+    lists = [_counts(cluster, part) for part in cluster["topo_parameters"].split(";")]
+    if [len(row) for row in lists] != [2, 2, 2, 1]:
+        raise cluster.error(
+            f"topo_parameters = {cluster['topo_parameters']!r} must be groups,links;chassis,links;routers,links;nodes "
+            f"like '3,4;3,2;3,1;2'"
+        )
+    (n_groups, blue), (n_chassis, black), (n_blades, green), (n_nodes,) = lists
+    per_group = n_chassis * n_blades
+    if n_groups > per_group:
+        raise cluster.error(f"{n_groups} groups need as many routers in a group, which has {per_group}; add routers")
+    _check_size(cluster, hosts, n_groups * per_group * n_nodes)
+    routers = [
+        [_switch(graph, f"{cluster.get('id', 'cluster')}.group{g}.router{i}") for i in range(per_group)]
+        for g in range(n_groups)
+    ]
+    for i, host in enumerate(hosts):
+        _link(graph, cluster, host, routers[i // (per_group * n_nodes)][i // n_nodes % per_group], "nic")
+    for group in routers:
+        for a, b in itertools.combinations(range(per_group), 2):
+            if a // n_blades == b // n_blades:
+                _link(graph, cluster, group[a], group[b], "trunk", green)
+            elif a % n_blades == b % n_blades:
+                _link(graph, cluster, group[a], group[b], "trunk", black)
+    for i, j in itertools.combinations(range(n_groups), 2):
+        _link(graph, cluster, routers[i][j], routers[j][i], "global", blue)
+
+
+ZONES = ("zone", "AS")
+_ROUTES = ("zoneRoute", "ASroute")
+_SHORTEST = ("Floyd", "Dijkstra", "DijkstraCache")
+_IGNORED = ("prop", "config", "storage", "storage_type", "mount", "disk", "trace", "trace_connect")
+
+
+class _Half(NamedTuple):
+    """One direction of a link; direction "" is both (SHARED)."""
+
+    link: str
+    direction: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.link}_{self.direction}" if self.direction else self.link
+
+    def reverse(self) -> _Half:
+        return _Half(self.link, {"UP": "DOWN", "DOWN": "UP", "": ""}[self.direction])
+
+
+_Links = tuple[_Half, ...]
+
+
+@dataclass(eq=False)
+class _Zone:
+    """A zone: its hosts and routers, zones inside, and what it says about routes."""
+
+    element: Element
+    routing: str
+    points: dict[str, Element] = field(default_factory=dict)  # hosts and routers
+    inner: dict[str, _Zone] = field(default_factory=dict)
+    #: between points, or zones inside: where it leaves and enters them, and its links
+    routes: dict[tuple[str, str], tuple[str, _Links, str]] = field(default_factory=dict)
+    private: dict[str, tuple[_Links, _Links]] = field(default_factory=dict)  # host -> up, down; Cluster only
+    backbone: _Links = ()
+    router: str = ""
+    paths: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # source -> points on the way; _SHORTEST only
+
+
+@dataclass
+class _Platform:
+    links: dict[str, Element] = field(default_factory=dict)  # SHARED, SPLITDUPLEX or FATPIPE
+    capacity: dict[str, tuple[float, float]] = field(default_factory=dict)  # bandwidth, latency
+    hosts: dict[str, float] = field(default_factory=dict)  # name -> flop/s
+    home: dict[str, list[_Zone]] = field(default_factory=dict)  # host or router -> zones, outermost first
+    off: list[str] = field(default_factory=list)  # hosts and links with state="OFF"
+
+
+def zones_cluster(outer: Element) -> Cluster:
+    """Return the cluster of everything in the zone `outer`, with the routes between its hosts.
+
+    Raises ConfigError with file, line and reason: elements and routings that are not supported, links, hosts and
+    gateways that do not exist.
+    """
+    platform = _Platform()
+    root = _read_zone(platform, outer, [])
+    off = set(platform.off)
+    hosts = [host for host in platform.hosts if host not in off]
+    if not hosts:
+        raise outer.error(f"holds no host{' that is ON' if off else ''}; is it the right file?")
+    if len(hosts) > MAX_HOSTS:
+        raise outer.error(f"has {len(hosts)} hosts; at most {MAX_HOSTS} are read")
+    path = outer.source.path
+    graph: Graph = Graph(name=path.stem, title=f"SimGrid platform {outer.get('id', '')}", sources=[path.name])
+    fastest = max(platform.hosts[host] for host in hosts)
+    for host in hosts:
+        add_host(graph, host, Host(speed=platform.hosts[host] / fastest))
+    for point in platform.home:
+        if point not in platform.hosts:
+            graph.add_node(point, kind="switch")
+    for piece in _pieces(platform, root):
+        if not any((step if isinstance(step, str) else step.link) in off for step in piece):
+            _lay(graph, platform, piece)
+    graph.graph["notes"] = [f"host speed 1 is {fastest:g} flop/s"]
+    if platform.off:
+        graph.graph["notes"].append(f"left out, state OFF: {', '.join(platform.off[:5])} ({len(platform.off)} in all)")
+        warn(f"{path}: {graph.graph['notes'][-1]}")
+    cluster = named_cluster(graph, path)
+    return dataclasses.replace(cluster, routing="fixed", fixed_routes=ZoneRoutes(platform, root, cluster))
+
+
+# ------------------------------------------------------------------------------------------------- reading zones
+
+
+def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _Zone:
+    zone = _Zone(element, element["routing"])
+    if zone.routing not in ("Full", "Cluster", *_SHORTEST):
+        known = ", ".join(("Full", "Cluster", *_SHORTEST))
+        raise element.error(f"routing = {zone.routing!r} is not supported; known: {known}")
+    within = [*parents, zone]
+    for child in element.children:
+        if child.tag in ZONES:
+            zone.inner[child["id"]] = _read_zone(platform, child, within)
+        elif child.tag == "cabinet" and zone.routing == "Cluster":
+            _add_members(platform, child, within)
+        elif child.tag == "cluster":
+            zone.inner[child["id"]] = _read_cluster(platform, child, within)
+        elif child.tag in ("host", "router"):
+            _add_point(platform, child, child["id"], within, speed_of(child) if child.tag == "host" else None)
+            _note_state(platform, child)
+        elif child.tag == "link":
+            _add_link(platform, child, child["id"], "bandwidth", "latency")
+            _note_state(platform, child)
+        elif child.tag == "backbone":
+            _add_link(platform, child, child["id"], "bandwidth", "latency")
+            zone.backbone = (_Half(child["id"], ""),)
+        elif child.tag not in (*_ROUTES, *_IGNORED, "route", "host_link"):
+            raise child.error("is not supported; write the platform with zones, hosts, links and routes, or clusters")
+    for child in element.find("host_link"):
+        up, down = (_half(platform, child, child[side], "") for side in ("up", "down"))
+        zone.private[child["id"]] = ((up,), (down,))
+    for child in element.find("route"):
+        _add_route(platform, zone, child)
+    for child in element.find(*_ROUTES):
+        _add_zone_route(platform, zone, child)
+    return zone
+
+
+def _add_point(platform: _Platform, element: Element, name: str, within: list[_Zone], speed: float | None) -> None:
+    if name in platform.home:
+        raise element.error(f"id = {name!r} is taken already; choose another name")
+    platform.home[name] = within
+    within[-1].points[name] = element
+    if speed is None:
+        within[-1].router = within[-1].router or name
+    else:
+        platform.hosts[name] = speed
+
+
+def _note_state(platform: _Platform, element: Element) -> None:
+    state = element.get("state", "ON").upper()  # platforms of version 3 have it
+    if state not in ("ON", "OFF"):
+        raise element.error(f"state = {state!r} must be ON or OFF")
+    if state == "OFF":
+        platform.off.append(element["id"])
+
+
+def _add_link(platform: _Platform, element: Element, name: str, bandwidth: str, latency: str) -> None:
+    if name in platform.links:
+        raise element.error(f"id = {name!r} is taken already; choose another name")
+    platform.links[name] = element
+    platform.capacity[name] = (bandwidth_of(element, bandwidth), latency_of(element, latency))
+
+
+def _read_cluster(platform: _Platform, element: Element, parents: list[_Zone]) -> _Zone:
+    """Read a flat cluster beside others: private links, perhaps a backbone, and its router."""
+    if element.get("topology", "FLAT").upper() != "FLAT" or element.get("limiter_link", ""):
+        raise element.error("only FLAT clusters without limiter_link can stand beside other zones; simplify it")
+    zone = _Zone(element, "Cluster")
+    within = [*parents, zone]
+    _add_members(platform, element, within)
+    router = f"{element.get('prefix', '')}{element['id']}_router{element.get('suffix', '')}"
+    _add_point(platform, element, element.get("router_id", "") or router, within, None)
+    if element.get("bb_bw", ""):
+        is_shared(element, "SHARED", "bb_sharing_policy")
+        _add_link(platform, element, f"{element['id']}.backbone", "bb_bw", "bb_lat")
+        zone.backbone = (_Half(f"{element['id']}.backbone", ""),)
+    return zone
+
+
+def _add_members(platform: _Platform, element: Element, within: list[_Zone]) -> None:
+    """Add the hosts of a cluster or cabinet, each with its private link."""
+    speed = speed_of(element)
+    shared = is_shared(element, "SPLITDUPLEX")
+    for host in host_names(element):
+        _add_point(platform, element, host, within, speed)
+        name = f"{element['id']}.{host}"
+        _add_link(platform, element, name, "bw", "lat")
+        up, down = (_Half(name, ""), _Half(name, "")) if shared else (_Half(name, "UP"), _Half(name, "DOWN"))
+        within[-1].private[host] = ((up,), (down,))
+
+
+def _half(platform: _Platform, element: Element, name: str, direction: str) -> _Half:
+    """Return the direction of a link that a route names: by `direction`, or by a suffix _UP or _DOWN."""
+    base, _, suffix = name.rpartition("_")
+    if name not in platform.links and suffix in ("UP", "DOWN") and base in platform.links:
+        name, direction = base, suffix
+    if name not in platform.links:
+        raise element.error(f"the link {name!r} does not exist (yet); declare it before")
+    link = platform.links[name]
+    if link.tag != "link":
+        return _Half(name, "")
+    if link.get("sharing_policy", "SHARED").upper() == "FATPIPE":
+        return _Half(name, "")  # refused when a route between two hosts uses it
+    return _Half(name, "") if is_shared(link, "SHARED") else _Half(name, "DOWN" if direction == "DOWN" else "UP")
+
+
+def _listed(platform: _Platform, route: Element) -> _Links:
+    for child in route.children:
+        if child.tag != "link_ctn":
+            raise child.error("has no place in a route; list link_ctn")
+    return tuple(_half(platform, child, child["id"], child.get("direction", "")) for child in route.children)
+
+
+def _symmetrical(route: Element) -> bool:
+    text = route.get("symmetrical", route.get("symmetric", "YES")).upper()
+    if text not in ("YES", "NO"):
+        raise route.error(f"symmetrical = {text!r} must be YES or NO")
+    return text == "YES"
+
+
+def _add_route(platform: _Platform, zone: _Zone, route: Element) -> None:
+    src, dst = route["src"], route["dst"]
+    for end in (src, dst):
+        if end not in zone.points:
+            raise route.error(f"{end!r} is no host or router of this zone; declare it before")
+    links = _listed(platform, route)
+    zone.routes[src, dst] = src, links, dst
+    if _symmetrical(route) and src != dst:
+        zone.routes.setdefault((dst, src), (dst, tuple(half.reverse() for half in reversed(links)), src))
+
+
+def _add_zone_route(platform: _Platform, zone: _Zone, route: Element) -> None:
+    src, dst, links = route["src"], route["dst"], _listed(platform, route)
+    for end, gateway in ((src, route["gw_src"]), (dst, route["gw_dst"])):
+        if end not in zone.inner:
+            raise route.error(f"{end!r} is no zone inside this one; declare it before")
+        if zone.inner[end] not in platform.home.get(gateway, []):
+            raise route.error(f"the gateway {gateway!r} is not in the zone {end!r}; name a host or router of it")
+    zone.routes[src, dst] = route["gw_src"], links, route["gw_dst"]
+    if _symmetrical(route):
+        back = tuple(half.reverse() for half in reversed(links))
+        zone.routes.setdefault((dst, src), (route["gw_dst"], back, route["gw_src"]))
+
+
+# ------------------------------------------------------------------------------------------------- finding routes
+
+#: a link's direction, or the host, router or crossbar between two pieces of a route
+_Step = _Half | str
+
+
+class ZoneRoutes(Mapping[tuple[int, int], tuple[int, ...]]):
+    """The routes between the hosts of a platform, by their nodes in `cluster`: tuples of its links.
+
+    Each is composed when it is first asked for: KeyError where there is none, ConfigError if it crosses a link twice.
+    """
+
+    def __init__(self, platform: _Platform, root: _Zone, cluster: Cluster) -> None:
+        self._platform, self._root = platform, root
+        names = cluster.node_names
+        self._hosts = {node: names[node] for node in cluster.servers.tolist()}
+        ends = zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True)
+        self._links = {(names[a], names[b]): link for link, (a, b) in enumerate(ends)}
+        self._made: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def __getitem__(self, pair: tuple[int, int]) -> tuple[int, ...]:
+        if pair not in self._made:
+            src, dst = (self._hosts[node] for node in pair)
+            path = _nodes((src, *_find(self._platform, self._root, 0, src, dst), dst))
+            if len(set(path)) < len(path):
+                raise self._root.element.error(f"the route from {src!r} to {dst!r} crosses a link twice; correct it")
+            self._made[pair] = tuple(self._links[hop] for hop in itertools.pairwise(path))  # what is OFF has none
+        return self._made[pair]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return (pair for pair in itertools.permutations(self._hosts, 2) if pair in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _find(platform: _Platform, zone: _Zone, depth: int, src: str, dst: str) -> tuple[_Step, ...]:
+    """Return the steps between `src` and `dst`, both somewhere inside `zone`, which has this depth; or KeyError."""
+    homes = [platform.home[end][depth + 1 :] for end in (src, dst)]
+    a, b = (home[0].element["id"] if home else end for home, end in zip(homes, (src, dst), strict=True))
+    if a == b:
+        return () if src == dst else _find(platform, homes[0][0], depth + 1, src, dst)
+    if zone.routing == "Cluster":
+        if a not in zone.private and b not in zone.private:
+            raise KeyError(a, b)
+        up, down = zone.private.get(a, ((), ()))[0], zone.private.get(b, ((), ()))[1]
+        return tuple(step for step in (*up, *_middle(zone), *down) if step not in (src, dst))
+    steps, at = list[_Step](), src
+    for hop in itertools.pairwise(_shortest(zone, a)[b] if zone.routing in _SHORTEST else (a, b)):
+        leave, links, enter = zone.routes[hop]
+        steps += [at, *_find(platform, zone, depth, at, leave), *([leave] if leave != at else []), *links]
+        at = enter
+    return (*steps[1:], *([at] if at != dst else []), *_find(platform, zone, depth, at, dst))
+
+
+def _shortest(zone: _Zone, src: str) -> dict[str, list[str]]:
+    """Return the hops from `src` to the others along the fewest links, as Floyd and Dijkstra zones go."""
+    import networkx as nx
+
+    if src not in zone.paths:
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from([*zone.points, *zone.inner])
+        graph.add_weighted_edges_from((a, b, len(links)) for (a, b), (_, links, _) in zone.routes.items() if a != b)
+        zone.paths[src] = nx.single_source_dijkstra_path(graph, src)
+    return zone.paths[src]
+
+
+def _middle(zone: _Zone) -> tuple[_Step, ...]:
+    """Return what all messages of a Cluster zone cross: its backbone, or its router, or a crossbar without limit."""
+    return zone.backbone or (zone.router or f"{zone.element['id']}.switch",)
+
+
+# ------------------------------------------------------------------------------------------------- drawing links
+
+
+def _pieces(platform: _Platform, zone: _Zone) -> Iterator[tuple[_Step, ...]]:
+    """Yield what the routes through a zone, and those inside, consist of."""
+    for ends, (leave, links, enter) in zone.routes.items():
+        if not links and ends == (leave, enter) and leave != enter and {leave, enter} <= platform.hosts.keys():
+            raise zone.element.error(f"the route from {leave!r} to {enter!r} has no link; add one")
+        if leave != enter:
+            yield (leave, *links, enter)
+    if zone.routing == "Cluster":
+        for point in zone.points:
+            up, down = zone.private.get(point, ((), ()))
+            yield (point, *up, *_middle(zone))
+            yield (*_middle(zone), *down, point)
+    for inner in zone.inner.values():
+        yield from _pieces(platform, inner)
+
+
+def _nodes(steps: Sequence[_Step]) -> list[str]:
+    """Return the nodes of a piece: two for each direction of a link."""
+    names: list[str] = []
+    for step in steps:
+        ends = (step,) if isinstance(step, str) else tuple(f"{step.name}.{end}" for end in ("in", "out"))
+        names += ends if names[-1:] != [ends[0]] else ()
+    return names
+
+
+def _lay(graph: Graph, platform: _Platform, piece: Sequence[_Step]) -> None:
+    """Add the nodes and edges of a piece."""
+    for half in piece:
+        if isinstance(half, _Half) and f"{half.name}.in" not in graph:
+            link = platform.links[half.link]
+            if link.get("sharing_policy", "").upper() == "FATPIPE":
+                is_shared(link, "SHARED")  # raises: it says why
+            bandwidth, latency = platform.capacity[half.link]
+            graph.add_node(f"{half.name}.in", kind="switch")
+            graph.add_node(f"{half.name}.out", kind="switch")
+            graph.add_edge(f"{half.name}.in", f"{half.name}.out", bandwidth=bandwidth, latency=latency, kind="link")
+        elif isinstance(half, str) and half not in graph:
+            graph.add_node(half, kind="switch")
+    for steps in itertools.pairwise(piece):
+        near = [platform.capacity[step.link][0] for step in steps if isinstance(step, _Half)]
+        a, b = _nodes(steps[:1])[-1], _nodes(steps[1:])[0]
+        if a != b and not graph.has_edge(a, b):
+            if not near:  # never limits
+                near = [min(sum(bandwidth for bandwidth, _ in platform.capacity.values()) or 1.0, LARGEST)]
+            graph.add_edge(a, b, bandwidth=min(near), latency=0.0, kind="link")
+
 
 _QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connect")  # no part of the network
 

@@ -18,7 +18,7 @@ from ddlsim.bundled import bundled_files
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.cluster.calibration_table import CalibrationTable, ParameterTable, parse_calibration, value_of
-from ddlsim.cluster.toml_file import MARK, to_toml
+from ddlsim.cluster.files import MARK, to_toml
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import write_text
 from ddlsim.plain import decoded, parse_toml, read_bytes
