@@ -512,10 +512,11 @@ def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
     """Return what :func:`summary` says below the title: labels ("" for the machines) and texts."""
     kinds = Counter(cluster.node_kind)
     inside = sum(k == "switch" and h >= 0 for k, h in zip(cluster.node_kind, cluster.host_of.tolist(), strict=True))
+    n = kinds["storage"]
+    storages = f"{n} storages, " if n > 1 else "1 storage, " * n
     machines = (
         f"{len(cluster.host_names) - kinds['storage']} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
-        f"{_storages(kinds['storage'])}"
-        f"{kinds['switch'] - inside} fabric switches; routing: {cluster.routing}"
+        f"{storages}{kinds['switch'] - inside} fabric switches; routing: {cluster.routing}"
     )
     devices = Counter(cluster.device_of[node] or "no device named" for node in cluster.workers.tolist())
     rows = [("", machines), ("workers", ", ".join(f"{n} x {device}" for device, n in sorted(devices.items())))]
@@ -528,10 +529,6 @@ def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
         more = _details(cluster, of_kind)
         rows.append((kind, f"{of_kind.sum()} links of {rate}, {delay}, efficiency {share}".rstrip() + more))
     return [*rows, *(("note", note) for note in cluster.notes), *(("source", text) for text in cluster.sources)]
-
-
-def _storages(n: int) -> str:
-    return f"{n} storages, " if n > 1 else "1 storage, " * n
 
 
 def _details(cluster: Cluster, of_kind: Bools) -> str:

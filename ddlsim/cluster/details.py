@@ -324,16 +324,13 @@ def with_detail(wanted: _Wanted) -> Cluster:
     before = cluster.details
     as_it_was = [_NONE] * cluster.n_links if before is None else [before.of(link) for link in range(cluster.n_links)]
     idealised = wanted.transport == IDEAL and not detail
-    ideal = {id(was): _without_transport(was) for was in as_it_was} if idealised else {}
+    kept = ("frame_header", "frame_payload", "burst", "reverse_load")
+    ideal = {id(was): LinkDetail(*(getattr(was, key) for key in kept)) for was in as_it_was} if idealised else {}
     after = [
         ideal[id(was)] if idealised and mine else detail if mine else was
         for was, mine in zip(as_it_was, chosen, strict=True)
     ]
     return dataclasses.replace(cluster, details=collected(after))
-
-
-def _without_transport(detail: LinkDetail) -> LinkDetail:
-    return LinkDetail(detail.frame_header, detail.frame_payload, detail.burst, detail.reverse_load)
 
 
 def reverse_links(cluster: Cluster) -> Ints:

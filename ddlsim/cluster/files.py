@@ -123,8 +123,8 @@ def _alike(graph: Graph) -> list[tuple[dict[str, Any], list[tuple[str, str, int 
     """Return (attributes, links that have them), in an order that keeps that of the links from each node."""
     tables: dict[tuple[int, str], tuple[dict[str, Any], list[tuple[str, str, int | None]]]] = {}
     for node in graph:
-        links = ((data, (a, b, key if data.get("shared") else None))
-                 for a, b, key, data in graph.out_edges(node, keys=True, data=True))  # fmt: skip
+        edges = graph.out_edges(node, keys=True, data=True)
+        links = ((data, (a, b, key if data.get("shared") else None)) for a, b, key, data in edges)
         for turn, (data, run) in enumerate(_runs(links)):
             tables.setdefault((turn, repr(data)), (data, []))[1].extend(run)
     return [tables[key] for key in sorted(tables, key=lambda key: key[0])]
@@ -217,10 +217,8 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
         add_storage(graph, Storage(**table.model_dump(exclude={"source"})), f"storage.{i}")
     routes = [schema.check_table(schema.RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
     sources += [route.source for route in routes if route.source]
-    graph.graph.update(
-        title=", but ".join((file.title, *settings)), sources=sources, notes=file.notes,
-        routes=[route.path for route in routes],
-    )  # fmt: skip
+    title, paths = ", but ".join((file.title, *settings)), [route.path for route in routes]
+    graph.graph.update(title=title, sources=sources, notes=file.notes, routes=paths)
     if file.grid:
         graph.graph["grid"] = file.grid
     if file.routing is not None:

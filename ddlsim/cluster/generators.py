@@ -1,13 +1,11 @@
 """Topology generators: functions returning the networkx graph of a cluster.
 
-All of them take the machine that stands at each place (`host`, see :mod:`ddlsim.cluster.nodes`), and
-bandwidth (per direction, float bytes/s or text like "25 Gbit/s"), latency (float seconds or text) and
-efficiency (share of the bandwidth left to payload) of the link from a machine to the network, of kind "nic".
-Links between switches are of kind "trunk", links between machines without a switch of kind "link". A machine
-with several NICs gets one such link per NIC.
+All of them take the machine that stands at each place (`host`, see :mod:`ddlsim.cluster.nodes`), and bandwidth (per
+direction, float bytes/s or text like "25 Gbit/s"), latency (float seconds or text) and efficiency (share of the
+bandwidth left to payload) of the link from a machine to the network, of kind "nic". Links between switches are of kind
+"trunk", links between machines without a switch of kind "link". A machine with several NICs gets one such link per NIC.
 
-Every generator raises :class:`ddlsim.errors.ConfigError` for a number that makes no sense, naming the
-parameter.
+Every generator raises :class:`ddlsim.errors.ConfigError` for a number that makes no sense, naming the parameter.
 """
 
 from __future__ import annotations
@@ -124,8 +122,7 @@ def star(
 ) -> Graph:
     """Return `n_hosts` machines on one switch (non-blocking inside).
 
-    `reverse_bandwidth` is that from the switch to the machine, if it differs; `shared` makes the links half
-    duplex.
+    `reverse_bandwidth` is that from the switch to the machine, if it differs; `shared` makes the links half duplex.
     """
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
     n_nics = _n_nics(host)
@@ -229,8 +226,7 @@ def racks(
     trunk_latency: Quantity | None = None,
     host: Interior = PLAIN,
 ) -> Graph:
-    """Return racks with a switch each and one trunk to a core switch; two racks have a trunk between them
-    instead.
+    """Return racks with a switch each and one trunk to a core switch; two racks have a trunk between them instead.
 
     The trunk has `trunk_bandwidth`, or 1/oversubscription of what the rack's machines have together.
     """

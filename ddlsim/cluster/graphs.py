@@ -178,10 +178,8 @@ def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
 
 def _cost_columns(graph: nx.Graph[Any], host_of: list[int], n_hosts: int, where: str) -> dict[str, Any]:
     """Return the prices and power draws that nodes state; a column that none states is left out."""
-    columns = {
-        "price": np.full(n_hosts, np.nan), "device_price": np.full(len(host_of), np.nan),
-        "power": np.full(len(host_of), np.nan),
-    }  # fmt: skip
+    n = len(host_of)
+    columns = {key: np.full(size, np.nan) for key, size in (("price", n_hosts), ("device_price", n), ("power", n))}
     for node, (name, data) in enumerate(graph.nodes(data=True)):
         for key in columns.keys() & data.keys():
             place = f"{where}: node {str(name)!r}"
@@ -314,12 +312,13 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
 def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
     """Return the cluster as a MultiDiGraph with the attributes that :func:`from_graph` reads."""
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=cluster.name, routing=cluster.routing)
+    names, ends, fixed = cluster.node_names, cluster.link_dst, cluster.fixed_routes
     extras: Attributes = {
         "title": cluster.title,
         "sources": list(cluster.sources),
         "notes": list(cluster.notes),
         "grid": list(cluster.grid),
-        "routes": [_node_path(cluster, src, links) for (src, _), links in cluster.fixed_routes.items()],
+        "routes": [[names[src], *(names[ends[link]] for link in links)] for (src, _), links in fixed.items()],
     }
     graph.graph.update({key: value for key, value in extras.items() if value})
     for node, name in enumerate(cluster.node_names):
@@ -377,7 +376,3 @@ def _costs(cluster: Cluster, node: int) -> Attributes:
         found["operations"] = 1.0 / float(cluster.operation_time[node])
     reduces = {"reduces": True} if cluster.switch_reduces is not None and cluster.switch_reduces[node] else {}
     return {key: value for key, value in found.items() if not np.isnan(value)} | reduces
-
-
-def _node_path(cluster: Cluster, src: int, links: tuple[int, ...]) -> list[str]:
-    return [cluster.node_names[src], *(cluster.node_names[cluster.link_dst[link]] for link in links)]

@@ -161,9 +161,8 @@ def size_of(interior: Interior) -> tuple[int, int]:
     _check(interior)
     n, n_switches = interior.n_gpus, interior.n_pcie_switches
     crossbar = interior.inside == "nvswitch"
-    nvlinks = {
-        "pcie_tree": 0, "nvswitch": n, "hybrid_cube_mesh": len(HYBRID_CUBE_MESH), "nvlink_mesh": n * (n - 1) // 2,
-    }[interior.inside]  # fmt: skip
+    cube, mesh = len(HYBRID_CUBE_MESH), n * (n - 1) // 2
+    nvlinks = {"pcie_tree": 0, "nvswitch": n, "hybrid_cube_mesh": cube, "nvlink_mesh": mesh}[interior.inside]
     return n + n_switches + 1 + crossbar, 2 * (n + n_switches + nvlinks)
 
 

@@ -80,13 +80,10 @@ class TableRouter:
         ends = np.ascontiguousarray(ends) if ports else np.full((len(src), 2), -2)
         room = 6 * len(src) + len(self._ids) + 2
         offsets, links, shares = np.zeros(len(src) + 1, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room)
-        n_done = 0
+        tables = (self._up, self._down, self._core, self._row_of, self._dags, self._out_start, self._dst, self._ids)
+        ways, n_done = (flows, n_flows, host, ends, self._room), 0
         while True:
-            n_done, lost = walk.walk(
-                src, dst, self._up, self._down, self._core, self._row_of, self._dags, self._out_start, self._dst,
-                self._ids, self._policy, self._port, flows, n_flows, host, ends, self._room, n_done, offsets, links,
-                shares,
-            )  # fmt: skip
+            n_done, lost = walk.walk(src, dst, *tables, self._policy, self._port, *ways, n_done, offsets, links, shares)
             if lost:
                 raise self._cluster.no_route(int(src[n_done]), int(dst[n_done]))
             if n_done == len(src):
@@ -105,10 +102,8 @@ class TableRouter:
         n = len(self._row_of)
         dags = np.zeros((len(targets), self._dags.shape[1]), dtype=np.uint64)
         hops, costs, queue = np.empty(n, dtype=np.int64), np.empty((4, n)), np.empty(n, dtype=np.int64)
-        walk.mark_shortest(
-            dags, hops, costs, queue, targets, self._src, self._dst, self._costs,
-            self._out_start, self._in_start, self._in_links,
-        )  # fmt: skip
+        links = (self._src, self._dst, self._costs, self._out_start, self._in_start, self._in_links)
+        walk.mark_shortest(dags, hops, costs, queue, targets, *links)
         n_rows = self._n_rows + len(targets)
         if n_rows > len(self._dags):  # grow by doubling: routes are often asked for one at a time
             grown = np.zeros((max(n_rows, 2 * len(self._dags)), self._dags.shape[1]), dtype=np.uint64)
@@ -159,8 +154,7 @@ def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:
 
 
 def port_numbers(cluster: Cluster) -> Ints:
-    """Return per node the number of the network port (NIC) through which its traffic arrives, shape
-    (n_nodes,).
+    """Return per node the number of the network port (NIC) through which its traffic arrives, shape (n_nodes,).
 
     Ports are counted switch by switch and on each switch machine by machine, so with one endpoint and one NIC
     per machine this is the rank. The endpoints of a machine are spread over its ports in order. D-mod-k takes
@@ -252,10 +246,8 @@ class Detours:
         }
         policy = "shortest" if cluster.routing in ("dimension-order", "fixed") else cluster.routing
         details = cluster.details and LinkDetails(*(getattr(cluster.details, key)[left] for key in DETAIL_KEYS))
-        rest = dataclasses.replace(
-            cluster, **changed, link_kind=kinds, routing=policy, grid=(), fixed_routes={}, details=details,
-            calibration=None,
-        )  # fmt: skip
+        changed |= {"link_kind": kinds, "routing": policy, "grid": (), "fixed_routes": {}, "calibration": None}
+        rest = dataclasses.replace(cluster, **changed, details=details)
         return rest, left
 
     def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes:

@@ -1,10 +1,8 @@
-"""The TOML format of a cluster, checked strictly: an unknown key, a missing unit or a senseless number is an
-error.
+"""The TOML format of a cluster, checked strictly: an unknown key, a missing unit or a senseless number is an error.
 
 The keys of `[generator]` and `[host]` are the parameters of the generator functions and of
-:class:`~ddlsim.cluster.nodes.Host` or :class:`~ddlsim.cluster.nodes.MultiGpu` themselves, so they need no
-second description. What ends in "bandwidth" is text like "25 Gbit/s", what ends in "latency" or "overhead"
-like "10 us".
+:class:`~ddlsim.cluster.nodes.Host` or :class:`~ddlsim.cluster.nodes.MultiGpu` themselves, so they need no second
+description. What ends in "bandwidth" is text like "25 Gbit/s", what ends in "latency" or "overhead" like "10 us".
 """
 
 from __future__ import annotations

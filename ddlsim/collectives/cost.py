@@ -1,12 +1,11 @@
 """Closed forms: the exact time of each algorithm on an idle, uniform network.
 
-Hockney's model: a message of n bytes takes ``alpha + n * beta`` (seconds, seconds per byte), then
-``n * gamma`` at the receiver if it is reduced; one full-duplex port per rank, no other contention; all ranks
-start together. All-reduce algorithms keep their names (`ring`), others carry their kind in front
-(`all_to_all_bruck`). Sources stand with the algorithms. A function is here only if it is exact for what it
-accepts: where an algorithm folds ranks or prunes a tree to fit a number of ranks, messages meet at the ports
-and the time is not the textbook's sum of steps, so these ask for a power of two. (For `double_binary_tree`
-only bounds are known.)
+Hockney's model: a message of n bytes takes ``alpha + n * beta`` (seconds, seconds per byte), then ``n * gamma`` at the
+receiver if it is reduced; one full-duplex port per rank, no other contention; all ranks start together. All-reduce
+algorithms keep their names (`ring`), others carry their kind in front (`all_to_all_bruck`). Sources stand with the
+algorithms. A function is here only if it is exact for what it accepts: where an algorithm folds ranks or prunes a tree
+to fit a number of ranks, messages meet at the ports and the time is not the textbook's sum of steps, so these ask for a
+power of two. (For `double_binary_tree` only bounds are known.)
 
 n_ranks  p                                    alpha  latency of a message, s
 nbytes   S, the buffer of one rank in bytes   beta   s per byte;  gamma  s per byte reduced

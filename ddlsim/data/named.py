@@ -5,16 +5,34 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+
 from ddlsim.arguments import checked
-from ddlsim.data.clicks import clicks
-from ddlsim.data.dataset import DataSet
-from ddlsim.data.digits import load_digits
+from ddlsim.data.dataset import DataSet, read_npz
 from ddlsim.data.downloaded import read_cifar, read_downloaded
 from ddlsim.data.image_folder import read_images
-from ddlsim.data.npz import read_npz
-from ddlsim.data.sentences import sentences
-from ddlsim.data.synthetic import shapes
+from ddlsim.data.synthetic import clicks, sentences, shapes
 from ddlsim.errors import ConfigError, unknown_name
+
+_FILE = Path(__file__).parent / "files" / "digits.npz"
+_SOURCE = (
+    "E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, "
+    "https://doi.org/10.24432/C50P49, CC BY 4.0"
+)
+
+
+def load_digits() -> DataSet:
+    """Return 1,797 grey digits of 8 x 8 pixels, shape (1797, 1, 8, 8), values 0..1 in steps of 1/16.
+
+    They are the test part (13 writers) of Alpaydin and Kaynak 1998; see ``files/README.md`` beside this module.
+    """
+    if not _FILE.is_file():
+        raise ConfigError(f"{_FILE} is missing; reinstall ddlsim")
+    with np.load(_FILE, allow_pickle=False) as file:
+        images, labels = file["images"], file["labels"]
+    x = images.astype(np.float32)[:, None] / np.float32(16.0)
+    return DataSet("digits", x, labels.astype(np.int64), tuple("0123456789"), _SOURCE)
+
 
 DATA_NAMES = ("digits", "shapes", "sentences", "clicks")
 #: images that load_data makes of the synthetic set, and their size: those of the model "shapes-cnn"

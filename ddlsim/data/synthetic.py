@@ -1,7 +1,8 @@
-"""A synthetic two-class image set: discs with stripes against squares with a checkerboard.
+"""Generated data: images of two classes, English sentences for models of the next character, and clicks.
 
-It stands in for photographs of two kinds of animals: position, size, colours and orientation vary, so that no
-single pixel tells the classes apart, while outline and texture do.
+The images (discs with stripes against squares with a checkerboard) stand in for photographs of two kinds of animals:
+position, size, colours and orientation vary, so that no single pixel tells the classes apart, while outline and texture
+do.
 """
 
 from __future__ import annotations
@@ -70,3 +71,100 @@ def _draw(labels: Ints, size: int, difficulty: float, draws: np.random.Generator
     noise = draws.standard_normal((_CHUNK, 3, size, size), dtype=np.float32)[:n]
     noisy: Floats = (image + np.float32(0.02 + 0.5 * difficulty) * noise).astype(np.float32)
     return np.clip(noisy, 0.0, 1.0)
+
+
+N_DENSE = 4
+#: values of each categorical feature
+FEATURE_ROWS = (60, 40, 20, 12, 6, 3)
+_LATENT = 2
+
+
+@checked
+def clicks(n_samples: Count, seed: Seed = 0) -> DataSet:
+    """Return `n_samples` of 4 numbers and 6 categorical features, as ids behind them: (n_samples, 10); labels are 1 for
+    a click.
+
+    Who clicks is drawn: the logit is a sum of weights of the numbers and the values of features, and of the dot product
+    of two hidden vectors, one of each value of the two largest features. Half of all samples are clicks, more or less;
+    of values of a feature some are more frequent than others (Zipf's law).
+    """
+    world, draws = stream(seed, 0, "clicks: the world"), stream(seed, 1, "clicks: the samples")
+    numbers = draws.standard_normal((n_samples, N_DENSE))
+    logit = numbers @ world.normal(0.0, 0.5, N_DENSE)
+    ids = np.empty((n_samples, len(FEATURE_ROWS)), dtype=np.int64)
+    hidden = []
+    for feature, rows in enumerate(FEATURE_ROWS):
+        shares = 1.0 / np.arange(1, rows + 1)
+        ids[:, feature] = draws.choice(rows, n_samples, p=shares / shares.sum())
+        logit += world.normal(0.0, 1.0, rows)[ids[:, feature]]
+        hidden.append(world.normal(0.0, 1.2, (rows, _LATENT))[ids[:, feature]])
+    logit += (hidden[0] * hidden[1]).sum(axis=1)
+    labels = (draws.random(n_samples) < 1.0 / (1.0 + np.exp(np.median(logit) - logit))).astype(np.int64)
+    x = np.concatenate([numbers, ids], axis=1).astype(np.float32)
+    return DataSet("clicks", x, labels, ("no click", "click"), "generated: clicks drawn from a factorisation model")
+
+
+CHARACTERS = " .abcdefghijklmnopqrstuvwxyz"
+_NOUNS = ("worker", "server", "switch", "cable", "gradient", "model", "packet", "engineer", "cat", "bird")
+_ADJECTIVES = ("slow", "fast", "small", "large", "new", "old", "stale", "quiet")
+_VERBS = ("wait", "send", "hold", "find", "lose", "move", "need", "see")
+_ADVERBS = ("now", "again", "at night", "every day", "too late", "in time")
+_TEXTS = 64  # sentences of one random stream: a text does not depend on how long it becomes
+
+
+@checked
+def sentences(n_samples: Count, length: Count = 32, seed: Seed = 0) -> DataSet:
+    """Return `n_samples` pieces of `length` characters of a text, as ids (n_samples, length); labels, of the same
+    shape, are the characters that follow.
+
+    The text is made by a small grammar in which subject and verb agree: "the old worker sends two birds now. some cats
+    wait again. ..." The most frequent character, the blank, is 18 % of it.
+    """
+    wanted = n_samples * length + 1
+    part = 0
+    pieces: list[str] = []
+    size = 0
+    while size < wanted:
+        text = "".join(_sentence(draws) for draws in [stream(seed, part, "sentences")] for _ in range(_TEXTS))
+        pieces.append(text)
+        size += len(text)
+        part += 1
+    place = {character: i for i, character in enumerate(CHARACTERS)}
+    ids = np.array([place[character] for character in "".join(pieces)[:wanted]], dtype=np.int64)
+    shape = (n_samples, length)
+    names = tuple(CHARACTERS)
+    source = "generated: a grammar of simple English sentences"
+    return DataSet("sentences", ids[:-1].reshape(shape).astype(np.float32), ids[1:].reshape(shape), names, source)
+
+
+def _sentence(draws: np.random.Generator) -> str:
+    """Return: subject verb [object] [adverb] full stop, blank."""
+    choice = draws.random(8)
+    several = choice[0] < 0.5
+    verb = _one(_VERBS, choice[1]) + ("" if several else "s")
+    words = [_phrase(choice[2:4], several=several), verb]
+    if choice[4] < 0.7:
+        words.append(_phrase(choice[5:7], several=choice[4] < 0.35))
+    if choice[7] < 0.6:
+        words.append(_one(_ADVERBS, choice[7] / 0.6))
+    return " ".join(words) + ". "
+
+
+def _phrase(choice: np.ndarray[tuple[int], np.dtype[np.float64]], *, several: bool) -> str:
+    article, rest = _split(choice[0], ("some", "two", "the") if several else ("a", "one", "the"))
+    noun, again = _split(choice[1], _NOUNS)
+    adjective = f"{_one(_ADJECTIVES, again)} " if rest < 0.5 else ""
+    if article == "a" and (adjective or noun)[0] in "aeiou":
+        article = "an"
+    plural = ("es" if noun.endswith("ch") else "s") if several else ""
+    return f"{article} {adjective}{noun}{plural}"
+
+
+def _split(draw: float, words: tuple[str, ...]) -> tuple[str, float]:
+    """Return a word, and what is left of the draw, from 0 to 1."""
+    at = draw * len(words)
+    return words[int(at)], at - int(at)
+
+
+def _one(words: tuple[str, ...], draw: float) -> str:
+    return words[min(int(draw * len(words)), len(words) - 1)]

@@ -81,19 +81,16 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
     forward, backward = workload.forward.copy(), workload.backward.copy()
     for kind, modules in found.items():
         places = np.flatnonzero([name == kind for name in types])
-        for times, measured in (
-            (forward, [module.forward_s for module in modules]), (backward, [module.backward_s for module in modules])
-        ):  # fmt: skip
+        for times, key in ((forward, "forward_s"), (backward, "backward_s")):
+            measured = [getattr(module, key) for module in modules]
             if len(places) == len(modules):
                 times[places] = measured
             elif len(places):
                 old = times[places]
                 share = old / old.sum() if old.sum() > 0 else np.full(len(places), 1 / len(places))
                 times[places] = sum(measured) * share
-    return replace(
-        workload, forward=forward, backward=backward,
-        basis=f"profile of {sum(len(modules) for modules in found.values())} modules",
-    )  # fmt: skip
+    n_modules = sum(len(modules) for modules in found.values())
+    return replace(workload, forward=forward, backward=backward, basis=f"profile of {n_modules} modules")
 
 
 def _type_of(layer: LayerTime) -> str | None:
@@ -220,17 +217,16 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
     top, events = read_events(source, left_out)
     rank, n_ranks = _distributed(source, top)
     spans = [event for event in events if event.phase == "X"]
-    marks = sorted((event for event in spans if _is_step(event)), key=lambda event: event.ts)
+    marks = [event for event in spans if _STEP.match(event.name) and not event.category.startswith("gpu")]
+    marks.sort(key=lambda event: event.ts)
     steps: list[Timing] = []
     for event in marks:
         with left_out:
             steps.append(_step(source, event, n_ranks, batch_size))
-    trace = KinetoTrace(
-        steps=tuple(steps), collectives=tuple(_collectives(source, spans, n_ranks, left_out)),
-        layers=tuple(layer_times(spans, [(event.ts, event.end) for event in marks])),
-        rank=rank, n_ranks=n_ranks, batch_size=input_samples(spans),
-        overlap_slowdown=overlap_slowdown(spans),
-    )  # fmt: skip
+    collectives = tuple(_collectives(source, spans, n_ranks, left_out))
+    layers = tuple(layer_times(spans, [(event.ts, event.end) for event in marks]))
+    samples, slowdown = input_samples(spans), overlap_slowdown(spans)
+    trace = KinetoTrace(tuple(steps), collectives, layers, rank, n_ranks, samples, slowdown)
     left_out.tell(trace.steps or trace.collectives or trace.layers)
     if not (trace.steps or trace.collectives or trace.layers):
         raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")
@@ -249,18 +245,23 @@ def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
     return rank, n_ranks
 
 
-def _is_step(event: Event) -> bool:
-    return _STEP.match(event.name) is not None and not event.category.startswith("gpu")
-
-
 def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
     place = f"{source.path}: traceEvents[{event.index}]"
     if event.dur <= 0:
         raise EntryError(f"{place}: {event.name} takes no time; is the trace complete?")
+    samples = float((batch_size or 0) * n_ranks)
     return Timing(
-        tool="kineto", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=event.dur, statistic="single", n_reps=1,
-        n_samples=float((batch_size or 0) * n_ranks), variant=event.name, place=place,
-    )  # fmt: skip
+        "kineto",
+        "step",
+        n_ranks,
+        0.0,
+        event.dur,
+        "single",
+        n_reps=1,
+        n_samples=samples,
+        variant=event.name,
+        place=place,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- collectives
@@ -306,10 +307,10 @@ def _collective(source: SourceText, event: Event, operation: str, args: dict[str
     ranks = group if isinstance(group, int) and group > 0 else n_ranks
     place = f"{source.path}: traceEvents[{event.index}]"
     dtype, nbytes = _size(operation, args, ranks, place)
+    variant = event.name.split("(")[0]
     return Timing(
-        tool="kineto", operation=operation, n_ranks=ranks, nbytes=nbytes, seconds=event.dur, statistic="single",
-        n_reps=1, dtype=dtype, variant=event.name.split("(")[0], place=place,
-    )  # fmt: skip
+        "kineto", operation, ranks, nbytes, event.dur, "single", n_reps=1, dtype=dtype, variant=variant, place=place
+    )
 
 
 def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> tuple[str, float]:

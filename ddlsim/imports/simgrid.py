@@ -27,7 +27,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster, Host
@@ -47,8 +47,16 @@ _RATES = {
     for prefix, factor in (_DECIMAL | _BINARY).items()
 }
 _TIMES = {
-    "ps": 1e-12, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
-}  # fmt: skip
+    "ps": 1e-12,
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "w": 604800.0,
+}
 _SPEEDS = {f"{prefix}f": factor for prefix, factor in _DECIMAL.items()} | {
     f"{word}flops": factor for word, factor in (_WORDS | {"": 1.0}).items()
 }
@@ -135,11 +143,9 @@ def cluster_graph(cluster: Element) -> Graph:
     if topology not in builders:
         raise cluster.error(f"topology = {topology!r} is unknown; known: {', '.join(builders)}")
     speed_of(cluster)
-    graph: Graph = Graph(
-        name=cluster.source.path.stem, title=f"SimGrid cluster {cluster.get('id', '')}",
-        sources=[cluster.source.path.name],
-        notes=[f"every host computes {cluster.get('speed', cluster.get('power', ''))}"],
-    )  # fmt: skip
+    path, speed = cluster.source.path, cluster.get("speed", cluster.get("power", ""))
+    about: dict[str, Any] = {"title": f"SimGrid cluster {cluster.get('id', '')}", "sources": [path.name]}
+    graph: Graph = Graph(name=path.stem, notes=[f"every host computes {speed}"], **about)
     hosts = [add_host(graph, host, Host())[0] for host in host_names(cluster)]
     builders[topology](graph, cluster, hosts)
     return graph
@@ -147,10 +153,8 @@ def cluster_graph(cluster: Element) -> Graph:
 
 def _link(graph: Graph, cluster: Element, a: str, b: str, kind: str, n_cables: int = 1) -> None:
     """Join two nodes with the cluster's link, of the bandwidth of `n_cables`."""
-    connect(
-        graph, a, b, kind, bandwidth_of(cluster, "bw") * n_cables, latency_of(cluster, "lat"),
-        shared=is_shared(cluster, "SPLITDUPLEX"),
-    )  # fmt: skip
+    bandwidth, latency = bandwidth_of(cluster, "bw") * n_cables, latency_of(cluster, "lat")
+    connect(graph, a, b, kind, bandwidth, latency, shared=is_shared(cluster, "SPLITDUPLEX"))
 
 
 def _switch(graph: Graph, name: str) -> str:

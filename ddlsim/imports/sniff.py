@@ -66,8 +66,7 @@ KINDS = tuple(_READERS)
 MACHINES = ("nccl-topology", "nvidia-smi", "rocm-smi", "lstopo")
 TOPOLOGIES = (*MACHINES, "simgrid", "astra", "graphml")
 #: kind -> what its reader calls the fact that most files of the kind leave out
-_BANDWIDTH = {"nvidia-smi": "nvlink_bandwidth", "nccl-topology": "nvlink_bandwidth", "rocm-smi": "xgmi_bandwidth",
-              "lstopo": "nvlink_bandwidth"}  # fmt: skip
+_BANDWIDTH = dict.fromkeys(MACHINES, "nvlink_bandwidth") | {"rocm-smi": "xgmi_bandwidth"}
 _LATENCY = dict.fromkeys(MACHINES, "network_latency")
 
 _IPERF3 = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, shown
@@ -12,15 +12,14 @@ from ddlsim.measure.table import OPERATIONS, Measurement
 from ddlsim.units import LARGEST, in_range
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Timing:
     """One measured duration.
 
     tool        what measured it: "nccl-tests", "osu", "iperf3", "ping", "kineto", "horovod", "mlperf", "table"
-    operation   "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather",
-                "scatter", "barrier"; "p2p" (one message, one way), "round_trip" (there and back), "stream"
-                (messages sent without waiting), "bidirectional" (streams both ways); "step" (one training step),
-                "epoch"
+    operation   "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter",
+                "barrier"; "p2p" (one message, one way), "round_trip" (there and back), "stream" (messages sent without
+                waiting), "bidirectional" (streams both ways); "step" (one training step), "epoch"
     n_ranks     ranks that took part; 0 where the file does not say
     nbytes      the whole buffer of one rank: input and output of an all-reduce, the output of an all-gather, the
                 input of a reduce-scatter or all-to-all; the message of "p2p", "stream", "round_trip" and, per
@@ -40,6 +39,7 @@ class Timing:
     nbytes: float
     seconds: float
     statistic: str = "mean"
+    _: KW_ONLY
     min_s: float | None = None
     max_s: float | None = None
     n_reps: int | None = None

@@ -127,9 +127,8 @@ def _agreed(transport: Transport, prepare: Callable[[], _Setup]) -> _Setup:
 
 
 def _run(transport: Transport, setup: _Setup, budget: float) -> None:
-    from ddlsim.measure.progress import follow
     from ddlsim.measure.reading import append
-    from ddlsim.measure.runner import crowding, run
+    from ddlsim.measure.runner import crowding, follow, run
 
     done, crowded = transport.gather(setup.done)[0], crowding(transport)
     events = run(transport, setup.tasks, setup.trained, done, budget)

@@ -136,10 +136,8 @@ class Measurement:
     @property
     def key(self) -> tuple[object, ...]:
         """What was measured, without what came out: rows with equal keys repeat each other."""
-        return (
-            self.experiment, self.operation, self.n_ranks, self.n_hosts, self.nbytes, self.backend, self.dtype,
-            self.batch_size, self.model,
-        )  # fmt: skip
+        where = (self.n_ranks, self.n_hosts, self.nbytes, self.backend, self.dtype)
+        return (self.experiment, self.operation, *where, self.batch_size, self.model)
 
     @model_validator(mode="after")
     def _consistent(self) -> Measurement:

@@ -5,7 +5,7 @@ that every convolution, whatever its sizes, is a sum of vectors times one weight
 into a matrix. A tile of output channels stays in registers while all taps of a window pass.
 
 The input gradient is the same sum over other neighbours, so both take them from tables
-(:class:`ddlsim.nn.conv_layer.Taps`): for output row y, entries ``row_at[y] .. row_at[y + 1]`` of ``row_tap``
+(:class:`ddlsim.nn.layers.Taps`): for output row y, entries ``row_at[y] .. row_at[y + 1]`` of ``row_tap``
 (kernel row) and ``row_in`` (input row); the same for columns.
 """
 

@@ -15,7 +15,7 @@ from ddlsim.plan.plan import Plan
 from ddlsim.plan.repeated import each_rank, parts_of
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.expert_layers import MixtureOfExperts
+from ddlsim.workload.layers import MixtureOfExperts
 from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
 from ddlsim.workload.precision import ELEMENT_NBYTES
 

@@ -17,8 +17,8 @@ from ddlsim.plan.repeated import each_rank, parts_of
 from ddlsim.workload.buckets import Bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import Device
-from ddlsim.workload.layer_times import roofline_times
 from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
+from ddlsim.workload.products import roofline_times
 
 
 def hybrid(

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array, Value
-from ddlsim.learning.handover import Handover
+from ddlsim.learning.learner import Handover
 from ddlsim.learning.monitor import Monitor, Row
 from ddlsim.life import Failures, Life, Timeline
 from ddlsim.life.checkpoints import NO_CHECKPOINTS

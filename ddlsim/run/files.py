@@ -53,13 +53,11 @@ from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.strategies import Strategy
 from ddlsim.workload import jitter as jitters
-from ddlsim.workload.caches import Cache
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import OverlapSlowdown
-from ddlsim.workload.copies import Copies
-from ddlsim.workload.input import Input
+from ddlsim.workload.input import Cache, Copies, Input
+from ddlsim.workload.jitter import Spread
 from ddlsim.workload.model import load_model
-from ddlsim.workload.spread import Spread
 from ddlsim.workload.toml_files import read_toml, validate
 
 STRATEGIES: Mapping[str, type[Strategy]] = {

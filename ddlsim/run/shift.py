@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ddlsim.errors import DdlsimError
-from ddlsim.learning.handover import Handover
+from ddlsim.learning.learner import Handover
 
 
 class Shift(NamedTuple):

@@ -16,7 +16,7 @@ from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Learner, Plane
 from ddlsim.learning.checkpoint import Checkpoint
-from ddlsim.learning.evaluation import DivergedError
+from ddlsim.learning.learner import DivergedError
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.run.conservation import check_result

@@ -18,7 +18,7 @@ from ddlsim.compression.exchange import exchange, finish
 from ddlsim.compression.hierarchy import hierarchical_exchange, shard_sizes
 from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
-from ddlsim.learning.evaluation import DivergedError
+from ddlsim.learning.learner import DivergedError
 from ddlsim.workload.precision import FP32_NBYTES
 
 #: a worker's (first) message, and its next state; or between machines, what it has before they meet

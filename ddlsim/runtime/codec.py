@@ -26,9 +26,8 @@ from ddlsim.runtime.worker import Worker
 from ddlsim.streams import stream
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.model import Model
+from ddlsim.workload.model import Model, tensor_shapes
 from ddlsim.workload.precision import FP32_NBYTES
-from ddlsim.workload.tensors import tensor_shapes
 
 
 def chosen(setting: Setting, *, servers: bool) -> Compression:

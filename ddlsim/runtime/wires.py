@@ -23,8 +23,8 @@ from ddlsim.runtime.codec import Seconds, chosen, cut, known_nbytes, one_model, 
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.streams import stream
+from ddlsim.workload.model import tensor_shapes
 from ddlsim.workload.precision import FP32_NBYTES
-from ddlsim.workload.tensors import tensor_shapes
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,10 +18,9 @@ from ddlsim.workload.compute import Workload
 class Bucket:
     """Gradients that are sent together.
 
-    Ready when the backward pass of ``ready_layer`` is done. ``first_layer`` is the most input-side layer in
-    it: the next forward pass needs the bucket from there on. Lower ``priority`` is more urgent. A bucket
-    made of whole tensors has ``ready_layer == first_layer == priority``, as the backward pass reaches its
-    most input-side layer last.
+    Ready when the backward pass of ``ready_layer`` is done. ``first_layer`` is the most input-side layer in it: the
+    next forward pass needs the bucket from there on. Lower ``priority`` is more urgent. A bucket made of whole tensors
+    has ``ready_layer == first_layer == priority``, as the backward pass reaches its most input-side layer last.
     """
 
     nbytes: float

@@ -200,5 +200,5 @@ def _kernels(table: _KernelsTable) -> Kernels:
 
 
 def _curve(table: _CurveTable) -> Curve:
-    return Curve(table["model"], table["precision"], tuple(table["batch_size"]), tuple(table["throughput"]),
-                 table["source"])  # fmt: skip
+    batches, rates = tuple(table["batch_size"]), tuple(table["throughput"])
+    return Curve(table["model"], table["precision"], batches, rates, table["source"])

@@ -2,22 +2,73 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
+import typing
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import NamedTuple, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, MAX_PARAMETERS, Cost, Shape
-from ddlsim.workload.layer_specs import check_layer_type, is_bundled, read_spec
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.model_values import Values, substitute
 from ddlsim.workload.precision import FP32_NBYTES
+from ddlsim.workload.toml_files import validate
+
+_ADAPTERS: dict[type[LayerSpec], TypeAdapter[LayerSpec]] = {
+    kind: TypeAdapter(kind) for kind in set(LAYER_TYPES.values())
+}
+
+
+def is_bundled(kind: type[LayerSpec]) -> bool:
+    """Return whether a class of layers comes with ddlsim."""
+    return kind in _ADAPTERS
+
+
+def check_layer_type(kind: object, where: str) -> None:
+    """Raise ConfigError unless `kind` is a class of layers."""
+    if not (isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "cost")):
+        raise ConfigError(f"{where} is {shown(kind)}: must be a frozen dataclass with a method cost(in_shape)")
+
+
+def read_spec(kind: type[LayerSpec], entry: dict[str, object], where: str) -> LayerSpec:
+    """Return the layer that an entry of a file describes. Raises ConfigError, after `where`, for wrong keys."""
+    keys = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    if is_bundled(kind):
+        try:
+            return _read_once(kind, json.dumps(entry, default=str))
+        except ValidationError:
+            return validate(_ADAPTERS[kind], entry, where, keys)
+    given = {key: value for key, value in entry.items() if key != "type"}
+    table = validate(_schema(kind), given, where, keys)
+    try:
+        return kind(**{key: getattr(table, key) for key in given})
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_once(kind: type[LayerSpec], text: str) -> LayerSpec:
+    """Return the bundled layer that an entry, as JSON, describes: most layers of a large model are alike."""
+    return _ADAPTERS[kind].validate_json(text)
+
+
+@functools.cache
+def _schema(kind: type[LayerSpec]) -> TypeAdapter[BaseModel]:
+    """Return what the keys of a user's layer must look like."""
+    types = typing.get_type_hints(kind)
+    keys = {f.name: (types[f.name], ... if f.default is f.default_factory is MISSING else None) for f in fields(kind)}  # type: ignore[arg-type]
+    strict = ConfigDict(extra="forbid", strict=True)
+    table: type[BaseModel] = create_model(kind.__name__, __config__=strict, **keys)  # type: ignore[call-overload]
+    return TypeAdapter(table)
+
 
 Entry = dict[str, object]
 MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
@@ -166,10 +217,8 @@ class Builder:
     def _coded(self, name: str, place: str) -> type[LayerSpec]:
         """Return the layer that ``"package.module:Name"`` stands for, if that may be imported."""
         if not self.allow_code:
-            raise self.error(
-                place, f"type = {shown(name)} would import code; if you trust the file, use "
-                "load_model(path, allow_code=True), or --allow-code on the command line"
-            )  # fmt: skip
+            remedy = "use load_model(path, allow_code=True), or --allow-code on the command line"
+            raise self.error(place, f"type = {shown(name)} would import code; if you trust the file, {remedy}")
         kind = imported(name, f"{self.path}: {place}: type")
         check_layer_type(kind, f"{self.path}: {place}: type {name!r}")
         return cast("type[LayerSpec]", kind)
@@ -222,8 +271,8 @@ class Builder:
         body, out = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
         shortcut, skip = self.sequence(entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth)
         if out.shape != skip.shape:
-            raise self.error(place, f"residual: the body makes {out.shape} but the shortcut {skip.shape}; "
-                             "make both equal, for example with a 1x1 conv in shortcut")  # fmt: skip
+            made = f"the body makes {out.shape} but the shortcut {skip.shape}"
+            raise self.error(place, f"residual: {made}; make both equal, for example with a 1x1 conv in shortcut")
         joined = Flow(out.shape, out.learned or skip.learned)
         index = self._append(
             self._name({}, "add", place, scope), "add", joined, Cost(out.shape, moved=3.0 * math.prod(out.shape))
@@ -234,12 +283,12 @@ class Builder:
         entries = entry.get("branches")
         if not isinstance(entries, list) or len(entries) < 2:
             raise self.error(place, "concat: branches must list at least two lists of layers")
-        walked = [self.sequence(branch, f"{place}.branches[{i}]", f"{scope}branch{i + 1}.", flow, depth)
-                  for i, branch in enumerate(entries)]  # fmt: skip
+        places = [(f"{place}.branches[{i}]", f"{scope}branch{i + 1}.") for i in range(len(entries))]
+        walked = [self.sequence(branch, *where, flow, depth) for branch, where in zip(entries, places, strict=True)]
         shapes = [out.shape for _, out in walked]
         if len({shape[1:] for shape in shapes}) > 1:
-            raise self.error(place, f"concat: the branches make {', '.join(map(str, shapes))}; "
-                             "all but the first number must be equal")  # fmt: skip
+            made = ", ".join(map(str, shapes))
+            raise self.error(place, f"concat: the branches make {made}; all but the first number must be equal")
         shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         joined = Flow(shape, any(out.learned for _, out in walked))
         copy = entry.get("copy", True)

@@ -30,10 +30,9 @@ from ddlsim.bundled import bundled_files, split_options
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.workload.kept import with_kept
 from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_SIZE
-from ddlsim.workload.layer_specs import check_layer_type
 from ddlsim.workload.layers import LAYER_TYPES, LayerSpec
 from ddlsim.workload.model import Model
-from ddlsim.workload.model_build import Block, Builder, Entry, Flow
+from ddlsim.workload.model_build import Block, Builder, Entry, Flow, check_layer_type
 from ddlsim.workload.model_names import bundled_names, sizes_of
 from ddlsim.workload.model_values import Values, chosen_values, substitute, titled
 from ddlsim.workload.toml_files import read_toml, validate

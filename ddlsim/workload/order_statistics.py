@@ -1,9 +1,8 @@
 """Expected order statistics: how long the slowest, or the k-th fastest, of n workers takes.
 
-A synchronous step takes the maximum of n times; waiting for the fastest k of n takes the k-th smallest.
-Each function returns the expectation of the k-th smallest of n independent samples (k = n, the default, is
-the maximum). Exact unless said otherwise; Arnold, Balakrishnan, Nagaraja 2008, A first course in order
-statistics, chapters 3 to 5.
+A synchronous step takes the maximum of n times; waiting for the fastest k of n takes the k-th smallest. Each function
+returns the expectation of the k-th smallest of n independent samples (k = n, the default, is the maximum). Exact unless
+said otherwise; Arnold, Balakrishnan, Nagaraja 2008, A first course in order statistics, chapters 3 to 5.
 """
 
 from __future__ import annotations
