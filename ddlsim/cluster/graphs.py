@@ -121,17 +121,10 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     n_machines = len({host for host, kind in hosts if host >= 0 and kind != "storage"})
     if grid and routing != "dimension-order" and math.prod(grid) != n_machines:
         raise ConfigError(f"{where}: grid = {list(grid)} does not number its {n_machines} machines; correct it")
-    cluster = Cluster(
-        name=name,
-        title=_text(graph.graph, "title", "", where) or "",
-        sources=_texts(graph.graph.get("sources", ()), f"{where}: sources"),
-        notes=_texts(graph.graph.get("notes", ()), f"{where}: notes"),
-        routing=routing,
-        grid=tuple(grid),
-        node_names=names,
-        **nodes,
-        **links,
-    )
+    title = _text(graph.graph, "title", "", where) or ""
+    texts = {key: _texts(graph.graph.get(key, ()), f"{where}: {key}") for key in ("sources", "notes")}
+    about: dict[str, Any] = {"name": name, "title": title, "routing": routing, "grid": tuple(grid), **texts}
+    cluster = Cluster(node_names=names, **about, **nodes, **links)
     if not cluster.is_endpoint.any():
         raise ConfigError(f"{where}: all {len(names)} nodes are switches; give some kind = 'host' or 'gpu'")
     return _with_fixed_routes(cluster, graph.graph.get("routes", ()), where)

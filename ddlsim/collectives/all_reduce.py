@@ -191,14 +191,10 @@ def _inside(round: Round, members: Ints, a: int, b: int) -> Round:
     even, _ = uniform(round, a)
     carried = np.arange(even.count[0]) if even.slots is None else even.slots
     slots = (np.arange(b)[:, None] * a + carried).ravel()
-    return dataclasses.replace(
-        even,
-        src=members[:, even.src].ravel(),
-        dst=members[:, even.dst].ravel(),
-        start=np.tile(even.start, len(members)),
-        count=np.tile(even.count * b, len(members)),
-        slots=None if b == 1 and even.slots is None else slots,
-    )
+    kept = None if b == 1 and even.slots is None else slots
+    src, dst = members[:, even.src].ravel(), members[:, even.dst].ravel()
+    start, count = np.tile(even.start, len(members)), np.tile(even.count * b, len(members))
+    return dataclasses.replace(even, src=src, dst=dst, start=start, count=count, slots=kept)
 
 
 NcclAlgorithm = Annotated[str, one_of(*ALGORITHMS)]

@@ -153,13 +153,9 @@ def strided(round: Round, n_chunks: int, stride: int, offset: Ints, width: int =
     even, which = uniform(round, n_chunks)
     carried = np.arange(even.count[0]) if even.slots is None else even.slots
     slots = (carried[:, None] * stride + np.arange(width)).ravel()
-    return dataclasses.replace(
-        even,
-        start=even.start * stride + offset[which],
-        count=even.count * width,
-        shift=even.shift * stride,
-        slots=None if len(carried) == 1 and even.slots is None else slots,
-    )
+    kept = None if len(carried) == 1 and even.slots is None else slots
+    start, count = even.start * stride + offset[which], even.count * width
+    return dataclasses.replace(even, start=start, count=count, shift=even.shift * stride, slots=kept)
 
 
 def uniform(round: Round, n_chunks: int) -> tuple[Round, Ints]:

@@ -249,18 +249,9 @@ def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None
     place = f"{source.path}: traceEvents[{event.index}]"
     if event.dur <= 0:
         raise EntryError(f"{place}: {event.name} takes no time; is the trace complete?")
-    samples = float((batch_size or 0) * n_ranks)
+    n = float((batch_size or 0) * n_ranks)
     return Timing(
-        "kineto",
-        "step",
-        n_ranks,
-        0.0,
-        event.dur,
-        "single",
-        n_reps=1,
-        n_samples=samples,
-        variant=event.name,
-        place=place,
+        "kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, variant=event.name, place=place
     )
 
 

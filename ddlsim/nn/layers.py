@@ -20,6 +20,9 @@ from ddlsim.nn import conv_kernels, dense_kernels, map_kernels, row_kernels
 from ddlsim.nn.conv_kernels import plane_size
 from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
 
+Ints = npt.NDArray[np.int64]
+_Doubles = npt.NDArray[np.float64]
+
 
 @dataclass
 class Dense:
@@ -318,9 +321,6 @@ class Join:
         return total
 
 
-_Doubles = npt.NDArray[np.float64]
-
-
 @dataclass
 class BatchNorm2d:
     """y = weight * (x - mean) / sqrt(variance + eps) + bias, per channel (Ioffe and Szegedy 2015, algorithm 1).
@@ -422,7 +422,6 @@ class LayerNorm:
 
 
 Pair = tuple[int, int]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,8 @@ def _options(case: _Case, room: float) -> Iterator[tuple[str, _Changes]]:
         if holding.recompute == "none":
             yield "recompute", {"recompute": "selective"}
     yield from _sharded(case, room, (1, 2))
-    yield from _first(case, room, "batch_size", [{"batch_size": n} for n in _halves(case.batch_size)])
+    halves = [{"batch_size": case.batch_size >> k} for k in range(1, case.batch_size.bit_length())]
+    yield from _first(case, room, "batch_size", halves)
     if holding.recompute in ("none", "selective"):
         yield "recompute", {"recompute": "full" if attention else "segments"}
     yield from _sharded(case, room, (3,))
@@ -234,12 +235,6 @@ def _first(case: _Case, room: float, kind: str, options: Sequence[_Changes]) -> 
     enough = (changes for changes in options if case.changed(changes).memory().total <= room)
     if options:
         yield kind, next(enough, options[-1])
-
-
-def _halves(n: int) -> Iterator[int]:
-    while n > 1:
-        n //= 2
-        yield n
 
 
 def _doubles(n: int, most: int) -> Iterator[int]:

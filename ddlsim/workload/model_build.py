@@ -248,23 +248,9 @@ class Builder:
         ):
             if n > most:
                 raise self.error(name, f"{n:.3g} {what} are more than {most:.0e}; correct the sizes")
-        layer = Layer(
-            name=name,
-            type=kind,
-            in_shape=flow.shape,
-            out_shape=cost.out_shape,
-            n_params=n_params,
-            macs=cost.macs,
-            flops=2.0 * cost.macs,
-            activation_nbytes=FP32_NBYTES * math.prod(cost.out_shape),
-            tensors=cost.tensors,
-            moved_nbytes=FP32_NBYTES * cost.moved,
-            stored_nbytes=FP32_NBYTES * cost.stored,
-            input_grad=flow.learned,
-            model_parallel=model_parallel,
-            winograd=cost.winograd,
-        )
-        self.layers.append(layer)
+        made, moved, stored = (FP32_NBYTES * n for n in (math.prod(cost.out_shape), cost.moved, cost.stored))
+        sizes = (flow.shape, cost.out_shape, n_params, cost.macs, 2.0 * cost.macs, made, cost.tensors, moved, stored)
+        self.layers.append(Layer(name, kind, *sizes, flow.learned, model_parallel, cost.winograd))
         return len(self.layers) - 1
 
     def _residual(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
