@@ -88,7 +88,7 @@ def _watched(
     from rich.console import Console
     from rich.progress import track
 
-    from ddlsim.measure.reading import append
+    from ddlsim.measure.table import append
 
     console = Console(stderr=True)
     done: list[Comparison] = []
@@ -111,7 +111,7 @@ def _watched(
 
 def _begin(out: Path) -> None:
     """Begin a table of measurements with the names of its columns."""
-    from ddlsim.measure.reading import COLUMNS
+    from ddlsim.measure.table import COLUMNS
 
     write_text(out, ",".join(COLUMNS) + "\n")
 

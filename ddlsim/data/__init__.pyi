@@ -1,6 +1,6 @@
 """The public names, and where they live: read by type checkers, and by the package when it is imported."""
 
-from .batches import BatchStream as BatchStream
+from .batches import BatchStream as BatchStream, by_class as by_class, dirichlet as dirichlet, iid as iid
 from .dataset import (
     DataSet as DataSet,
     from_arrays as from_arrays,
@@ -11,5 +11,4 @@ from .dataset import (
 from .downloaded import read_cifar as read_cifar, read_downloaded as read_downloaded, read_idx as read_idx
 from .image_folder import read_images as read_images
 from .named import DATA_NAMES as DATA_NAMES, load_data as load_data, load_digits as load_digits
-from .sharding import by_class as by_class, dirichlet as dirichlet, iid as iid
 from .synthetic import clicks as clicks, sentences as sentences, shapes as shapes

@@ -97,8 +97,8 @@ class _Setup:
 
 def _set_up(transport: Transport, hosts: Sequence[str], lacking: Sequence[str], wishes: _Wishes) -> _Setup:
     from ddlsim.measure.plan import make_plan
-    from ddlsim.measure.reading import open_table
     from ddlsim.measure.steps import numpy_model, torch_module
+    from ddlsim.measure.table import open_table
     from ddlsim.measure.transport import local_rank
 
     trained = [numpy_model(name) for name in wishes.models]
@@ -127,8 +127,8 @@ def _agreed(transport: Transport, prepare: Callable[[], _Setup]) -> _Setup:
 
 
 def _run(transport: Transport, setup: _Setup, budget: float) -> None:
-    from ddlsim.measure.reading import append
     from ddlsim.measure.runner import crowding, follow, run
+    from ddlsim.measure.table import append
 
     done, crowded = transport.gather(setup.done)[0], crowding(transport)
     events = run(transport, setup.tasks, setup.trained, done, budget)
