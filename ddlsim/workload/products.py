@@ -116,11 +116,11 @@ def product_time(
     return max(seconds, moved / (device.memory_bandwidth * memory_efficiency))
 
 
+Half = Annotated[str, one_of("fp16", "bf16")]
+
+
 @checked
-def gemm_efficiency(
-    device: DeviceLike, m: Positive, n: Positive, k: Positive,
-    precision: Annotated[str, one_of("fp16", "bf16")] = "fp16",
-) -> float:  # fmt: skip
+def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, precision: Half = "fp16") -> float:
     """Return the share of the peak FLOP/s that a product of (m, k) by (k, n) numbers reaches on a device.
 
     Raises ConfigError for a device whose kernels are not known.
