@@ -44,14 +44,21 @@ def plan(target: ddlsim.Target, jobs: int | None) -> dict[str, object]:
     return _row(CLUSTER, found, seconds, spent() - before, TARGET_SECONDS)
 
 
-def split(jobs: int | None) -> dict[str, object]:
+def split(
+    jobs: int | None, *, model: str = "gpt3-175b", workers: int = 512, batch_size: int = 1536
+) -> dict[str, object]:
     """Share a model out once, and return what it took."""
     started, before = time.perf_counter(), spent()
-    base = ddlsim.Experiment(SPLIT_CLUSTER, "gpt3-175b", precision="fp16", optimizer="adam")
+    base = ddlsim.Experiment(SPLIT_CLUSTER, model, precision="fp16", optimizer="adam")
     found = ddlsim.recommend(
-        SPLIT_CLUSTER, "gpt3-175b", strategies=[ddlsim.Splits()], workers=[512], batch_sizes=[1536], base=base,
+        SPLIT_CLUSTER,
+        model,
+        strategies=[ddlsim.Splits()],
+        workers=[workers],
+        batch_sizes=[batch_size],
+        base=base,
         jobs=jobs,
-    )  # fmt: skip
+    )
     return _row(SPLIT_CLUSTER, found, time.perf_counter() - started, spent() - before, SPLIT_SECONDS)
 
 

@@ -1,13 +1,17 @@
-"""What whole runs cost: CPU seconds of named workloads beside their targets, as JSON.
+"""What whole runs cost: CPU seconds of named workloads beside their targets, and in yardsticks, as JSON.
 
     python benchmarks/workloads.py [--workload NAME ...] [--repeat N] [--against CHECKOUT] [--tiny] [--json FILE]
 
-Compute times jitter (lognormal, 10 %), so no two rounds are alike and none can be replayed. Every run has a process
-of its own, on one thread; ``seconds`` is the CPU time in it (user and system) of all that :func:`ddlsim.simulate` does
-on a cluster that is loaded (models that are split: loading it included), after a tiny run that loads or compiles the
-kernel; medians of the repeats. Where a workload is compared with something (a run without a timeline, the same
-gradients in a plain loop), ``relative`` is the quotient of the two, and the target is one of that. ``ratio`` is what
-was measured over the target.
+Compute times jitter (lognormal, 10 %) unless a title says otherwise, so no two rounds are alike and none can be
+replayed. Every run has a process of its own, on one thread. ``seconds`` is the CPU time (user and system, child
+processes included) of all that :func:`ddlsim.simulate` does on a loaded cluster (models that are split: loading
+included), after a tiny run that loads or compiles the kernel; medians of the repeats. Where a workload is compared with
+something (a run without a timeline, the same gradients in a plain loop), ``relative`` is the quotient of the two; where
+memory is measured, ``mebibytes`` is the growth of the process. The target is one of these if there is one, else of
+seconds. ``ratio`` is what was measured over the target.
+
+Seconds differ by a factor of two between machines. ``yardsticks`` are the seconds over those of a fixed small task
+(:func:`yardstick`) in the same process, before and after the workload; compare these between machines.
 
 With ``--against`` another checkout of ddlsim takes turns with this one, run by run, so that ``before`` (the other),
 ``seconds`` and ``speed_up``, the median of their quotients, do not depend on what else the machine does.
@@ -16,6 +20,7 @@ With ``--against`` another checkout of ddlsim takes turns with this one, run by 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -29,23 +34,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 import ddlsim
-from ddlsim.cluster import Cluster, MultiGpu, fat_tree, star
+from ddlsim.cluster import Cluster, MultiGpu, fat_tree, leaf_spine, star
+from ddlsim.collectives import all_reduce
 from ddlsim.network import Network, kernel
 from ddlsim.network.view import Table
 from ddlsim.output_files import write_text
+from ddlsim.run.plans import plan_of_run
+from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import run
 from ddlsim.strategies import Strategy
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 #: what a first-time user does
 FIRST = "import ddlsim; print(ddlsim.simulate('dgx1-v100', 'resnet50').throughput)"
+#: what a process runs that simulates one workload
+ONLY = "import sys; sys.path.insert(0, {folder!r}); import workloads; workloads.WORK[{name!r}]({tiny})"
 
-#: Runs something, tiny or whole; returns "seconds" of CPU time, and "relative" where the target is one of that.
+#: Runs something, tiny or whole; returns "seconds" of CPU time, and "relative" or "mebibytes" if the target is of that.
 Work = Callable[[bool], dict[str, float]]
 
 
@@ -59,11 +69,31 @@ class Workload:
     target: float
 
 
+def spent() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
 def cpu(call: Callable[[], object]) -> float:
     """Return the CPU seconds of a call."""
-    start = time.process_time()
+    start = spent()
     call()
-    return time.process_time() - start
+    return spent() - start
+
+
+def yardstick() -> float:
+    """Return the CPU seconds of a fixed task: integers in a Python loop, then floats in arrays."""
+
+    def task() -> None:
+        number = 1
+        for _ in range(400_000):
+            number = (1103515245 * number + 12345) % (1 << 31)
+        values = np.linspace(0.0, 1.0, 200_000)
+        for _ in range(40):
+            values = np.sort(values * 3.7 % 1.0) + values[::-1]
+
+    return cpu(task)
 
 
 def switch(n_hosts: int) -> Cluster:
@@ -76,6 +106,9 @@ def machines(n_workers: int) -> Cluster:
     return Cluster.from_graph(star(n_workers // 8, bandwidth="100 Gbit/s", latency="10 us", host=host))
 
 
+JITTER = ddlsim.Lognormal(0.1)
+
+
 def experiment(cluster: Cluster, strategy: Strategy, workers: int, steps: int) -> ddlsim.Experiment:
     return ddlsim.Experiment(
         cluster,
@@ -85,7 +118,7 @@ def experiment(cluster: Cluster, strategy: Strategy, workers: int, steps: int) -
         steps=steps,
         warmup=0,
         device="v100",
-        jitter=ddlsim.Lognormal(0.1),
+        jitter=JITTER,
     )
 
 
@@ -103,24 +136,65 @@ def run_of(cluster: Callable[[int], Cluster], strategy: Strategy, workers: int, 
     return partial(training, cluster, strategy, workers, steps, beside)
 
 
-def split(model: str, leaves: int, layout: ddlsim.Parallel, batch_size: int, tiny: bool) -> dict[str, float]:
+def split(
+    model: str, leaves: int, layout: ddlsim.Parallel, batch_size: int, jitter: Any, tiny: bool
+) -> dict[str, float]:
     """Simulate a step of a model that is split over the GPUs of a SuperPOD."""
     if tiny:
         model, leaves, layout, batch_size = "gpt3-175b", 8, ddlsim.Parallel(tensor=8, pipeline=2, data=2), 16
+    sizes: dict[str, Any] = {"batch_size": batch_size, "steps": 1, "warmup": 0}
+    cluster = f"dgx-a100-pod+n_leaves={leaves}"
+    made = ddlsim.Experiment(cluster, model, layout, precision="fp16", jitter=jitter, **sizes)
+    return {"seconds": cpu(lambda: run(made))}
+
+
+def shards(workers: int, jitter: Any, tiny: bool) -> dict[str, float]:
+    """Simulate a step in which every GPU has a share of the weights (ZeRO stage 3)."""
+    workers = 16 if tiny else workers
+    sizes: dict[str, Any] = {"workers": workers, "batch_size": workers, "steps": 1, "warmup": 0}
     made = ddlsim.Experiment(
-        f"dgx-a100-pod+n_leaves={leaves}", model, layout, batch_size=batch_size, precision="fp16", steps=1, warmup=0
+        "dgx-h100-pod+n_leaves=16", "llama-7b", ddlsim.FSDP(stage=3), precision="bf16", jitter=jitter, **sizes
     )
     return {"seconds": cpu(lambda: run(made))}
 
 
-def shards(workers: int, tiny: bool) -> dict[str, float]:
-    """Simulate a step in which every GPU has a share of the weights (ZeRO stage 3)."""
-    workers = 16 if tiny else workers
-    made = ddlsim.Experiment(
-        "dgx-h100-pod+n_leaves=16", "llama-7b", ddlsim.FSDP(stage=3), workers=workers, batch_size=workers,
-        precision="bf16", steps=1, warmup=0,
-    )  # fmt: skip
-    return {"seconds": cpu(lambda: run(made))}
+def rings(tiny: bool) -> dict[str, float]:
+    """Two rings of different sizes, whose messages are all equal within a ring, on machines drawn by chance."""
+    n = 8 if tiny else 64
+    tree = leaf_spine(8, n // 4, 1, bandwidth="10 Gbit/s", latency="10 us", oversubscription=4.0)
+    cluster, schedule = Cluster.from_graph(tree), all_reduce.ring(n)
+    places = np.random.default_rng(0).permutation(cluster.workers).reshape(2, n)
+
+    def ten_times() -> None:
+        for _ in range(1 if tiny else 10):
+            network = Network(cluster)
+            numbers = [network.collective(schedule, *ring) for ring in zip(places, (1e8, 0.7e8), strict=True)]
+            network.join(np.repeat(numbers, n), np.tile(np.arange(n), 2), 0.0)
+            while network.advance() is not None:
+                pass
+
+    return {"seconds": cpu(ten_times) / 10}
+
+
+def splits(tiny: bool) -> dict[str, float]:
+    """Search all ways to split GPT-3 over 512 GPUs."""
+    planner = beside("planner")
+    sizes = {"model": "bert-large", "workers": 8, "batch_size": 32} if tiny else {}
+    return {"seconds": cpu(lambda: planner.split(1, **sizes))}
+
+
+def plan_memory(tiny: bool) -> dict[str, float]:
+    """Make the plan of 100 steps of 1,024 workers."""
+    workers, steps = (16, 2) if tiny else (1024, 100)
+    made = experiment(switch(workers), RING, workers, 1)
+    workloads = prepare(made).workloads
+
+    def peak() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    before = peak()
+    seconds = cpu(lambda: plan_of_run(made, workloads, steps))
+    return {"seconds": seconds, "mebibytes": max(peak() - before, 1 / 1024)}
 
 
 def jobs(tiny: bool) -> dict[str, float]:
@@ -155,24 +229,37 @@ def kernel_call(tiny: bool) -> dict[str, float]:
     return {"seconds": cpu(call) / calls}
 
 
+def beside(name: str) -> Any:
+    """Import another benchmark."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    return importlib.import_module(name)
+
+
 def co_simulation(tiny: bool) -> dict[str, float]:
     """16 asynchronous workers that learn digits, against the same gradients in a plain loop."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    import cosimulation  # beside this file
-
+    cosimulation = beside("cosimulation")
     case = cosimulation.Case("", cosimulation.ASYNC, "digits-cnn", 16, 32, 32 if tiny else 3200, None)
     row = cosimulation.measure(case, 1 if tiny else 5)
     return {"seconds": cast(float, row["run_cpu_s"]), "relative": cast(float, row["ratio"])}
 
 
+def process(code: str, *, compiled: bool) -> dict[str, float]:
+    """Run code in a process of its own, for which everything is compiled, or nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(os.environ) if compiled else {**os.environ, "NUMBA_CACHE_DIR": folder}
+        command = [sys.executable, "-c", code]
+        run = partial(subprocess.run, command, env=environment, cwd=folder, check=True, capture_output=True)
+        return {"seconds": cpu(run)}
+
+
 def first_result(tiny: bool) -> dict[str, float]:
     """A process that simulates a step as the first one after the installation: nothing is compiled (tiny: it is)."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ) if tiny else {**os.environ, "NUMBA_CACHE_DIR": folder}
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", FIRST], env=environment, cwd=folder, check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {"seconds": after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime}
+    return process(FIRST, compiled=tiny)
+
+
+def fresh(name: str, tiny: bool) -> dict[str, float]:
+    """A process that does nothing but one of the workloads; what it needs is compiled."""
+    return process(ONLY.format(folder=str(Path(__file__).parent), name=name, tiny=tiny), compiled=True)
 
 
 RING, NESTED = ddlsim.AllReduce("ring", overlap="ddp"), ddlsim.AllReduce("hierarchical", overlap="ddp")
@@ -180,8 +267,8 @@ GPT3 = partial(split, "gpt3-175b", 64, ddlsim.Parallel(tensor=8, pipeline=8, dat
 MEGATRON_1T = partial(
     split, "megatron+dim=25600+layers=128+heads=160", 160, ddlsim.Parallel(tensor=8, pipeline=64, data=6), 3072
 )
-FSDP_256, FSDP_512 = partial(shards, 256), partial(shards, 512)
 SERVERS, ASYNC, GOSSIP = ddlsim.ParameterServer(64), ddlsim.AsyncParameterServer(), ddlsim.DPSGD("ring")
+PLAIN = ddlsim.NoJitter()
 WORKLOADS = [
     Workload("ddp-ring-1024", "DDP ring, 1,024 workers, 100 steps", run_of(switch, RING, 1024, 100), 15.0),
     Workload("hierarchical-1024", "hierarchical, 128 x 8 GPUs, 10 steps", run_of(machines, NESTED, 1024, 10), 1.2),
@@ -189,25 +276,36 @@ WORKLOADS = [
     Workload("async-1024", "asynchronous server, 1,024 x 100 updates", run_of(switch, ASYNC, 1024, 100, 1), 2.0),
     Workload("gossip-256", "D-PSGD on a ring, 256 workers, 100 steps", run_of(switch, GOSSIP, 256, 100), 1.0),
     Workload("long-128", "hierarchical, 16 x 8 GPUs, 1,000 steps", run_of(machines, NESTED, 128, 1000), 4.0),
-    Workload("gpt3-1024", "GPT-3 on 1,024 A100, a step of 1,536 sequences", GPT3, 1.0),
-    Workload("megatron-1t", "Megatron with 1T parameters on 3,072 A100, a step of 3,072 sequences", MEGATRON_1T, 5.0),
-    Workload("fsdp-256", "Llama 7B in shards over 256 H100, a step, rings on all interfaces", FSDP_256, 3.0),
-    Workload("fsdp-512", "Llama 7B in shards over 512 H100, a step, rings on all interfaces", FSDP_512, 10.0),
+    Workload("gpt3-1024", "GPT-3 on 1,024 A100, a step of 1,536 sequences, no jitter", partial(GPT3, PLAIN), 1.0),
+    Workload("gpt3-1024-jitter", "the same with jitter", partial(GPT3, JITTER), 2.0),
+    Workload("gpt3-1024-fresh", "the same without jitter, process included", partial(fresh, "gpt3-1024"), 3.0),
+    Workload("megatron-1t", "Megatron 1T on 3,072 A100, 3,072 sequences, no jitter", partial(MEGATRON_1T, PLAIN), 5.0),
+    Workload("megatron-1t-jitter", "the same with jitter", partial(MEGATRON_1T, JITTER), 8.0),
+    Workload("fsdp-256", "Llama 7B in shards over 256 H100, a step, no jitter", partial(shards, 256, PLAIN), 3.0),
+    Workload("fsdp-512", "Llama 7B in shards over 512 H100, a step, no jitter", partial(shards, 512, PLAIN), 10.0),
+    Workload("fsdp-512-jitter", "the same with jitter", partial(shards, 512, JITTER), 60.0),
+    Workload("rings", "two even rings of 64 on one spine, 4:1, of different sizes", rings, 0.05),
+    Workload("splits", "564 splits of GPT-3 over 512 GPUs, one process", splits, 60.0),
     Workload("jobs", "eight jobs of 16 GPUs on a fat tree, 100 steps each", jobs, 5.0),
     Workload("kernel-call", "a kernel call from Python", kernel_call, 1e-6),
     Workload("co-simulation", "16 asynchronous workers learn digits, to the gradients alone", co_simulation, 1.15),
     Workload("timeline", "spans kept to not kept, DDP ring, 256 workers, 20 steps", timeline, 1.2),
+    Workload("plan-memory", "plan of 100 steps of 1,024 workers, MiB", plan_memory, 400.0),
     Workload("first-result", "first result after the installation", first_result, 10.0),
 ]
+WORK = {workload.name: workload.work for workload in WORKLOADS}
+#: these start processes
+OUTSIDE = ("first-result", "gpt3-1024-fresh")
 NAMES = [workload.name for workload in WORKLOADS]
 
 
 def once(name: str, *, tiny: bool) -> dict[str, float]:
     """Run a workload in this process."""
-    (workload,) = [one for one in WORKLOADS if one.name == name]
-    if not tiny and name != "first-result":
-        workload.work(True)  # loads or compiles the kernel
-    return workload.work(tiny)
+    if not tiny and name not in OUTSIDE:
+        WORK[name](True)  # loads or compiles the kernel
+    before = yardstick()
+    measured = WORK[name](tiny)
+    return {**measured, "yardsticks": measured["seconds"] / (0.5 * (before + yardstick()))}
 
 
 def in_process(name: str, checkout: Path, *, tiny: bool) -> dict[str, float]:
@@ -227,7 +325,7 @@ def measure(workload: Workload, repeat: int, against: Path | None, *, tiny: bool
         if against is not None:
             others.append(in_process(workload.name, against, tiny=tiny))
         runs.append(in_process(workload.name, CHECKOUT, tiny=tiny))
-    quantity = "relative" if "relative" in runs[0] else "seconds"
+    quantity = next(name for name in ("relative", "mebibytes", "seconds") if name in runs[0])
     value = statistics.median(run[quantity] for run in runs)
     row: dict[str, object] = {"workload": workload.name, "title": workload.title}
     row |= {key: statistics.median(run[key] for run in runs) for key in runs[0]}

@@ -45,6 +45,10 @@ class DeadlockError(DdlsimError, RuntimeError):
     """The simulation can make no progress while processes still wait."""
 
 
+class NoUpdateError(DdlsimError):
+    """A run that was over before its first update."""
+
+
 class ConservationError(DdlsimError, RuntimeError):
     """A run that does not add up: its bytes, its seconds or its updates contradict each other, so it has no result."""
 

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-from draws import slow
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,23 +17,36 @@ def workloads():
         yield importlib.import_module("workloads")
 
 
-RELATIVE = {"co-simulation", "timeline"}
-ABSOLUTE = {
-    "ddp-ring-1024", "hierarchical-1024", "servers-256", "async-1024", "gossip-256", "long-128", "kernel-call",
-    "first-result", "gpt3-1024", "megatron-1t", "fsdp-256", "fsdp-512", "jobs",
-}  # fmt: skip
+#: what is measured besides seconds and yardsticks
+QUANTITY = {"co-simulation": "relative", "timeline": "relative", "plan-memory": "mebibytes"}
+SLOW = {"first-result", "gpt3-1024-fresh", "gpt3-1024-jitter", "megatron-1t-jitter", "fsdp-512-jitter", "splits"}
+NAMES = {
+    "ddp-ring-1024",
+    "hierarchical-1024",
+    "servers-256",
+    "async-1024",
+    "gossip-256",
+    "long-128",
+    "kernel-call",
+    "gpt3-1024",
+    "megatron-1t",
+    "fsdp-256",
+    "fsdp-512",
+    "jobs",
+    "rings",
+    *QUANTITY,
+    *SLOW,
+}
 
 
 def test_all_workloads_are_run_here(workloads):
-    assert set(workloads.NAMES) == RELATIVE | ABSOLUTE
+    assert set(workloads.NAMES) == NAMES
 
 
-@pytest.mark.parametrize(
-    "name", [slow(name) if name in ("first-result", "gpt3-1024") else name for name in sorted(RELATIVE | ABSOLUTE)]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in sorted(NAMES)])
 def test_a_workload_runs(workloads, name):
     measured = workloads.once(name, tiny=True)
-    assert set(measured) == ({"seconds", "relative"} if name in RELATIVE else {"seconds"})
+    assert set(measured) == {"seconds", "yardsticks", *([QUANTITY[name]] if name in QUANTITY else [])}
     assert all(math.isfinite(value) and value > 0.0 for value in measured.values())
 
 
@@ -50,7 +62,7 @@ def test_the_report_compares_with_another_checkout(workloads, tmp_path, capsys):
     assert len(row["runs"]) == 1
     assert row["ratio"] == row["seconds"] / row["target"]
     assert status == int(row["ratio"] > 1.0)
-    assert min(row["before"], row["speed_up"]) > 0.0
+    assert min(row["before"], row["speed_up"], row["yardsticks"]) > 0.0
     assert report["machine"]["cores"] >= 1
 
 

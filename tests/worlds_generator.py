@@ -33,6 +33,7 @@ from ddlsim.cluster import (
 )
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
+from ddlsim.life import SlowDown
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
@@ -42,7 +43,6 @@ from ddlsim.workload.jitter import (
     NoJitter,
     Pareto,
     ShiftedExponential,
-    SlowDown,
     Uniform,
 )
 
@@ -256,12 +256,20 @@ def compression(draw: Draw, learns: bool, served: bool) -> Any:
     return cp.Compression(plain, down, draw.choice((None, cp.CodecCost(encode=1e-10, decode=1e-10))))
 
 
+#: strategies that no world compresses: the record has these draws (tests/record)
+DENSE = (
+    sg.CoCoDSGD, sg.DaSGD, sg.OverlapLocalSGD, sg.FedAvg, sg.AdaComm, sg.HierarchicalLocalSGD, sg.LocalSGD, sg.SlowMo,
+)  # fmt: skip
+
+
 def may_compress(strategy: Any) -> bool:
     """Whether what a run sends may be compressed: queues fuse and cut buckets, servers' work is that of dense ones."""
     overlap = getattr(strategy, "overlap", None)
     if isinstance(strategy, sg.QsparseLocalSGD | sg.SPARTA):
         return False  # one says its compression, the other is one
-    served = getattr(strategy, "work", None) is not None or getattr(strategy, "local_reduction", False)
+    if isinstance(strategy, DENSE):
+        return False
+    served = isinstance(strategy, sg.ParameterServer) and (strategy.work is not None or strategy.local_reduction)
     return not served and not isinstance(overlap, ddlsim.HorovodFusion | ddlsim.Priority)
 
 

@@ -379,6 +379,13 @@ class Cluster:
         vars(made)["_router"] = self._router  # its cached property, with the tables that are known already
         return made
 
+    def spraying(self) -> Cluster:
+        """Return this cluster with routing "spray"."""
+        made = dataclasses.replace(self, routing="spray")
+        if self.routing != "dimension-order":  # else all policies choose from the same tables of shortest paths
+            vars(made)["_router"] = self._router
+        return made
+
     @checked
     def with_costs(
         self,

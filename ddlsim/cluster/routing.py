@@ -51,7 +51,7 @@ class TableRouter:
         self._ids, self._src, self._dst = ids, cluster.link_src[ids], cluster.link_dst[ids]
         per_byte = 1.0 / cluster.channel_capacity[cluster.link_channel[ids]]
         forwards = cluster.is_endpoint[self._dst].astype(np.float64)
-        self._costs = np.stack([forwards, per_byte, cluster.link_latency[ids], per_byte])
+        self._costs = np.stack([forwards, per_byte, cluster.link_latency[ids], per_byte], axis=1)
         self._out_start = np.searchsorted(self._src, np.arange(n + 1))
         self._in_links = np.argsort(self._dst, kind="stable")
         self._in_start = np.searchsorted(self._dst[self._in_links], np.arange(n + 1))
@@ -101,9 +101,9 @@ class TableRouter:
             return
         n = len(self._row_of)
         dags = np.zeros((len(targets), self._dags.shape[1]), dtype=np.uint64)
-        hops, costs, queue = np.empty(n, dtype=np.int64), np.empty((4, n)), np.empty(n, dtype=np.int64)
+        hops, queue, shortest = (np.empty(size, dtype=np.int64) for size in (n, n, len(self._ids)))
         links = (self._src, self._dst, self._costs, self._out_start, self._in_start, self._in_links)
-        walk.mark_shortest(dags, hops, costs, queue, targets, *links)
+        walk.mark_shortest(dags, hops, np.empty((n, 4)), queue, shortest, targets, *links)
         n_rows = self._n_rows + len(targets)
         if n_rows > len(self._dags):  # grow by doubling: routes are often asked for one at a time
             grown = np.zeros((max(n_rows, 2 * len(self._dags)), self._dags.shape[1]), dtype=np.uint64)

@@ -33,39 +33,40 @@ def _mix(x: np.uint64) -> np.uint64:
 @called
 def _cost(costs: _Floats, link_costs: _Floats, link: int, nearer: int, i: int) -> float:
     """Return cost number `i` of the path by `link`, which leads to the node `nearer`."""
-    cost, rest = link_costs[i, link], costs[i, nearer]
+    cost, rest = link_costs[link, i], costs[nearer, i]
     return float(max(cost, rest) if i == 1 else cost + rest)
-
-
-@called
-def _ties(costs: _Floats, link_costs: _Floats, link: int, nearer: int, node: int, n: int) -> bool:
-    """Return whether the path by `link` is as short as the shortest from `node`, by the first `n` costs."""
-    ties = True
-    for i in range(n):
-        ties = ties and _cost(costs, link_costs, link, nearer, i) <= costs[i, node] * _TIE
-    return ties
 
 
 @entry
 def mark_shortest(
-    dags: _Bits, hops: _Ints, costs: _Floats, queue: _Ints, targets: _Ints, link_src: _Ints, link_dst: _Ints,
-    link_costs: _Floats, out_start: _Ints, in_start: _Ints, in_links: _Ints,
-) -> None:  # fmt: skip
+    dags: _Bits,
+    hops: _Ints,
+    costs: _Floats,
+    queue: _Ints,
+    shortest: _Ints,
+    targets: _Ints,
+    link_src: _Ints,
+    link_dst: _Ints,
+    link_costs: _Floats,
+    out_start: _Ints,
+    in_start: _Ints,
+    in_links: _Ints,
+) -> None:
     """Set the bits of the links on the shortest paths to each target in its row of `dags`.
 
     A path is shorter with fewer hops, then with fewer endpoints that forward, a wider narrowest link, less latency, and
-    wider links altogether. The last four are the rows of `link_costs` (4, n_links): 1 where an endpoint follows, s per
-    byte, s, and s per byte. (Hops, then the narrowest link: widest-shortest paths, RFC 2676, section 2.)
+    wider links altogether. The last four are the columns of `link_costs` (n_links, 4): 1 where an endpoint follows, s
+    per byte, s, and s per byte. (Hops, then the narrowest link: widest-shortest paths, RFC 2676, section 2.)
 
     Links are sorted by source; `out_start` (n_nodes + 1,) delimits them, `in_start`, `in_links` list them by
-    destination. `dags` has shape (n_targets, ceil(n_links / 64)); `hops`, `queue` (n_nodes,) and `costs` (4, n_nodes)
-    are room to work in.
+    destination. `dags` has shape (n_targets, ceil(n_links / 64)); `hops`, `queue` (n_nodes,), `costs` (n_nodes, 4) and
+    `shortest` (n_links,) are scratch space.
     """
     for row in range(targets.size):
         for node in range(hops.size):
             hops[node] = -1
         hops[targets[row]] = 0
-        costs[:, targets[row]] = 0.0
+        costs[targets[row], :] = 0.0
         queue[0] = targets[row]
         head, tail = 0, 1
         while head < tail:
@@ -73,17 +74,26 @@ def mark_shortest(
             head += 1
             if node != targets[row]:
                 # Nodes one hop nearer left the queue before this one, so their costs are final.
-                begin, end = out_start[node], out_start[node + 1]
-                costs[:, node] = np.inf
-                for i in range(4):  # by one criterion after the other, among the links that tie by those before
-                    for link in range(begin, end):
-                        after = link_dst[link]
-                        if hops[after] == hops[node] - 1 and _ties(costs, link_costs, link, after, node, i):
-                            costs[i, node] = min(costs[i, node], _cost(costs, link_costs, link, after, i))
-                for link in range(begin, end):
-                    after = link_dst[link]
-                    if hops[after] == hops[node] - 1 and _ties(costs, link_costs, link, after, node, 4):
-                        dags[row, link >> 6] |= np.uint64(1) << np.uint64(link & 63)
+                n = 0
+                for link in range(out_start[node], out_start[node + 1]):
+                    if hops[link_dst[link]] == hops[node] - 1:
+                        shortest[n] = link
+                        n += 1
+                for i in range(4):  # each criterion chooses among the links that tie by those before it
+                    best = np.inf
+                    for j in range(n):
+                        best = min(best, _cost(costs, link_costs, shortest[j], link_dst[shortest[j]], i))
+                    costs[node, i] = best
+                    ties = 0
+                    for j in range(n):
+                        link = shortest[j]
+                        if _cost(costs, link_costs, link, link_dst[link], i) <= best * _TIE:
+                            shortest[ties] = link
+                            ties += 1
+                    n = ties
+                for j in range(n):
+                    link = shortest[j]
+                    dags[row, link >> 6] |= np.uint64(1) << np.uint64(link & 63)
             for i in range(in_start[node], in_start[node + 1]):
                 before = link_src[in_links[i]]
                 if hops[before] < 0:

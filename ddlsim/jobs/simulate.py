@@ -12,12 +12,15 @@ from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
 from ddlsim.jobs.jobs import Jobs, Ran
 from ddlsim.life import Background, LinkFault, RandomFaults
-from ddlsim.run.drawn_faults import random_faults_of, up_to_its_end
+from ddlsim.life.faults import Fault, at_random, up_to_its_end
 from ddlsim.run.job import Job
 from ddlsim.run.notes import late_notes
+from ddlsim.run.simulate import random_faults_of
 from ddlsim.run.together import Together
 
-FaultLike = Annotated[LinkFault | RandomFaults, "a ddlsim.LinkFault or ddlsim.RandomFaults"]
+FaultLike = Annotated[
+    LinkFault | RandomFaults | Fault, "a ddlsim.LinkFault, ddlsim.RandomFaults or an object with effects"
+]
 JobLike = Annotated[Job | Background, "a ddlsim.Job or a ddlsim.Background"]
 
 
@@ -49,8 +52,8 @@ def simulate_jobs(
         own = [dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded)) for each in own]
     names = _names(own)
     traffic = [each for each in jobs if isinstance(each, Background)]
-    random = [fault for fault in faults if isinstance(fault, RandomFaults)]
-    if wrong := [fault for fault in random if fault.kind != "link"]:
+    random: list[RandomFaults] = at_random(faults)
+    if wrong := [fault for fault in faults if isinstance(fault, RandomFaults) and fault.kind != "link"]:
         raise ConfigError(
             f"simulate_jobs: faults: kind = {wrong[0].kind!r} happens to workers; give it to their experiments, "
             "Experiment(faults=...), or use kind='link'"

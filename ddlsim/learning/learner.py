@@ -108,6 +108,15 @@ class Handover:
     rate_factor: float = 1.0
 
 
+class Shift(NamedTuple):
+    """A part of a training in which groups of workers take turns: what the group begins with, whether another one goes
+    on after it, and when on the clock it begins, s."""
+
+    begin: Handover | None
+    goes_on: bool
+    since: float = 0.0
+
+
 #: an optimizer's state as a value
 State = Value[OptimizerState]
 T = TypeVar("T")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 from ddlsim.arguments import checked, quantity
 from ddlsim.errors import ConfigError, shown
+from ddlsim.life.failures import read_trace
 from ddlsim.units import si
 
 Time = Annotated[float | str, quantity("time", "60 s", zero=True, infinite=True)]
@@ -90,6 +90,19 @@ class Background:
         if math.isfinite(end):
             yield end, 0.0
 
+    def phases(self) -> list[tuple[float, float, Background]]:
+        """Return (s, s, the traffic as it is meanwhile, from 0 s on for ever); empty where it never begins or ends."""
+        start, end = si(self.start, "time"), si(self.end, "time")
+        lasting = replace(self, start=0.0, end=math.inf, trace=None)
+        if not self.rates:
+            return [(start, end, lasting)] if start or end < math.inf else []
+        times, most = [*self.shares(), (math.inf, 0.0)], self.limit(math.inf)
+        return [
+            (begin, end, replace(lasting, rate=share * most))
+            for (begin, share), (end, _) in itertools.pairwise(times)
+            if share > 0.0
+        ]
+
     def _endless(self) -> Iterator[tuple[float, float]]:
         start = si(self.start, "time")
         if self.rates:
@@ -106,17 +119,7 @@ class Background:
 
 def _read(path: Path) -> tuple[tuple[float, float], ...]:
     """Return the (time in s, bytes/s) of a trace's rows. Raises ConfigError, with the line, for what cannot be read."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            for name in ("time_s", "rate"):
-                if name not in (reader.fieldnames or ()):
-                    raise ConfigError(f"{path}: has no column {name!r}; a trace has time_s and rate")
-            rows = [_row(path, line, row) for line, row in enumerate(reader, 2)]
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; trace is a CSV file of rates") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read as a CSV file: {error}") from None
+    rows = read_trace(path, ("time_s", "rate"), "a trace has time_s and rate", "rates", _row)
     for line, (before, row) in enumerate(itertools.pairwise(rows), 3):
         if row[0] <= before[0]:
             raise ConfigError(f"{path}:{line}: time_s = {row[0]!r}: must be later than the row before, {before[0]!r}")
@@ -125,7 +128,7 @@ def _read(path: Path) -> tuple[tuple[float, float], ...]:
     return tuple(rows)
 
 
-def _row(path: Path, line: int, row: dict[str, str]) -> tuple[float, float]:
+def _row(where: str, row: dict[str, str]) -> tuple[float, float]:
     values = []
     for column, kind in (("time_s", "time"), ("rate", "bandwidth")):
         text = row[column]
@@ -138,7 +141,7 @@ def _row(path: Path, line: int, row: dict[str, str]) -> tuple[float, float]:
                 value = math.nan
         if not (0.0 <= value < math.inf):
             raise ConfigError(
-                f"{path}:{line}: {column} = {shown(text)}: must be a number of at least 0, or a {kind} with its unit"
+                f"{where}: {column} = {shown(text)}: must be a number of at least 0, or a {kind} with its unit"
             )
         values.append(value)
     return values[0], values[1]

@@ -4,60 +4,63 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from ddlsim.arguments import Count, Index, Positive, Seed, Share, checked, one_of, quantity
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.machines import machines_of, ranks_of_parts
 from ddlsim.errors import ConfigError, shown
-from ddlsim.life.random_faults import recurring
+from ddlsim.life.faults import recurring
 from ddlsim.units import si
 
-_COLUMNS = ("time_s", "unit", "repair_s")
+Floats = npt.NDArray[np.float64]
+
+Row = TypeVar("Row")
 
 
-def read_failures(path: Path, repair: float) -> list[tuple[float, int, float]]:
-    """Return the (time in s, number of the part, s until it is repaired) of a file's rows; `repair` where it has no
-    such column. Raises ConfigError, with the line, for what cannot be read."""
+def read_trace(
+    path: Path, columns: Sequence[str], hint: str, rows_are: str, row_of: Callable[[str, dict[str, str]], Row]
+) -> list[Row]:
+    """Return ``row_of("path:line", cells)`` of each row of a CSV file with these columns at least.
+
+    Raises ConfigError for a file that cannot be read, and for a missing column, with the `hint`; `rows_are` says of
+    what its rows are.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            missing = [name for name in _COLUMNS[:2] if name not in (reader.fieldnames or ())]
-            if missing:
-                raise ConfigError(
-                    f"{path}: has no column {missing[0]!r}; give it time_s, unit and, if they differ, repair_s"
-                )
-            return [
-                (
-                    _number(path, line, row, "time_s"),
-                    _whole(path, line, row, "unit"),
-                    _number(path, line, row, "repair_s") if row.get("repair_s") else repair,
-                )
-                for line, row in enumerate(reader, 2)
-            ]
+            for name in columns:
+                if name not in (reader.fieldnames or ()):
+                    raise ConfigError(f"{path}: has no column {name!r}; {hint}")
+            return [row_of(f"{path}:{line}", cells) for line, cells in enumerate(reader, 2)]
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; trace is a CSV file of failures") from None
+        raise ConfigError(f"{path}: {error.strerror or error}; trace is a CSV file of {rows_are}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read as a CSV file: {error}") from None
 
 
-def _number(path: Path, line: int, row: dict[str, str], column: str) -> float:
+def _number(where: str, cells: dict[str, str], column: str) -> float:
     try:
-        value = float(row[column])
+        value = float(cells[column])
     except (TypeError, ValueError):
         value = math.nan
     never = column == "repair_s"  # is it repaired: inf
     if not (value >= 0.0 and (never or math.isfinite(value))):
-        raise ConfigError(f"{path}:{line}: {column} = {shown(row[column])}: must be a number of seconds of at least 0")
+        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a number of seconds of at least 0")
     return value
 
 
-def _whole(path: Path, line: int, row: dict[str, str], column: str) -> int:
-    text = row[column]
+def _whole(where: str, cells: dict[str, str], column: str) -> int:
+    text = cells[column]
     if text is None or not text.strip().isdecimal():
-        raise ConfigError(f"{path}:{line}: {column} = {shown(text)}: must be a whole number from 0 on")
+        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a whole number from 0 on")
     return int(text)
 
 
@@ -163,12 +166,24 @@ class Failures:
         """Whether what fails is out of service until it is repaired."""
         return self.kind == "crash" and self.per != _SOFTWARE
 
+    @property
+    def never_repairs(self) -> bool:
+        """Whether machines that crash, at random, are out of service for ever."""
+        mean = si(self.mtbf or math.inf, "time")
+        return self.takes_machines and self.trace is None and math.isinf(si(self.repair, "time")) and mean < math.inf
+
     @cached_property
     def recorded(self) -> tuple[Failure, ...]:
         """The failures of the `trace`, by time. Raises ConfigError for a file that cannot be read."""
         assert self.trace is not None
-        rows = read_failures(Path(self.trace), si(self.repair, "time"))
-        return tuple(sorted(Failure(*row) for row in rows))
+        repair = si(self.repair, "time")
+
+        def failure(where: str, cells: dict[str, str]) -> Failure:
+            repaired = _number(where, cells, "repair_s") if cells.get("repair_s") else repair
+            return Failure(_number(where, cells, "time_s"), _whole(where, cells, "unit"), repaired)
+
+        hint = "give it time_s, unit and, if they differ, repair_s"
+        return tuple(sorted(read_trace(Path(self.trace), ("time_s", "unit"), hint, "failures", failure)))
 
     @checked
     def events(self, n_units: Count, seed: Seed = 0, life: Index = 0) -> Iterator[Failure]:
@@ -196,3 +211,68 @@ class Failures:
                     "max_time, or increase mtbf"
                 )
             yield Failure(time, unit, repair)
+
+
+def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Floats | None = None) -> list[list[int]]:
+    """Return the numbers of the machines of a run that each part which can fail takes out of service.
+
+    A switch or a job counts for one machine that is waited for. Switches are those that the run's messages went
+    through: `nbytes` are what each channel carried. Raises ConfigError for machines whose rack is unknown.
+    """
+    if failures.per == _SOFTWARE:
+        return [[0]]
+    if failures.per == "switch":
+        assert nbytes is not None
+        sources = np.unique(cluster.link_src[nbytes[cluster.link_channel] > 0.0])
+        n_switches = int(np.count_nonzero(cluster.is_fabric_switch[sources]))
+        if not n_switches:
+            raise ConfigError(
+                f"failures: per = 'switch', but no message of the run goes through one in {cluster.name!r}"
+            )
+        return [[switch] for switch in range(n_switches)]
+    machine = machines_of(cluster, nodes)
+    parts = ranks_of_parts(cluster, nodes, failures.per, failures.machines_per_rack)
+    return [list(dict.fromkeys(machine[rank] for rank in ranks)) for ranks in parts]
+
+
+@checked
+@dataclass(frozen=True)
+class Elastic:
+    """A group of workers that forms anew when machines fail, and when they are back (PyTorch's torchrun, Horovod's
+    Elastic).
+
+    Survivors go on from the parameters and the optimizer's state that they hold (where each has a state of its own, as
+    in local SGD, it begins anew); what is lost is the step under way. The new group shares out the samples anew, from
+    where the epoch was. A machine that is back joins at the end of a step, and gets the model from another one. Where
+    all fail at once, nobody holds it any more: the training goes back to its latest checkpoint, or begins again.
+
+    Workers that hold parts of a model or of the optimizer's state (FSDP, ZeRO, pipelines) lose them with a machine.
+    They go back to the latest checkpoint, which the new group reads; before a machine joins, one is made.
+
+    min_workers  with fewer the training waits until machines are back
+    rejoin       until a new group runs: rendezvous, communicators
+    rate         what becomes of the learning rate with n workers instead of the N at the start: "same"; "linear", n / N
+                 times (Goyal et al. 2017); "square-root" of that (Krizhevsky 2014)
+    batch        "worker": each worker keeps its batch size, so the global batch shrinks; "global": the survivors divide
+                 the global batch into equal whole numbers of samples
+    """
+
+    min_workers: Count = 1
+    _: KW_ONLY
+    rejoin: Annotated[float | str, quantity("time", "30 s", zero=True)] = 30.0
+    rate: Annotated[str, one_of("same", "linear", "square-root")] = "same"
+    batch: Annotated[str, one_of("worker", "global")] = "worker"
+
+    @property
+    def seconds(self) -> float:
+        """s until a new group runs."""
+        return si(self.rejoin, "time")
+
+    def rate_factor(self, n_workers: int, n_at_start: int) -> float:
+        """Return what the learning rate is multiplied with."""
+        share = n_workers / n_at_start
+        return {"same": 1.0, "linear": share, "square-root": math.sqrt(share)}[self.rate]
+
+    def batch_size(self, batch_size: int, n_workers: int, n_at_start: int) -> int:
+        """Return the samples of each worker in a step."""
+        return batch_size if self.batch == "worker" else max(1, batch_size * n_at_start // n_workers)

@@ -1,21 +1,182 @@
-"""What goes wrong in a run at known times: workers that stand still, links that are slow or down."""
+"""Faults: parts of a run that are slow, stand still or are cut off for a while, at known times or at random.
+
+A fault is an object with a `start` and a `duration` (s) and a method `effects`, which returns what it does to workers
+and links; :class:`RandomFaults` samples such objects. Everything else asks for the effects only, so a new kind of fault
+needs no other code. Random faults are sampled up to a time, the horizon. A run that reaches it is simulated again with
+a later one; earlier faults stay the same, so results do not depend on the horizon.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import heapq
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
-from ddlsim.arguments import Index, checked, number, quantity
-from ddlsim.errors import ConfigError
+import numpy as np
+
+from ddlsim.arguments import Count, Index, NotNegative, Positive, Seed, checked, number, one_of, quantity
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.machines import ranks_of_parts
+from ddlsim.errors import ConfigError, DdlsimError, unknown_name
+from ddlsim.network import Network
+from ddlsim.network.devices import STANDSTILL
+from ddlsim.streams import stream
 from ddlsim.units import si
 
 Start = Annotated[float | str, quantity("time", "60 s", zero=True)]
 Duration = Annotated[float | str, quantity("time", "60 s")]
+Ranks = Index | Iterable[Index]
 
 #: s until a fabric takes other routes: between what is within reach and what is usual (RFC 7938, section 7)
 CONVERGENCE = 1.0
+#: s that stand for ever where a fault is simulated in its steady state
+FOREVER = 1e9
+#: mean number of random faults up to the first horizon
+MANY = 500
+#: most faults sampled from one RandomFaults
+MOST = 20_000
+#: number of the first sample for faults of links that all jobs share
+SHARED = 1_000_000
+Made = TypeVar("Made")
+
+
+# ------------------------------------------------------------ effects
+
+
+class Effect(NamedTuple):
+    """What a fault does from `start` to `end` (s on the clock of the run).
+
+    slowed   (rank, factor): the worker computes `factor` times as long
+    stopped  ranks that compute nothing, begin no message and take none; what is on its way goes on
+    links    (channel, factor): it carries that share of its bandwidth; 0: it is down
+    avoided  links that the fabric routes around, where it has other paths
+    """
+
+    start: float
+    end: float
+    slowed: Sequence[tuple[int, float]] = ()
+    stopped: Sequence[int] = ()
+    links: Sequence[tuple[int, float]] = ()
+    avoided: frozenset[int] = frozenset()
+
+
+class Fault(Protocol):
+    """Any fault at a known time, s."""
+
+    @property
+    def start(self) -> float: ...
+
+    @property
+    def duration(self) -> float: ...
+
+    def effects(self, cluster: Cluster, nodes: Sequence[int]) -> Iterable[Effect]:
+        """Return what it does to a run on `cluster` with worker i at ``nodes[i]``. Raises ConfigError for parts that
+        are not there."""
+
+
+def effects_of(faults: Iterable[Any], cluster: Cluster, nodes: Sequence[int], field: str = "faults") -> list[Effect]:
+    """Return the effects of all faults at known times. Raises ConfigError for effects that cannot be, such as those on
+    workers and links that are not there."""
+    effects = []
+    for fault in at_known_times(faults):
+        for effect in fault.effects(cluster, nodes):
+            _check(effect, fault, cluster, len(nodes), field)
+            effects.append(effect)
+    return effects
+
+
+def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field: str) -> None:
+    numbers = {
+        "rank": ([*(rank for rank, _ in effect.slowed), *effect.stopped], n_workers, "workers"),
+        "channel": ([channel for channel, _ in effect.links], cluster.n_channels, "channels"),
+        "link": (effect.avoided, len(cluster.link_src), "links"),
+    }
+    for what, (chosen, n, all_of_them) in numbers.items():
+        if wrong := [number for number in chosen if not 0 <= number < n]:
+            raise ConfigError(f"{field}: {what} {max(wrong)} of {fault} is not among the {n} {all_of_them}")
+    least = 1.0 if field == "faults" else 0.0  # of a fault; a slow-down may be a speed-up
+    factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
+    if factors:
+        raise ConfigError(f"{field}: factor {factors[0]:g} of {fault}: must be at least 1 for workers, 0 for links")
+    times = effect.start, effect.end
+    if not all(isinstance(time, float | int) for time in times) or not 0.0 <= times[0] < times[1]:
+        raise ConfigError(f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be s in order, from 0 on")
+
+
+def at_known_times(faults: Iterable[Any]) -> list[Fault]:
+    """Return the faults that are not sampled."""
+    return [fault for fault in faults if hasattr(fault, "effects")]
+
+
+def at_random(faults: Iterable[Any]) -> list[RandomFaults]:
+    """Return the faults that are sampled."""
+    return [fault for fault in faults if not hasattr(fault, "effects")]
+
+
+def slow_intervals_of(effects: Sequence[Effect], rank: int, begin: float) -> list[tuple[float, float, float]]:
+    """Return (s, s, factor by which computations of `rank` take longer), in a run that begins at `begin` (s)."""
+    slowed = [(effect, factor) for effect in effects for other, factor in effect.slowed if other == rank]
+    slowed += [(effect, STANDSTILL) for effect in effects if rank in effect.stopped]
+    return [(begin + effect.start, begin + effect.end, factor) for effect, factor in slowed]
+
+
+def stops_of(effects: Sequence[Effect], begin: float) -> dict[int, list[tuple[float, float]]]:
+    """Return rank -> (s, s) from when until when it stands still, by start, in a run that begins at `begin` (s)."""
+    stops = sorted((effect for effect in effects if effect.stopped), key=lambda effect: effect.start)
+    ranks = sorted({rank for effect in stops for rank in effect.stopped})
+    return {rank: [(begin + e.start, begin + e.end) for e in stops if rank in e.stopped] for rank in ranks}
+
+
+def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], begin: float = 0.0) -> None:
+    """Let a network change as faults say in a run that begins at `begin` (s), with worker i at ``nodes[i]``.
+
+    Raises ConfigError for routes that change where others use the network already.
+    """
+    pauses = [(begin + e.start, begin + e.end, nodes[rank]) for e in effects for rank in e.stopped]
+    shares = [(begin + e.start, begin + e.end, channel, factor) for e in effects for channel, factor in e.links]
+    avoided = [(e.start, e.end, e.avoided) for e in effects if e.avoided]
+    if avoided and not network.engine.is_new:
+        raise ConfigError(
+            "faults: around a link that is down all who use the network take other ways; give the LinkFault to "
+            "simulate_jobs(..., faults=[...]), or let it have reroute=float('inf')"
+        )
+    if shares or pauses or avoided:
+        network.will_change(shares, pauses, avoided)
+
+
+# ------------------------------------------------------------ faults at known times
+
+
+def _settle(fault: object, **values: Any) -> None:
+    """Set the fields of a fault, with its times in s."""
+    for name, value in values.items():
+        if name == "ranks":
+            value = (value,) if isinstance(value, int) else tuple(value)
+            if not value:
+                raise ConfigError(f"{type(fault).__name__}: ranks = (): must be one rank or more")
+        object.__setattr__(fault, name, si(value, "time") if name in ("start", "duration", "reroute") else value)
+
+
+@checked
+@dataclass(frozen=True, init=False)
+class SlowDown:
+    """From `start`, for `duration` seconds, the workers `ranks` take `factor` times as long to compute."""
+
+    ranks: tuple[int, ...]
+    start: float
+    duration: float
+    factor: float
+
+    def __init__(self, ranks: Ranks, start: Start, duration: Duration, factor: Positive) -> None:
+        _settle(self, ranks=ranks, start=start, duration=duration, factor=float(factor))
+
+    def effects(self, cluster: Cluster, nodes: Sequence[int]) -> list[Effect]:
+        return [Effect(self.start, self.start + self.duration, slowed=[(rank, self.factor) for rank in self.ranks])]
 
 
 @checked
@@ -33,18 +194,11 @@ class Stop:
     start: float
     duration: float
 
-    def __init__(self, ranks: Index | Iterable[Index], start: Start, duration: Duration) -> None:
-        chosen = (ranks,) if isinstance(ranks, int) else tuple(ranks)
-        if not chosen:
-            raise ConfigError("Stop: ranks = (): must be one rank or more")
-        object.__setattr__(self, "ranks", chosen)
-        object.__setattr__(self, "start", si(start, "time"))
-        object.__setattr__(self, "duration", si(duration, "time"))
+    def __init__(self, ranks: Ranks, start: Start, duration: Duration) -> None:
+        _settle(self, ranks=ranks, start=start, duration=duration)
 
-    @property
-    def end(self) -> float:
-        """When they go on, in s."""
-        return self.start + self.duration
+    def effects(self, cluster: Cluster, nodes: Sequence[int]) -> list[Effect]:
+        return [Effect(self.start, self.start + self.duration, stopped=self.ranks)]
 
 
 @checked
@@ -69,27 +223,271 @@ class LinkFault:
     reroute: float
 
     def __init__(
-        self, source: str, target: str, start: Start, duration: Duration,
+        self,
+        source: str,
+        target: str,
+        start: Start,
+        duration: Duration,
         factor: Annotated[float, number(0.0, 1.0, hint=" (0: down, 0.25: a quarter of the bandwidth)")] = 0.0,
         reroute: Annotated[float | str, quantity("time", "1 s", zero=True, infinite=True)] | None = None,
-    ) -> None:  # fmt: skip
-        object.__setattr__(self, "source", source)
-        object.__setattr__(self, "target", target)
-        object.__setattr__(self, "start", si(start, "time"))
-        object.__setattr__(self, "duration", si(duration, "time"))
-        object.__setattr__(self, "factor", float(factor))
-        converges = (math.inf if factor else CONVERGENCE) if reroute is None else si(reroute, "time")
-        if factor and converges < math.inf:
+    ) -> None:
+        if factor and reroute is not None and si(reroute, "time") < math.inf:
             raise ConfigError(
                 f"LinkFault: reroute = {reroute!r} has no effect with factor = {factor:g}: a link that is slow keeps "
                 "its routes; leave it out, or use factor = 0"
             )
-        object.__setattr__(self, "reroute", converges)
+        converges = (math.inf if factor else CONVERGENCE) if reroute is None else reroute
+        times = {"start": start, "duration": duration, "reroute": converges}
+        _settle(self, source=source, target=target, factor=float(factor), **times)
+
+    def effects(self, cluster: Cluster, nodes: Sequence[int]) -> Iterator[Effect]:
+        links, end = links_between(cluster, self.source, self.target), self.start + self.duration
+        channels: list[int] = np.unique(cluster.link_channel[links]).tolist()
+        yield Effect(self.start, end, links=[(channel, self.factor) for channel in channels])
+        if self.factor == 0.0 and self.reroute < self.duration:
+            yield Effect(self.start + self.reroute, end + self.reroute, avoided=frozenset(links))
+
+    def phases(self) -> list[tuple[float, float, LinkFault]]:
+        """First traffic waits; then it takes other routes, until a while after the link is back."""
+        end, turn = self.start + self.duration, self.start + self.reroute
+        lasting = dataclasses.replace(self, start=0.0, duration=FOREVER, reroute=math.inf)
+        if self.reroute >= self.duration:
+            return [(self.start, end, lasting)]
+        return [(self.start, turn, lasting), (turn, end + self.reroute, dataclasses.replace(lasting, reroute=0.0))]
+
+
+def links_between(cluster: Cluster, one: str, other: str) -> list[int]:
+    """Return the links between two nodes, both directions. Raises ConfigError where there are none."""
+    for name in (one, other):
+        if name not in cluster.node_names:
+            raise unknown_name("node", name, cluster.node_names, f"faults: cluster {cluster.name!r}")
+    source, target = cluster.node(one), cluster.node(other)
+    there = (cluster.link_src == source) & (cluster.link_dst == target)
+    back = (cluster.link_src == target) & (cluster.link_dst == source)
+    links: list[int] = np.flatnonzero(there | back).tolist()
+    if not links:
+        others = np.unique(cluster.link_dst[cluster.link_src == source])
+        names = ", ".join(cluster.node_names[node] for node in others[:5].tolist())
+        raise ConfigError(
+            f"faults: no link of cluster {cluster.name!r} joins {one} and {other}; the neighbours of {one} are {names}"
+        )
+    return links
+
+
+def phases(event: Any) -> list[tuple[float, float, Any]]:
+    """Return (s, s, the event as it is meanwhile, from 0 s on for ever) of a fault, job or background traffic."""
+    if hasattr(event, "phases"):
+        return list(event.phases())
+    lasting = dataclasses.replace(event, start=0.0, duration=FOREVER)
+    return [(event.start, event.start + event.duration, lasting)]
+
+
+def left_of(events: Iterable[Any], since: float) -> tuple[Any, ...]:
+    """Return what is left of faults, jobs and traffic for a run that begins at `since` (s), on its own clock."""
+    left = []
+    for each in events:
+        if not since or not hasattr(each, "start"):  # which is sampled
+            left.append(each)
+            continue
+        start = si(each.start, "time")
+        changes, end = {"start": max(start - since, 0.0)}, math.inf
+        if hasattr(each, "duration"):
+            end = start + each.duration - since
+            changes["duration"] = end - changes["start"]
+        elif hasattr(each, "end"):
+            changes["end"] = end = si(each.end, "time") - since
+        if getattr(each, "reroute", math.inf) < math.inf:
+            changes["reroute"] = max(each.reroute + min(start - since, 0.0), 0.0)
+        if end > 0.0:
+            left.append(dataclasses.replace(each, **changes))
+    return tuple(left)
+
+
+# ------------------------------------------------------------ faults at random
+
+
+def recurring(
+    mean: float, shape: float, n_parts: int, lasting: float, seed: int, number: int, what: str
+) -> Iterator[tuple[float, int]]:
+    """Yield the events of all parts by time, without end: (s, part).
+
+    mean     s from the end of an event of a part to its next one; of a Weibull distribution of this `shape`
+    lasting  s that an event lasts
+    number   of the draw, of `what` happens: others are independent of it
+    """
+    if math.isinf(mean):
+        return
+    scale = mean / math.gamma(1.0 + 1.0 / shape)
+    first = scale * stream(seed, number, what).weibull(shape, n_parts)
+    coming = [(time, part) for part, time in enumerate(first.tolist())]
+    heapq.heapify(coming)
+    later = stream(seed, number, f"later {what}")  # drawn in the order of time, which is always the same
+    while True:
+        time, part = coming[0]
+        yield time, part
+        heapq.heapreplace(coming, (time + lasting + scale * float(later.weibull(shape)), part))
+
+
+#: kind -> what it can happen to
+PARTS = {"slow": ("host", "device"), "stop": ("host", "device"), "link": ("host", "link", "switch")}
+
+
+@checked
+@dataclass(frozen=True)
+class RandomFaults:
+    """Faults at random, which do not end a run as :class:`ddlsim.Failures` do, but slow it for a while.
+
+    mtbf      mean time between failures of one part, such as "200 h": from the end of a fault to its next one (mean
+              *operating* time between failures, IEC 60050-192)
+    duration  how long each lasts
+    kind      "slow": the workers of the part take `factor` times as long to compute (a machine throttles, has a noisy
+              neighbour), as a :class:`ddlsim.SlowDown`; "stop": they stand still (:class:`ddlsim.Stop`); "link": its
+              links have `factor` of their bandwidth (:class:`ddlsim.LinkFault`)
+    per       what it happens to: each "host" (machine; kind="link": all its links to others at once), each "device",
+              each "link" between two neighbours that are not parts of one machine, each "switch" with all its links
+    factor    of kind="slow", above 1: 2.0: it takes twice as long; of kind="link", below 1; None: 0, the link is down
+    shape     of the Weibull distribution of the times between failures: 1 is exponential
+    reroute   of links that are down: how long until the fabric goes round them, see :class:`ddlsim.LinkFault`
+
+    They are drawn from the seed of the run, for its workers and for all links of its cluster. Raises ConfigError for
+    values that make no sense.
+    """
+
+    mtbf: Annotated[float | str, quantity("time", "200 h", infinite=True)]
+    duration: Annotated[float | str, quantity("time", "10 min")]
+    _: KW_ONLY
+    kind: Annotated[str, one_of(*PARTS)] = "slow"
+    per: Annotated[str, one_of("host", "device", "link", "switch")] = "host"
+    factor: NotNegative | None = None
+    shape: Positive = 1.0
+    reroute: Annotated[float | str, quantity("time", "1 s", zero=True, infinite=True)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.per not in PARTS[self.kind]:
+            parts = ", ".join(PARTS[self.kind])
+            raise ConfigError(f"RandomFaults: per = {self.per!r} with kind={self.kind!r}: must be one of {parts}")
+        wrong, hint = {
+            "slow": (self.factor is None or self.factor <= 1.0, "above 1 (2.0: computing takes twice as long)"),
+            "stop": (self.factor is not None, "left out with kind='stop': nothing is computed"),
+            "link": (self.factor is not None and self.factor >= 1.0, "below 1, a share of the bandwidth (0: down)"),
+        }[self.kind]
+        if wrong:
+            raise ConfigError(f"RandomFaults: factor = {self.factor!r} with kind={self.kind!r}: must be {hint}")
+        if self.reroute is not None and (self.kind != "link" or self.factor):
+            raise ConfigError(
+                f"RandomFaults: reroute = {self.reroute!r} is for links that are down; leave it out, or use "
+                "kind='link' without factor"
+            )
 
     @property
-    def end(self) -> float:
-        """When they have all their bandwidth again, in s."""
-        return self.start + self.duration
+    def rate(self) -> float:
+        """Faults of one part in a second, on average."""
+        return 1.0 / (si(self.mtbf, "time") + si(self.duration, "time"))
+
+    @checked
+    def events(self, n_parts: Count, seed: Seed = 0, number: Index = 0) -> Iterator[tuple[float, int]]:
+        """Return (s, part) of the faults of `n_parts` parts by time, without end; other numbers have other ones."""
+        mean, duration = si(self.mtbf, "time"), si(self.duration, "time")
+        return recurring(mean, self.shape, n_parts, duration, seed, number, "faults")
+
+    def parts(self, cluster: Cluster, nodes: Sequence[int]) -> list[list[Any]]:
+        """Return the fault of each part, at 0 s; of several links at once, those of all. Raises ConfigError for a
+        cluster without such parts."""
+        duration, factor = si(self.duration, "time"), self.factor or 0.0
+        if self.kind == "link":
+            groups = _links(self.per, cluster)
+            return [[LinkFault(a, b, 0.0, duration, factor, self.reroute) for a, b in pairs] for pairs in groups]
+        parts = ranks_of_parts(cluster, nodes, self.per)
+        if self.kind == "stop":
+            return [[Stop(ranks, 0.0, duration)] for ranks in parts]
+        return [[SlowDown(ranks, 0.0, duration, factor)] for ranks in parts]
 
 
-Fault = Stop | LinkFault
+def _links(per: str, cluster: Cluster) -> list[list[tuple[str, str]]]:
+    """Return the pairs of neighbours between which links are down together."""
+    host, switch, names = cluster.host_of, cluster.is_fabric_switch, cluster.node_names
+    outside = (host[cluster.link_src] != host[cluster.link_dst]) | (host[cluster.link_src] < 0)
+    ends = np.sort(np.stack([cluster.link_src, cluster.link_dst], axis=1)[outside], axis=1)
+    groups: dict[int, list[tuple[str, str]]] = {}
+    for link, (a, b) in enumerate(np.unique(ends, axis=0).tolist()):
+        if per == "link":
+            owners = [link]
+        elif per == "switch":
+            owners = [node for node in (a, b) if switch[node]]
+        else:
+            owners = [host[node] for node in (a, b) if host[node] >= 0]
+        for owner in owners:
+            groups.setdefault(owner, []).append((names[a], names[b]))
+    if not groups:
+        which = "switches between its machines" if per == "switch" else "links between its machines"
+        raise ConfigError(f"faults: RandomFaults per = {per!r}: cluster {cluster.name!r} has no {which}; leave it out")
+    return [groups[owner] for owner in sorted(groups)]
+
+
+def sampled(
+    faults: Iterable[Any],
+    cluster: Cluster,
+    nodes: Sequence[int],
+    seed: int,
+    until: float,
+    *,
+    shared: bool = False,
+    life: int = 0,
+) -> tuple[Any, ...]:
+    """Return the faults that come at random until then (s), by time; worker i is at ``nodes[i]``.
+
+    Faults `shared` by all jobs differ from those of a job with the same seed, as do those of another `life`. Raises
+    ConfigError for more than `MOST`.
+    """
+    faults_at = []
+    for sample, source in enumerate(at_random(faults), SHARED if shared else 1000 * life):
+        parts = source.parts(cluster, nodes)
+        for n, (time, part) in enumerate(source.events(len(parts), seed, sample)):
+            if time >= until:
+                break
+            if n >= MOST:
+                raise ConfigError(
+                    f"faults: {source} has more than {MOST:,} faults in the first {time:.4g} of {until:.4g} s; shorten "
+                    "the run's max_time, or increase mtbf"
+                )
+            for fault in parts[part]:
+                at = copy.copy(fault)  # `replace` would check each of many anew
+                object.__setattr__(at, "start", time)
+                faults_at.append(at)
+    return tuple(sorted(faults_at, key=lambda fault: fault.start))
+
+
+class BeyondError(DdlsimError):
+    """A run has reached the time up to which its faults are sampled."""
+
+
+def horizon_of(faults: Iterable[Any], cluster: Cluster, n_faults: float) -> float:
+    """Return when about `n_faults` random faults have come, in s; inf where nothing is random."""
+    workers = cluster.workers.tolist()
+    rate = math.fsum(source.rate * len(source.parts(cluster, workers)) for source in at_random(faults))
+    return n_faults / MANY * (MANY / rate) if rate > 0.0 else math.inf
+
+
+def up_to_its_end(faults: Iterable[Any], cluster: Cluster, simulated: Callable[[float], Made]) -> Made:
+    """Return what `simulated(horizon)` returns with the first horizon that it does not reach."""
+    horizon = horizon_of(faults, cluster, MANY)
+    while True:
+        try:
+            return simulated(horizon)
+        except BeyondError:
+            horizon *= 4.0
+
+
+def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float) -> tuple[str, ...]:
+    """Return how often something came at random in a run of so many s."""
+    if not at_random(faults):
+        return ()
+    if not happened:
+        return (
+            f"faults: none of those that come at random came in the {seconds:.4g} s of the run; let it make more "
+            "steps, or learn, to see what they do",
+        )
+    words = {SlowDown: "slow-down", Stop: "stop", LinkFault: "link fault"}
+    counts = Counter(words.get(type(each), type(each).__name__) for each in happened)
+    texts = [f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items()]
+    return (f"faults: {', '.join(texts)} came at random in the {seconds:.4g} s of the run (Result.drawn_faults)",)

@@ -175,6 +175,12 @@ class Timeline:
         end = float(self.position(self.end_of(np.array([step])))[0])
         return end, end + (self.cost.stall if step in self.saved_steps else 0.0)
 
+    def end_of_step(self, position: float) -> float:
+        """Return the position at which the step under way at a position ends, with the checkpoint that is due then."""
+        if math.isfinite(self.every):
+            return self.next_end(position)[1]
+        return float(self.end_of(np.array(self.count(position) + 1)))
+
     def saving(self, position: float) -> float:
         """Return how many s of a stretch from 0 to a position the training stood still for checkpoints."""
         ended = int(np.searchsorted(self.saved_at[1:], position, "right"))
@@ -196,6 +202,10 @@ class Timeline:
         steps = self.count((since + (position - float(self.saved_at[number]))) * (1.0 + 1e-12))  # rounding
         following = int(self.saved_steps[number]) if number < len(self.saved_steps) else self.n_steps
         return min(max(steps, base), following)
+
+    def ended(self, position: float) -> int:
+        """Return how many steps have ended at a position, also where no checkpoints are made."""
+        return self.steps_at(position) if math.isfinite(self.every) else self.count(position)
 
 
 @dataclass(frozen=True, eq=False)

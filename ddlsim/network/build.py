@@ -27,11 +27,8 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     counts[st.ROUND_INSTANTS] = NO_BARRIER
     reals = np.zeros(st.N_REALS)
     reals[st.THRESHOLD] = reals[st.NEXT_CHANGE] = np.inf
-    channels = np.zeros(n, dtype=st.CHANNEL)
-    channels["capacity"] = capacity
-    channels["first"] = 2 * np.arange(n)
-    channels["room"] = 2
-    channels["level"] = np.inf
+    reals[st.NARROWEST] = np.min(capacity, initial=np.inf)
+    channels = channel_records(capacity, 0)
     nodes = np.zeros(len(send_overhead), dtype=st.NODE)
     nodes["send_overhead"] = send_overhead
     nodes["recv_overhead"] = recv_overhead
@@ -42,6 +39,9 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         counts=counts,
         reals=reals,
         channels=channels,
+        marks=np.zeros(n, dtype=np.int64),
+        occupied=np.zeros(_n_words(n), dtype=np.uint64),
+        contended=np.zeros(_n_words(n), dtype=np.uint64),
         buckets=np.zeros(0, dtype=st.BUCKET),
         filling=np.zeros(n, dtype=st.FILLING),
         fill=np.zeros(n, dtype=st.FILL),
@@ -54,6 +54,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         flow_rate=np.zeros(0),
         flow_next=np.zeros(0),
         flow_end=np.zeros(0),
+        soonest=np.zeros(0),
         flow_hops=no_entries,
         flow_share=np.zeros(0),
         flow_place=no_entries,
@@ -101,6 +102,24 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     )
 
 
+def channel_records(capacity: Floats, start: int) -> Records:
+    """Return records of idle channels whose lists begin at `start` in the pool, each on a cache line of its own."""
+    n, size = len(capacity), st.CHANNEL.itemsize
+    room = np.zeros((n + 1) * size, dtype=np.uint8)
+    first = -room.ctypes.data % size
+    channels = room[first : first + n * size].view(st.CHANNEL)
+    channels["capacity"] = capacity
+    channels["first"] = start + 2 * np.arange(n)
+    channels["room"] = 2
+    channels["level"] = np.inf
+    return channels
+
+
+def _n_words(n: int) -> int:
+    """Return how many words of 64 bits have a bit for each of `n` channels."""
+    return (n + 63) // 64
+
+
 def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: LinkDetails) -> Net:
     """Return an empty `net` in which links do what `details` says."""
     buckets = np.zeros(len(net.channels), dtype=st.BUCKET)
@@ -140,14 +159,16 @@ def add_channels(net: Net, capacity: Floats) -> Net:
     n, more = len(net.channels), len(capacity)
     start = int(net.counts[st.POOL_USED])
     net.counts[st.POOL_USED] = start + 2 * more
-    channels, buckets = np.zeros(more, dtype=st.CHANNEL), np.zeros(more, dtype=st.BUCKET)
-    channels["capacity"] = buckets["free"] = buckets["loaded"] = capacity
-    channels["first"] = start + 2 * np.arange(more)
-    channels["room"] = 2
-    channels["level"] = buckets["room"] = np.inf
+    channels, buckets = channel_records(np.zeros(n + more), start - 2 * n), np.zeros(more, dtype=st.BUCKET)
+    channels[:n] = net.channels
+    channels["capacity"][n:] = buckets["free"] = buckets["loaded"] = capacity
+    buckets["room"] = np.inf
     buckets["reverse"] = -1
     net = net._replace(
-        channels=np.concatenate([net.channels, channels]),
+        channels=channels,
+        marks=grown(net.marks, n + more),
+        occupied=grown(net.occupied, _n_words(n + more)),
+        contended=grown(net.contended, _n_words(n + more)),
         buckets=np.concatenate([net.buckets, buckets]),
         filling=np.zeros(n + more, dtype=st.FILLING),
         fill=np.zeros(n + more, dtype=st.FILL),
@@ -177,6 +198,7 @@ def grow_slots(net: Net, n_slots: int) -> Net:
         flow_rate=grown(net.flow_rate, n),
         flow_next=grown(net.flow_next, n),
         flow_end=grown(net.flow_end, n),
+        soonest=grown(net.soonest, -(-n // st.BLOCK)),
         heap=grown(net.heap, n),
         timers=grown(net.timers, n),
         fifo=_longer_ring(net, n),

@@ -198,19 +198,20 @@ class Executor:
         while self.run(-np.inf) is not None:
             pass
 
-    def arm(self, step: int, rows: slice, keys: slice, seconds: Floats, later: int) -> None:
-        """Let the tasks of a step that has ended, `rows` with these `keys`, happen once more, with other `seconds`.
+    def arm(self, rows: slice, keys: slice, seconds: Floats, kind: Ints, later: int) -> None:
+        """Let the tasks of a step that has ended, `rows` with these `keys`, happen once more, with other `seconds`, as
+        other kinds.
 
         For queues the keys then count as `later` ones by so many.
         """
         self._turn[keys] += later
         tasks, exchanges = self.tables.tasks[rows], self.tables.exchanges[keys]
         tasks["start"] = tasks["end"] = np.nan
-        tasks["seconds"] = seconds
+        tasks["seconds"], tasks["kind"] = seconds, kind
         exchanges["instance"] = exchanges["next"] = exchanges["waiting"] = -1
         exchanges["not_ready"] = exchanges["size"]
         exchanges["delivered"] = 0
-        self.tables.left[step] = len(tasks)
+        np.add.at(self.tables.left, tasks["step"], 1)
 
     # ------------------------------------------------------------ for what is outside
 

@@ -7,34 +7,47 @@ with LAST, because compilers unroll loops of known length, which does not pay fo
 from __future__ import annotations
 
 import numpy as np
+from numba.cpython.unsafe.numbers import trailing_zeros
 
 from ddlsim.compiler import called, inlined
-from ddlsim.network.state import LAST
+from ddlsim.network.state import BLOCK, LAST
 
+INFINITE = 0x7FF0 << 48  # the bits of inf
 SAME = 1e-13  # relative; shares and rates this close differ by rounding only
 BELOW = 1.0 - 1e-9  # a channel with a level so much below the threshold has only flows below it, whatever the rounding
 FROZEN = -(1 << 30)
+TWO_SAME = 2.0 * SAME
+MOST_HUBS = np.uint64(8)
 MANY_ALIKE = np.uint64(16)  # channels with the least share are filled together if they are one in so many
-ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+ZERO, ONE, TWO, THREE, FOUR, SIX = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4), np.uint64(6)
 
 
 @called
-def collect_all(n_active, threshold, shift, channels, filling, fill, loads, rates, nexts, hops, shares, pool, freezing):  # type: ignore[no-untyped-def]
+def collect_all(  # type: ignore[no-untyped-def]
+    n_active, threshold, shift, occupied, channels, filling, fill, loads, rates, nexts, hops, shares, pool, freezing
+):
     """Make all flows not below the threshold ready for the filling; return (channels, flows) to be filled.
 
-    The channels are listed in ``fill[].component``. What is left of a channel that fills up below the threshold is not
+    Only channels with flows are looked at, in ascending order: they are few of all where ranks take turns. They are
+    listed in ``fill[].component``. What is left of a channel that fills up below the threshold is not
     counted where it carries most flows (that of a server, say), one after the other.
     """
-    n_channels = np.uint64(channels.size)
     hubs = False
-    for channel in range(n_channels):
-        filling[channel].residual = channels[channel].capacity
-        filling[channel].unfrozen = channels[channel].used
-        if 2 * channels[channel].used > n_active and channels[channel].level < threshold * BELOW:
-            filling[channel].unfrozen = FROZEN
-            hubs = True
-        if not channels[channel].level < threshold:
-            channels[channel].level = np.inf
+    n_used = ZERO
+    for word in range(np.uint64(occupied.size)):
+        left = occupied[word]
+        while left != ZERO:
+            channel = (word << SIX) + trailing_zeros(left)  # type: ignore[call-arg,unused-ignore]
+            left &= left - ONE  # clears the lowest bit
+            fill[n_used].component = channel
+            n_used += ONE
+            filling[channel].residual = channels[channel].capacity
+            filling[channel].unfrozen = channels[channel].used
+            if 2 * channels[channel].used > n_active and channels[channel].level < threshold * BELOW:
+                filling[channel].unfrozen = FROZEN
+                hubs = True
+            if not channels[channel].level < threshold:
+                channels[channel].level = np.inf
     n_frozen = ZERO
     for flow in range(np.uint64(n_active)):  # without branches, which would be unpredictable
         nexts[flow] = -1.0
@@ -53,13 +66,62 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, loads, rate
             entry += ONE
             other = hops[entry]
     n = ZERO
-    for channel in range(n_channels):
+    for i in range(n_used):
+        channel = np.uint64(fill[i].component)
         if filling[channel].unfrozen > 0:
             fill[n].component = channel
             n += ONE
             if loads.size > 0:
                 weigh(channel, shift, channels, loads, pool, shares, nexts)
     return np.int64(n), n_active - np.int64(n_frozen)
+
+
+@called
+def fill_hubs(n_active, threshold, shift, contended, narrowest, channels, fill, rates, nexts, pool):  # type: ignore[no-untyped-def]
+    """Do what :func:`collect_all` and the filling do, if each flow meets others on one channel, one of a few hubs, that
+    is its bottleneck; return how many flows are not below the threshold, or -1 if that is not so.
+
+    Servers are such hubs. The filling would look at all channels of their clients for each message that begins or ends.
+    """
+    n = ZERO
+    total = 0
+    for word in range(np.uint64(contended.size)):
+        left = contended[word]
+        while left != ZERO:
+            channel = (word << SIX) + trailing_zeros(left)  # type: ignore[call-arg,unused-ignore]
+            left &= left - ONE
+            total += channels[channel].used
+            if n == MOST_HUBS or total > n_active or channels[channel].capacity / channels[channel].used >= narrowest:
+                return np.int64(-1)
+            fill[n].component = channel
+            n += ONE
+    if total < n_active:
+        return np.int64(-1)
+    for flow in range(np.uint64(n_active)):
+        nexts[flow] = -1.0
+    found = 0
+    for i in range(n):
+        hub = np.uint64(fill[i].component)
+        first = np.uint64(channels[hub].first)
+        used = np.uint64(channels[hub].used)
+        level = channels[hub].capacity / channels[hub].used
+        kept = rates[pool[first] >> shift] < threshold
+        if kept and not channels[hub].level < threshold:
+            return np.int64(-1)
+        for p in range(first, first + used):
+            flow = pool[p] >> shift
+            if nexts[flow] >= 0.0 or (rates[flow] < threshold) != kept:
+                return np.int64(-1)
+            nexts[flow] = rates[flow] if kept else level
+        fill[i].key = 0.0 if kept else level
+        found += 0 if kept else channels[hub].used
+        for j in range(i):  # levels that differ by rounding only would become one
+            if abs(fill[j].key - level) <= TWO_SAME * level and fill[j].key != fill[i].key and not kept:
+                return np.int64(-1)
+    for i in range(n):
+        if fill[i].key > 0.0:
+            channels[fill[i].component].level = fill[i].key
+    return np.int64(found)
 
 
 @inlined
@@ -105,6 +167,27 @@ def least(keys, low, high):  # type: ignore[no-untyped-def]
     for i in range(fours, high):
         a = min(a, keys[i])
     return min(min(a, b), min(c, d))
+
+
+@called
+def soonest_ends(n_active, ends, soonest):  # type: ignore[no-untyped-def]
+    """Note the least planned end of each block of flows; return the least of all, inf if there is no flow.
+
+    Times are positive, so they are in the order of their bits, and compilers use vector instructions for the least of
+    integers, but not of floats, of which some could be NaN.
+    """
+    n = np.uint64(n_active)
+    size = np.uint64(BLOCK)
+    first = np.inf
+    for block in range((n + size - ONE) // size):
+        low = block * size
+        bits = np.int64(INFINITE)
+        for flow in range(low, min(low + size, n)):
+            end = np.float64(ends[flow]).view(np.int64)
+            bits = end if end < bits else bits
+        soonest[block] = np.int64(bits).view(np.float64)
+        first = min(first, soonest[block])
+    return first
 
 
 @called

@@ -131,9 +131,18 @@ def put_on(net: Net, channel, entry, share):  # type: ignore[no-untyped-def]
         net.flow_share[entry] = share
     net.channels[channel].used = n + 1
     if n == 0:
+        net.occupied[channel >> 6] |= bit_of(channel)
         net.channels[channel].since = net.reals[NOW]
         if net.counts[SHAPED] == 1:
             load_reverse(net, channel)
+    elif n == 1:
+        net.contended[channel >> 6] |= bit_of(channel)
+
+
+@inlined
+def bit_of(channel):  # type: ignore[no-untyped-def]
+    """Return a channel's bit in its word of ``Net.occupied`` and ``Net.contended``."""
+    return np.uint64(1) << (np.uint64(channel) & np.uint64(63))
 
 
 @inlined
@@ -142,10 +151,15 @@ def unlist(net: Net, channel, entry):  # type: ignore[no-untyped-def]
     offset = net.channels[channel].first
     n = net.channels[channel].used - 1
     place = net.flow_place[entry]
-    moved = net.pool[offset + n]
-    net.pool[offset + place] = moved
-    net.flow_place[moved] = place
+    if place < n:  # else, as on most links, nothing of the list has to be loaded into the cache
+        moved = net.pool[offset + n]
+        net.pool[offset + place] = moved
+        net.flow_place[moved] = place
     net.channels[channel].used = n
+    if n == 0:
+        net.occupied[channel >> 6] &= ~bit_of(channel)
+    elif n == 1:
+        net.contended[channel >> 6] &= ~bit_of(channel)
     return n
 
 

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ddlsim.compiler import addressed, entry, inlined
+from ddlsim.network.calendar import next_timer, pop_timer
 from ddlsim.network.changes import apply_next
 from ddlsim.network.compiled import source_stamp
-from ddlsim.network.filling import ONE, ZERO, least
-from ddlsim.network.flows import add_flow, end_flow
-from ddlsim.network.maxmin import next_end, solve
+from ddlsim.network.flows import add_flow
+from ddlsim.network.maxmin import end_flows, next_end, solve
 from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
 from ddlsim.network.replay import book_plain_round, end_of_plain_round, in_step, replay, start_round
 from ddlsim.network.rounds import at_barrier, observe, replay_spans, watch
@@ -26,7 +26,6 @@ from ddlsim.network.state import (
     DELIVERING,
     FOREIGN,
     FULL,
-    HEAP_VALID,
     IDLE,
     LIVE_SENDS,
     LIVE_SINGLE,
@@ -34,7 +33,6 @@ from ddlsim.network.state import (
     LOG_REPEATS,
     LOG_USED,
     MANY,
-    N_ACTIVE,
     N_DELIVERING,
     N_EVENTS,
     N_FOREIGN,
@@ -53,11 +51,8 @@ from ddlsim.network.state import (
     Ints,
     Net,
 )
-from ddlsim.network.timers import next_timer, pop_timer
 from ddlsim.network.transport import has_to_wait, next_in_line
 from ddlsim.network.view import attach
-
-BLOCK = np.uint64(64)  # flows that are looked at together for one that ends
 
 
 @inlined
@@ -72,28 +67,6 @@ def log_is_full(net: Net):  # type: ignore[no-untyped-def]
     if net.counts[LOG_ON] == 0:
         return False
     return net.counts[LOG_USED] + net.channels.size > net.log.size or net.counts[LOG_REPEATS] == net.repeats.size
-
-
-@inlined
-def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
-    """Take the flows that end by `limit` off their channels; return how many slots `scratch` lists."""
-    n = 0
-    if net.counts[HEAP_VALID] == 1:
-        while net.counts[N_ACTIVE] > 0 and net.heap[0].time <= limit:
-            net.scratch[n] = end_flow(net, net.heap[0].item)
-            n += 1
-        return n
-    high = np.uint64(net.counts[N_ACTIVE])
-    while high > ZERO:
-        low = (high - ONE) // BLOCK * BLOCK
-        if least(net.flow_end, low, high) <= limit:
-            for i in range(high - low):
-                flow = high - ONE - i  # downwards, as a flow that ends gives its number to the last one
-                if net.flow_end[flow] <= limit:
-                    net.scratch[n] = end_flow(net, np.int64(flow))
-                    n += 1
-        high = low
-    return n
 
 
 @inlined

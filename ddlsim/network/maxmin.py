@@ -21,10 +21,22 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.filling import ONE, SAME, ZERO, collect_all, fill_few, fill_many, least, set_all_rates
-from ddlsim.network.flows import link_bytes, mark_dirty
+from ddlsim.network.changes import has_changes
+from ddlsim.network.filling import (
+    ONE,
+    SAME,
+    ZERO,
+    collect_all,
+    fill_few,
+    fill_hubs,
+    fill_many,
+    set_all_rates,
+    soonest_ends,
+)
+from ddlsim.network.flows import end_flow, link_bytes, mark_dirty
 from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
+    BLOCK,
     EPOCH,
     HEAP_VALID,
     HOP_SHIFT,
@@ -33,6 +45,7 @@ from ddlsim.network.state import (
     N_DIRTY,
     N_HEAP,
     N_NEW,
+    NARROWEST,
     NOW,
     RERATED,
     ROUND_NEW,
@@ -59,7 +72,7 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
     """
     shift = np.uint64(net.counts[HOP_SHIFT])
     net.fill[0].component = channel
-    net.channels[channel].mark = epoch
+    net.marks[channel] = epoch
     n = 1
     i = 0
     while i < n:
@@ -86,8 +99,8 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
                 entry = flow << shift
                 while net.flow_hops[entry] != LAST:
                     other = net.flow_hops[entry]
-                    if net.channels[other].mark != epoch:
-                        net.channels[other].mark = epoch
+                    if net.marks[other] != epoch:
+                        net.marks[other] = epoch
                         net.fill[n].component = other
                         n += 1
                     entry += ONE
@@ -177,12 +190,17 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
     shift = np.uint64(net.counts[HOP_SHIFT])
     n_active = net.counts[N_ACTIVE]
     n_old = n_active - net.counts[N_NEW]
-    n, found = collect_all(
-        n_active, threshold, shift, net.channels, net.filling, net.fill, net.loads, net.flow_rate, net.flow_next,
-        net.flow_hops, net.flow_share, net.pool, net.freezing,
-    )  # fmt: skip
-    fill_component(net, n, found)
-    rates, nexts, ends = net.flow_rate, net.flow_next, net.flow_end
+    channels, rates, nexts, ends, pool = net.channels, net.flow_rate, net.flow_next, net.flow_end, net.pool
+    found = -1
+    if net.counts[SPLIT] + net.counts[SHAPED] == 0 and not has_changes(net):
+        narrowest = net.reals[NARROWEST]
+        found = fill_hubs(n_active, threshold, shift, net.contended, narrowest, channels, net.fill, rates, nexts, pool)
+    if found < 0:
+        n, found = collect_all(
+            n_active, threshold, shift, net.occupied, channels, net.filling, net.fill, net.loads,
+            rates, nexts, net.flow_hops, net.flow_share, pool, net.freezing,
+        )  # fmt: skip
+        fill_component(net, n, found)
     net.counts[RERATED] += set_all_rates(n_old, net.reals[NOW], rates, nexts, ends)
     for flow in range(n_old, n_active):
         set_rate(net, flow, net.flow_next[flow])
@@ -205,7 +223,7 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
         else:
             for i in range(n_dirty):
                 channel = net.dirty[i]
-                if net.channels[channel].mark != epoch and net.channels[channel].used > 0:
+                if net.marks[channel] != epoch and net.channels[channel].used > 0:
                     before = found
                     n, found = collect(net, channel, epoch, threshold, found)
                     fill_component(net, n, found - before)
@@ -254,9 +272,35 @@ def build_heap(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
+    """Take the flows that end by `limit` off their channels; return how many slots `scratch` lists.
+
+    Called after :func:`next_end`, so that only blocks in which a flow ends are looked through.
+    """
+    n = 0
+    if net.counts[HEAP_VALID] == 1:
+        while net.counts[N_ACTIVE] > 0 and net.heap[0].time <= limit:
+            net.scratch[n] = end_flow(net, net.heap[0].item)
+            n += 1
+        return n
+    size = np.uint64(BLOCK)
+    high = np.uint64(net.counts[N_ACTIVE])
+    while high > ZERO:
+        low = (high - ONE) // size * size
+        if net.soonest[low // size] <= limit:
+            for i in range(high - low):
+                flow = high - ONE - i  # downwards, as a flow that ends gives its number to the last one
+                if net.flow_end[flow] <= limit:
+                    net.scratch[n] = end_flow(net, np.int64(flow))
+                    n += 1
+        high = low
+    return n
+
+
+@inlined
 def next_end(net: Net):  # type: ignore[no-untyped-def]
-    """Return when the next flow ends, inf if there is none."""
+    """Return when the next flow ends, inf if there is none; :func:`end_flows` relies on what is noted on the way."""
     n = net.counts[N_ACTIVE]
     if net.counts[HEAP_VALID] == 1:
         return net.heap[0].time if n > 0 else np.inf
-    return least(net.flow_end, ZERO, np.uint64(n))
+    return soonest_ends(n, net.flow_end, net.soonest)

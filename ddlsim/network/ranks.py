@@ -7,6 +7,7 @@ A rank in a lane (a *thread*) whose sends and receipts of a step are all done is
 from __future__ import annotations
 
 from ddlsim.compiler import inlined
+from ddlsim.network.calendar import push_timer
 from ddlsim.network.changes import has_changes
 from ddlsim.network.flows import book_issue
 from ddlsim.network.state import (
@@ -38,7 +39,6 @@ from ddlsim.network.state import (
     Net,
 )
 from ddlsim.network.sums import count
-from ddlsim.network.timers import push_timer
 from ddlsim.network.transport import answer, asks
 
 # ---------------------------------------------------------------- messages

@@ -86,9 +86,9 @@ def end_of_plain_round(net: Net):  # type: ignore[no-untyped-def]
         rate = np.inf
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            if net.channels[channel].mark == epoch:
+            if net.marks[channel] == epoch:
                 return np.inf
-            net.channels[channel].mark = epoch
+            net.marks[channel] = epoch
             rate = min(rate, net.channels[channel].capacity / share_of(net, h))
         time = link_bytes(net, slot) / rate
         if i == head:
@@ -206,8 +206,8 @@ def log_rounds(net: Net, done, sending, latency, transfer, receiving, reducing):
         route = net.slots[net.fifo[i & mask].item].route
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            if net.channels[channel].mark != net.counts[EPOCH]:
-                net.channels[channel].mark = net.counts[EPOCH]
+            if net.marks[channel] != net.counts[EPOCH]:
+                net.marks[channel] = net.counts[EPOCH]
                 alike = log_busy(net, channel, start, start + transfer, alike)
     i = net.counts[LOG_REPEATS]
     net.repeats[i].now = now
@@ -242,8 +242,8 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
             book_bytes(net, channel, nbytes * share_of(net, h), done)
-            if net.channels[channel].mark != epoch:  # once, however many flows cross it
-                net.channels[channel].mark = epoch
+            if net.marks[channel] != epoch:  # once, however many flows cross it
+                net.marks[channel] = epoch
                 net.channels[channel].busy += done * transfer
     repeat_threads(net, done)
     net.counts[N_MESSAGES] += done * n

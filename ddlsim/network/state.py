@@ -19,6 +19,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Entries = npt.NDArray[np.uint32]
+Words = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int32]
 Records = npt.NDArray[Any]  # structured; compiled code reads fields as attributes, which mypy cannot know
 
@@ -89,10 +90,12 @@ NEXT_CHANGE = 8  # when something changes next, whatever messages do; inf: never
 ISSUED = 9  # bytes of all messages issued so far, and
 ISSUED_HOPS = 11  # the sum of each one's bytes times the channels of its route
 DELIVERED = 13  # bytes of those that have been delivered
-N_REALS = 15
+NARROWEST = 15  # the least capacity of a channel, bytes/s, where capacities do not change
+N_REALS = 16
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
+BLOCK = 64  # flows that are searched together for those that end
 SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of equal sums)
 
 # Values of SLOT.state
@@ -118,9 +121,9 @@ def record(**fields: str) -> np.dtype[np.void]:
 
 #: capacity bytes/s; its flows are pool[first:first+used] of `room` places; level: share at which it last filled
 #: up, inf if it did not; nbytes carried, with the low word of the sum; busy s; since: start of the present busy
-#: interval; mark: an EPOCH
+#: interval. 64 bytes: the events of a flow touch all of it, so a record is one cache line (build.channel_records)
 CHANNEL = record(
-    capacity="f", level="f", nbytes="f", nbytes_low="f", busy="f", since="f", mark="i", first="n", room="n", used="n"
+    capacity="f", level="f", nbytes="f", nbytes_low="f", busy="f", since="f", first="n", room="n", used="n"
 )
 #: what the filling has left of a channel, bytes/s and flows; place: in the list of channels to be filled
 FILLING = record(residual="f", unfrozen="n", place="n")
@@ -209,6 +212,9 @@ class Net(NamedTuple):
     counts: Ints
     reals: Floats
     channels: Records  # CHANNEL
+    marks: Ints  # (n_channels,) an EPOCH
+    occupied: Words  # a bit per channel: whether flows are on it (a few of thousands, often)
+    contended: Words  # likewise: whether several are
     buckets: Records  # BUCKET, one per channel; empty unless SHAPED
     filling: Records  # FILLING, one per channel
     fill: Records  # FILL, one per channel
@@ -221,6 +227,7 @@ class Net(NamedTuple):
     flow_rate: Floats
     flow_next: Floats  # the rate that the filling gives it; negative: not yet. Else any number >= 0
     flow_end: Floats  # planned end
+    soonest: Floats  # the least of them among each BLOCK flows, as of the last search for the next end (without heap)
     flow_hops: Entries  # (n_slots << HOP_SHIFT,) channels, then LAST
     flow_share: Floats  # as flow_hops: the share of its bytes that takes the channel; empty unless SPLIT
     flow_place: Entries  # (n_slots << HOP_SHIFT,) place in each channel's list
@@ -267,7 +274,7 @@ class Net(NamedTuple):
     detours: Records  # DETOUR
 
 
-Array = TypeVar("Array", Ints, Floats, Entries, Places, Records)
+Array = TypeVar("Array", Ints, Floats, Entries, Words, Places, Records)
 
 
 def grown(array: Array, size: int) -> Array:

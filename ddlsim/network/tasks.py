@@ -30,6 +30,7 @@ WORK, SEND, RECEIVE, JOIN, QUEUED = range(5)
 OPTIONAL = 5  # work that does not happen where it takes no seconds, and is followed by one task
 MEETING = 6  # a member of a collective that goes by Python's word, when all have entered
 EXCHANGED = (SEND, JOIN, QUEUED, MEETING)  # keep devices busy
+SKIPPED = 8  # what does not take place this time: it ends when it starts
 ASKED = 7  # work of NaN seconds: Python says when it starts how long it takes; if infinitely, it ends by Python's word
 
 # What `execute` returns; ARGUMENT is in `counts`
@@ -223,6 +224,22 @@ def begin(  # type: ignore[no-untyped-def]
     elif kind == ASKED:
         tasks[row].ticket = -1
         return END
+    elif kind == SKIPPED:
+        tasks[row].end = now
+        n = counts[N_READY]
+        for i in range(tasks[row].first, tasks[row].last):
+            after = following[i]
+            missing = tasks[after].missing - 1
+            tasks[after].missing = missing
+            if missing == 0:
+                ready[n] = after
+                n += 1
+        counts[N_READY] = n
+        step = tasks[row].step
+        left[step] -= 1
+        if left[step] == 0:
+            counts[ARGUMENT] = step
+            return STEP
     elif exchanges[exchange].delivered == 1:
         push(counts, calendar, now, row)
     else:

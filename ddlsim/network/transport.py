@@ -10,9 +10,9 @@ import numpy as np
 
 from ddlsim.cluster.details import MOST_TIMEOUT
 from ddlsim.compiler import inlined
+from ddlsim.network.calendar import push_timer
 from ddlsim.network.shaping import wire_bytes
 from ddlsim.network.state import CLEARED, EPOCH, HOP_SHIFT, NOW, Net
-from ddlsim.network.timers import push_timer
 
 # ---------------------------------------------------------------- rendezvous
 
@@ -138,7 +138,7 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
 def is_crowded(net: Net, before, channel):  # type: ignore[no-untyped-def]
     """Whether the flows on a channel, and one more by way of channel `before`, may arrive faster than they leave."""
     net.counts[EPOCH] += 1
-    net.channels[before].mark = net.counts[EPOCH]
+    net.marks[before] = net.counts[EPOCH]
     arriving = net.channels[before].capacity
     hop = (1 << net.counts[HOP_SHIFT]) - 1
     first = net.channels[channel].first
@@ -146,8 +146,8 @@ def is_crowded(net: Net, before, channel):  # type: ignore[no-untyped-def]
         entry = np.int64(net.pool[i])
         if entry & hop > 0:
             other = net.flow_hops[entry - 1]
-            if net.channels[other].mark != net.counts[EPOCH]:
-                net.channels[other].mark = net.counts[EPOCH]
+            if net.marks[other] != net.counts[EPOCH]:
+                net.marks[other] = net.counts[EPOCH]
                 arriving += net.channels[other].capacity
     return arriving > net.channels[channel].capacity
 

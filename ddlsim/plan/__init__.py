@@ -22,11 +22,11 @@ from ddlsim.plan.embeddings import embeddings as embeddings
 from ddlsim.plan.execute import Execution as Execution, execute as execute
 from ddlsim.plan.fully_sharded import fully_sharded as fully_sharded
 from ddlsim.plan.goal import read_goal as read_goal
-from ddlsim.plan.local_steps import local_steps as local_steps
 from ddlsim.plan.mesh import Mesh as Mesh, mesh_of as mesh_of
 from ddlsim.plan.pipeline import pipeline as pipeline
 from ddlsim.plan.pipeline_orders import ORDERS as ORDERS
 from ddlsim.plan.plan import KINDS as KINDS, Lane as Lane, Part as Part, Plan as Plan
+from ddlsim.plan.program import StepProgram as StepProgram
 from ddlsim.plan.queues import FusedQueue as FusedQueue, UrgentQueue as UrgentQueue
 from ddlsim.plan.schedules import ALGORITHMS as ALGORITHMS
 from ddlsim.plan.servers import through_servers as through_servers

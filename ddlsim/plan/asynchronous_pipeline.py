@@ -18,9 +18,7 @@ replicas as their neighbours), and a stage updates before it goes on.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,9 +26,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import one_f_one_b
-from ddlsim.plan.pipeline_rows import Row, groups_of, tie_of
-from ddlsim.plan.pipeline_template import RECOMPUTE, Buckets, Template
-from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, Ints, Lane, Plan
+from ddlsim.plan.pipeline_steps import Buckets, Template, tie_of
+from ddlsim.plan.plan import ALL_REDUCE, Plan
+from ddlsim.plan.program import N_STEPS, Row, Step, pairs_of, step_of
 
 
 def stage_delays(order: str, stages: int) -> tuple[int, ...]:
@@ -48,11 +46,10 @@ def steps_under_way(stages: int, micro_batches: int) -> int:
     return max((stages - 1) // micro_batches + 3, 4)
 
 
-def asynchronous_pipeline(
-    chunks: Sequence[Chunk], mesh: Mesh, micro_batches: int, order: str, steps: int, *, recompute: bool,
-    buckets: Buckets,
-) -> Plan:  # fmt: skip
-    """Return the first steps of a pipeline that goes on: see :func:`ddlsim.plan.pipeline` for what it consists of.
+def asynchronous_template(
+    chunks: Sequence[Chunk], mesh: Mesh, micro_batches: int, order: str, *, recompute: bool, buckets: Buckets
+) -> Plan:
+    """Return the template of a pipeline that goes on: see :func:`ddlsim.plan.pipeline` for what it consists of.
 
     A step of a stage ends with its update; what a stage does between two updates is in one step. Micro-batch m of
     replica r is batch ``m * data + r``. Raises ConfigError for micro-batches that do not go with the order, and for
@@ -73,11 +70,11 @@ def asynchronous_pipeline(
             "pipeline: chunks: the first and the last stage share weights (tied_dense), which differ in age with "
             "'pipedream'; use '2bw'"
         )
-    total = (steps + steps_under_way(stages, micro_batches)) * micro_batches
-    template = _Stream(chunks, micro_batches, total, buckets, mesh.data, recompute)
+    total = (N_STEPS + steps_under_way(stages, micro_batches)) * micro_batches
+    stream = _Stream(chunks, micro_batches, total, buckets, mesh.data, recompute)
     delays = stage_delays(order, stages)
     ages = [delay for chunk, delay in zip(chunks, delays, strict=True) for _ in range(chunk.first, chunk.end)]
-    return _first_steps(template, mesh, steps, tuple(ages))
+    return stream.template(stream.first_steps(), tuple(ages))
 
 
 class _Stream(Template):
@@ -88,13 +85,15 @@ class _Stream(Template):
         self.micro_batches, self.step = micro_batches, 0
         self.shared_sums: dict[int, int] = {}  # step -> number of the sum of weights that two stages share
         self.tied_part = -1
+        self.step_of_row: list[int] = []
         super().__init__(chunks, one_f_one_b(len(chunks), total), buckets, replicas, recompute=recompute, sharded=False)
         for stage in range(len(self.order)):
             self._stage(stage)
         self._wait_for_messages()
 
     def _add(self, row: Row) -> int:
-        return super()._add(dataclasses.replace(row, step=self.step))
+        self.step_of_row.append(self.step)
+        return super()._add(row)
 
     def _stage(self, stage: int) -> None:
         self.step = 0
@@ -131,55 +130,23 @@ class _Stream(Template):
             if arrival >= 0:
                 self.rows[row].needs.append(arrival)
                 for end in (arrival - 1, arrival):  # a message's rows are added one after the other
-                    self.rows[end].step = self.rows[row].step
+                    self.step_of_row[end] = self.step_of_row[row]
 
-
-def _first_steps(template: _Stream, mesh: Mesh, steps: int, delays: tuple[int, ...]) -> Plan:
-    """Return the plan in which every replica does the rows of the first steps."""
-    kept = [i for i, row in enumerate(template.rows) if row.step < steps]
-    place = np.full(len(template.rows), -1)
-    place[kept] = np.arange(len(kept))
-    rows, replicas, ranks = [template.rows[i] for i in kept], mesh.data, mesh.ranks[:, :, 0]
-    n = len(rows)
-    lanes: dict[tuple[int, str], int] = {}
-    lane_of = np.array([lanes.setdefault((row.stage, row.lane), len(lanes)) for row in rows])
-    names = ("kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds", "to", "group", "number", "shared",
-             "step")  # fmt: skip
-    column = {name: np.tile(np.array([getattr(row, name) for row in rows]), replicas) for name in names}
-    replica = np.repeat(np.arange(replicas), n)
-    groups, group_of = groups_of(template.groups, ranks)
-    alone = replicas * template.n_alone
-    number = np.where(column["shared"], alone + column["number"], replica * template.n_alone + column["number"])
-    key = np.full(len(number), -1)
-    carried = column["number"] >= 0
-    pairs = np.stack([column["step"], number])[:, carried]
-    key[carried] = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)  # step by step
-    peer = np.where(column["to"] >= 0, ranks[replica, column["to"]], -1)
-    values: dict[str, Any] = {
-        name: column[name] for name in ("kind", "seconds", "nbytes", "first", "end", "part", "holds", "step")
-    } | {
-        "lane": replica * len(lanes) + np.tile(lane_of, replicas), "name": np.where(column["kind"] == COMPUTE, 0, -1),
-        "peer": np.where(column["group"] >= 0, group_of[replica, column["group"]], peer), "key": key,
-        "batch": np.where(column["micro"] >= 0, column["micro"] * replicas + replica, -1),
-    }  # fmt: skip
-    order = np.argsort(column["step"], kind="stable")
-    counts = np.tile([len(row.needs) for row in rows], replicas)
-    flat = place[[each for row in rows for each in row.needs]]
-    needs = (replica[:: max(n, 1)][:, None] * n + flat).ravel()
-    columns: dict[str, Any] = {name: each[order] for name, each in values.items()}
-    return Plan(
-        lanes=tuple(Lane(int(ranks[r, stage]), name) for r in range(replicas) for stage, name in lanes),
-        groups=groups, parts=tuple(template.parts), names=(RECOMPUTE,), n_layers=template.n_layers, delays=delays,
-        **(columns | _sorted_needs(counts, needs, order)),
-    )  # fmt: skip
-
-
-def _sorted_needs(counts: Ints, needs: Ints, order: Ints) -> dict[str, Ints]:
-    """Return the CSR of needs after rows have been put in this order."""
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    sizes = counts[order]
-    begins = np.cumsum(sizes) - sizes
-    at = np.repeat(offsets[:-1][order] - begins, sizes) + np.arange(len(needs))
-    return {"need_offsets": np.concatenate([[0], np.cumsum(sizes)]), "needs": place[needs[at]]}
+    def first_steps(self) -> list[Step]:
+        """Return the first steps."""
+        step, place = np.array(self.step_of_row), np.empty(len(self.rows), dtype=np.int64)
+        rows = [np.flatnonzero(step == i).tolist() for i in range(N_STEPS)]
+        for own in rows:
+            place[own] = np.arange(len(own))
+        for row in self.rows:  # of the replica alone, then of all replicas
+            row.number += self.n_alone if row.group >= 0 and len(self.groups[row.group]) == 1 else 0
+        steps = []
+        for i, own in enumerate(rows):
+            ends = [self.rows[row] for row in own]
+            needs = [[place[need] for need in row.needs if step[need] == i] for row in ends]
+            before = pairs_of([place[need] for need in row.needs if step[need] != i] for row in ends)
+            columns = step_of(ends, self.lanes).columns
+            carried = columns["number"] >= 0
+            columns["number"][carried] = np.unique(columns["number"][carried], return_inverse=True)[1].reshape(-1)
+            steps.append(Step(columns, pairs_of(needs), (*before, np.ones_like(before[0]))))
+        return steps

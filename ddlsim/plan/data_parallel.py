@@ -1,16 +1,30 @@
-"""Data parallelism as a plan: every rank computes all layers on its own batch, buckets of gradients are summed."""
+"""Data parallelism as a step program: every rank computes all layers on its own batch, and gradients are summed."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ddlsim.errors import ConfigError
+from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.gathered_ahead import gathered_as
-from ddlsim.plan.norms import neighbours, with_partial_norms
-from ddlsim.plan.plan import Part, Plan
+from ddlsim.plan.norms import Together, with_partial_norms
+from ddlsim.plan.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BACKWARD,
+    COMPUTE,
+    FORWARD,
+    REDUCE_SCATTER,
+    UPDATE,
+    Floats,
+    Part,
+    Plan,
+)
+from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
 from ddlsim.plan.queues import Queue
-from ddlsim.plan.repeated import each_rank, parts_of, repeated
-from ddlsim.plan.templates import in_order, in_shards, pipelined
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 
@@ -20,18 +34,16 @@ def data_parallel(
     n_ranks: int | None = None,
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
     *,
-    steps: int = 1,
     accumulation: int = 1,
     queue: Queue | None = None,
     layer_by_layer: bool = False,
     no_sync: bool = True,
-) -> Plan:
-    """Return the plan of synchronous data-parallel training, step by step and rank by rank.
+) -> StepProgram:
+    """Return the program of synchronous data-parallel training.
 
     workloads       of each rank; or one for all, with ``n_ranks``
     buckets         which gradients travel together (:mod:`ddlsim.workload.buckets`): ``one_bucket`` after the backward
                     pass, ``per_layer`` (Zhang et al. 2017, Poseidon), ``ddp_buckets`` (Li et al. 2020, PyTorch DDP)
-    steps           training steps
     accumulation    micro-batches of each rank in a step; gradients travel during the backward pass of the last
     queue           what decides which ready bucket travels next: ``UrgentQueue`` or ``FusedQueue``; None: they travel
                     in order
@@ -43,20 +55,22 @@ def data_parallel(
     A rank has the lanes "compute" and "stream". A bucket enters the stream when the backward pass has gone through its
     layers. In order, its all-reduce begins on a rank when the one before has ended there.
     Layers hold their activations from the forward pass to their backward pass (what each rank holds all the time,
-    parameters, gradients and momentum, is not in the plan).
+    parameters, gradients and momentum, is not in the program).
 
     Raises ConfigError for workloads of different models, and for buckets that leave gradients out or come too early.
     """
-    each = each_rank(workloads, n_ranks, steps, accumulation)
+    each = each_rank(workloads, n_ranks, accumulation)
     chosen = tuple(buckets(each[0]))
     parts = parts_of(each[0], chosen)
     n_layers = len(each[0].forward)
     if layer_by_layer:
         _check_layer_by_layer(parts, queue)
-        templates = [pipelined(chosen, parts, n_layers, accumulation, first=first) for first in (True, False)]
+        steps = [pipelined(chosen, parts, n_layers, accumulation, first=first) for first in (True, False, False)]
     else:
-        templates = [in_order(chosen, n_layers, accumulation, queued=queue is not None, no_sync=no_sync)] * 2
-    return repeated(templates, each, chosen, steps, accumulation, queue)
+        queued = queue is not None
+        steps = [in_order(chosen, n_layers, accumulation, queued=queued, no_sync=no_sync) for _ in range(N_STEPS)]
+    make = lambda work: _template(steps, work, chosen, accumulation, 1, queue)  # noqa: E731
+    return StepProgram.replicated(each, make, accumulation)
 
 
 def sharded(
@@ -64,13 +78,12 @@ def sharded(
     n_ranks: int | None = None,
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
     *,
-    steps: int = 1,
     accumulation: int = 1,
     overlap: bool = True,
     no_sync: bool = True,
     param_dtype: str | None = None,
-) -> Plan:
-    """Return the plan of data-parallel training in which each rank updates its share of every bucket (ZeRO stage 1,
+) -> StepProgram:
+    """Return the program of data-parallel training in which each rank updates its share of every bucket (ZeRO stage 1,
     Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1).
 
     The schedule is that of Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and
@@ -87,15 +100,20 @@ def sharded(
     the optimizer's time; where its rule needs norms of layers (LARS, LAMB), ranks put those of their shares together
     first.
     """
-    each = each_rank(workloads, n_ranks, steps, accumulation)
+    each = each_rank(workloads, n_ranks, accumulation)
     chosen = tuple(buckets(each[0]))
     firsts = [part.first if overlap else 0 for part in parts_of(each[0], chosen)]
     n_layers = len(each[0].forward)
-    templates = [
-        in_shards(chosen, firsts, n_layers, accumulation, first=first, no_sync=no_sync) for first in (True, False)
+    steps = [
+        in_shards(chosen, firsts, n_layers, accumulation, first=first, no_sync=no_sync)
+        for first in (True, False, False)
     ]
-    plan = gathered_as(repeated(templates, each, chosen, steps, accumulation), each[0], param_dtype)
-    return with_partial_norms(plan, each, neighbours(each, len(each)))
+
+    def make(work: Workload) -> Plan:
+        plan = gathered_as(_template(steps, work, chosen, accumulation, len(each)), each[0], param_dtype)
+        return with_partial_norms(plan, [work], [Together((0,), len(work.tensor_layer), len(each))])
+
+    return StepProgram.replicated(each, make, accumulation)
 
 
 def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
@@ -107,3 +125,214 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
             )
     if queue is None:
         raise ConfigError("data_parallel: layer_by_layer needs a queue, such as UrgentQueue(in_flight=4)")
+
+
+def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, accumulation: int = 1) -> list[Workload]:
+    """Return the workload of every rank, after checking that they and the numbers of a builder make sense."""
+    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        raise ConfigError(f"plan: accumulation = {accumulation!r}: must be a whole number of at least 1")
+    if isinstance(workloads, Workload):
+        if n_ranks is None or isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
+            raise ConfigError(f"plan: n_ranks = {n_ranks!r}: must be a whole number of at least 1")
+        return [workloads] * n_ranks
+    each = list(workloads)
+    if not each or n_ranks not in (None, len(each)):
+        raise ConfigError(f"plan: {len(each)} workloads for n_ranks = {n_ranks!r}; give one for each rank")
+    for rank, workload in enumerate(each):
+        if not np.array_equal(workload.tensor_nbytes, each[0].tensor_nbytes):
+            raise ConfigError(
+                f"plan: the gradients of rank {rank} ({workload.model.name}) are not those of rank 0 "
+                f"({each[0].model.name}); give all ranks the same model and gradient_dtype"
+            )
+    return each
+
+
+def parts_of(workload: Workload, buckets: Sequence[Bucket]) -> tuple[Part, ...]:
+    """Return which layers' gradients each bucket has: buckets take the tensors in backward order."""
+    sent, total = float(sum(bucket.nbytes for bucket in buckets)), workload.gradient_nbytes
+    if not abs(sent - total) <= 1e-9 * total:
+        raise ConfigError(f"plan: the buckets carry {sent:.0f} of {total:.0f} bytes of gradients")
+    ends = np.cumsum(workload.tensor_nbytes[::-1])
+    starts = np.cumsum([0.0, *(bucket.nbytes for bucket in buckets[:-1])])
+    tensor = np.minimum(np.searchsorted(ends, starts + 1e-9 * total, side="right"), len(ends) - 1)
+    last = workload.tensor_layer[::-1][tensor].tolist()
+    return tuple(
+        Part(bucket.nbytes, bucket.first_layer, max(bucket.first_layer, layer) + 1)
+        for bucket, layer in zip(buckets, last, strict=True)
+    )
+
+
+
+
+def _row(
+    kind: int, *, stream: bool = False, micro: int = -1, first: int = 0, end: int = 0, part: int = -1,
+    needs: Sequence[int] = (), before: Sequence[int] = (),
+) -> Row:  # fmt: skip
+    """Return a row of the rank's device or of its communication stream.
+
+    Until :func:`_template` says otherwise, `before` are the nth of the updates of the step before, or of the
+    all-gathers of what was updated.
+    """
+    lane = "stream" if stream else "compute"
+    return Row(0, lane, kind, micro=micro, first=first, end=end, part=part, needs=[*needs], before=[*before])
+
+
+def _template(
+    steps: Sequence[Sequence[Row]], workload: Workload, buckets: Sequence[Bucket], accumulation: int, sharers: int,
+    queue: Queue | None = None,
+) -> Plan:  # fmt: skip
+    """Return the template of one rank; so many share an update."""
+    urgency = np.empty(len(buckets), dtype=np.int64)
+    urgency[np.argsort([bucket.priority for bucket in buckets], kind="stable")] = np.arange(len(buckets))
+    order = range(len(buckets)) if queue is None else urgency.tolist()
+    lanes = {(0, "compute"): 0, (0, "stream"): 1}
+    made = []
+    for i, rows in enumerate(steps):
+        previous = steps[max(i - 1, 0)]
+        kind = ALL_GATHER if any(row.kind == ALL_GATHER for row in previous) else UPDATE
+        brings = [at for at, row in enumerate(previous) if row.kind == kind]
+        labels = [  # of exchanges, in the order of their keys: what sums the rest of a step comes last
+            (row.micro if row.micro >= 0 else accumulation, row.kind, order[row.part]) for row in rows if row.part >= 0
+        ]
+        number = {label: at for at, label in enumerate(sorted(labels))}
+        exchanges = iter(labels)
+        done = [
+            dataclasses.replace(
+                row, before=[brings[nth] for nth in row.before if isinstance(nth, int)] if i else [],
+                number=number[next(exchanges)] if row.part >= 0 else -1, group=0 if row.part >= 0 else -1,
+                nbytes=buckets[row.part].nbytes if row.part >= 0 else 0.0,
+            )
+            for row in rows
+        ]  # fmt: skip
+        step = step_of(done, lanes)
+        step.columns["seconds"] = _seconds(workload, rows, accumulation, sharers)
+        step.columns["holds"] = _holds(workload, rows)
+        made.append(step)
+    return template_of(
+        made, lanes, groups=[(0,)], parts=parts_of(workload, buckets), n_layers=len(workload.forward),
+        queues=() if queue is None else (queue,), queued="stream",
+    )  # fmt: skip
+
+
+def in_order(
+    buckets: Sequence[Bucket], n_layers: int, accumulation: int, *, queued: bool, no_sync: bool = True
+) -> list[Row]:
+    """Return the rows of a step that updates all layers at its end, when its last bucket has arrived.
+
+    With `queued` that can be any of them. Without `no_sync` buckets are summed beside the backward pass of every
+    micro-batch, and the next pass waits for them, as at the end of each backward pass of PyTorch's DDP.
+    """
+    rows: list[Row] = []
+    waits: tuple[int, ...] = ()
+    for micro in range(accumulation - 1):
+        rows.append(_row(FORWARD, micro=micro, end=n_layers, needs=waits))
+        if no_sync:
+            rows.append(_row(BACKWARD, micro=micro, end=n_layers))
+        else:
+            waits = (_backward(rows, buckets, n_layers, micro, of=micro)[-1],)
+    rows.append(_row(FORWARD, micro=accumulation - 1, end=n_layers, needs=waits))
+    sums = _backward(rows, buckets, n_layers, accumulation - 1)
+    rows.append(_row(UPDATE, end=n_layers, needs=tuple(sums) if queued else (sums[-1],)))
+    return rows
+
+
+def pipelined(
+    buckets: Sequence[Bucket], parts: Sequence[Part], n_layers: int, accumulation: int, *, first: bool
+) -> list[Row]:
+    """Return the rows of a step in which each layer is updated as soon as its own gradients have arrived.
+
+    The next forward pass goes on as layers are updated; its rank then spends the optimizer's time. Before the `first`
+    step there is nothing to wait for.
+    """
+    updated = sorted({part.first for part in parts})
+    everything = () if first else tuple(range(len(updated)))
+    rows: list[Row] = []
+    for micro in range(accumulation - 1):
+        rows += [_row(FORWARD, micro=micro, end=n_layers, before=everything), _row(BACKWARD, micro=micro, end=n_layers)]
+    last = accumulation - 1
+    if first:
+        rows.append(_row(FORWARD, micro=last, end=n_layers))
+    else:
+        if updated[0] > 0:
+            rows.append(_row(FORWARD, micro=last, end=updated[0]))
+        for nth, (layer, end) in enumerate(zip(updated, [*updated[1:], n_layers], strict=True)):
+            rows.append(_row(FORWARD, micro=last, first=layer, end=end, before=(nth,)))
+        rows.append(_row(COMPUTE))
+    sums = _backward(rows, buckets, n_layers, last)
+    for layer in updated:
+        needs = tuple(row for row, part in zip(sums, parts, strict=True) if part.first == layer)
+        rows.append(_row(UPDATE, stream=True, first=layer, end=layer + 1, needs=needs))
+    return rows
+
+
+def in_shards(
+    buckets: Sequence[Bucket], firsts: Sequence[int], n_layers: int, accumulation: int, *, first: bool, no_sync: bool
+) -> list[Row]:
+    """Return the rows of a step that updates shards and gathers them, bucket by bucket, beside the next forward pass.
+
+    That needs a bucket from layer ``firsts[bucket]`` on. Without `no_sync` buckets are scattered after each
+    micro-batch.
+    """
+    rows: list[Row] = []
+    for micro in range(accumulation):
+        begins = [0] if first or micro else sorted({0, *firsts})
+        for layer, end in zip(begins, [*begins[1:], n_layers], strict=True):
+            waits = () if first or micro else [i for i, needed in enumerate(firsts[::-1]) if needed == layer]
+            rows.append(_row(FORWARD, micro=micro, first=layer, end=end, before=tuple(waits)))
+        if micro < accumulation - 1 and no_sync:
+            rows.append(_row(BACKWARD, micro=micro, end=n_layers))
+        elif micro < accumulation - 1:
+            _backward(rows, buckets, n_layers, micro, kind=REDUCE_SCATTER, of=micro)
+    sums = _backward(rows, buckets, n_layers, accumulation - 1, kind=REDUCE_SCATTER)
+    rows.append(_row(UPDATE, end=n_layers, needs=(sums[-1],)))
+    update = len(rows) - 1
+    rows += [_row(ALL_GATHER, stream=True, part=part, needs=(update,)) for part in reversed(range(len(buckets)))]
+    return rows
+
+
+def _backward(
+    rows: list[Row], buckets: Sequence[Bucket], n_layers: int, micro: int, kind: int = ALL_REDUCE, of: int = -1
+) -> list[int]:
+    """Append a backward pass, beside which each bucket leaves when it is ready; return the rows of their sums, which
+    are those `of` a micro-batch, or of what is left of the step (-1)."""
+    latest, layer = len(rows) - 1, n_layers  # the backward pass has come down to `layer`
+    sums = []
+    for part, bucket in enumerate(buckets):
+        if bucket.ready_layer > layer:
+            raise ConfigError(
+                f"plan: bucket {part} is ready at layer {bucket.ready_layer}, those before it at layer "
+                f"{layer}; list buckets as they become ready"
+            )
+        if bucket.ready_layer < layer:
+            rows.append(_row(BACKWARD, micro=micro, first=bucket.ready_layer, end=layer))
+            latest, layer = len(rows) - 1, bucket.ready_layer
+        sums.append(len(rows))
+        rows.append(_row(kind, stream=True, micro=of, part=part, needs=(latest,)))
+    if layer > 0:
+        rows.append(_row(BACKWARD, micro=micro, end=layer))
+    return sums
+
+
+def _seconds(workload: Workload, rows: Sequence[Row], accumulation: int, sharers: int) -> Floats:
+    """Return the seconds of each task of a rank's step, as a simulated worker adds them up; so many share an update."""
+    until = np.append(np.cumsum(workload.backward[::-1])[::-1], 0.0)  # of the backward pass, until each layer is done
+    n_layers = len(workload.forward)
+
+    def seconds(row: Row) -> float:
+        if row.kind == FORWARD:
+            return float(workload.forward[row.first : row.end].sum())
+        if row.kind == BACKWARD and row.micro < accumulation - 1 and row.end - row.first == n_layers:
+            return workload.backward_time
+        if row.kind == BACKWARD:
+            return float(until[row.first] - until[row.end])
+        # where layers are updated as they arrive, the optimizer's time comes in one piece of its own
+        return 0.0 if row.lane == "stream" else workload.optimizer / sharers
+
+    return np.array([seconds(row) for row in rows])
+
+
+def _holds(workload: Workload, rows: Sequence[Row]) -> Floats:
+    """Return the bytes of activations that each task of a rank's step takes or gives back."""
+    before = np.concatenate([[0.0], np.cumsum(stored_nbytes(workload))])
+    sign = {FORWARD: 1.0, BACKWARD: -1.0}
+    return np.array([sign.get(row.kind, 0.0) * (before[row.end] - before[row.first]) for row in rows])

@@ -97,13 +97,14 @@ class Draft:
 
     def plan(self) -> Plan:
         """Return the plan so far. It has not been checked."""
-        columns = np.array(self._rows, dtype=np.float64).reshape(len(self._rows), len(COLUMNS)).T
+        names = [name for name in COLUMNS if name != "every"]
+        columns = np.array(self._rows, dtype=np.float64).reshape(len(self._rows), len(names)).T
         lengths = [len(needs) for needs in self._needs]
         return Plan(
             lanes=tuple(self._lanes), groups=tuple(self._groups), parts=self.parts, names=tuple(self._names),
             n_layers=self.n_layers, servers=self.servers, delays=self.delays, need_offsets=np.cumsum([0, *lengths]),
             needs=np.array([row for needs in self._needs for row in needs], dtype=np.int64),
-            **dict(zip(COLUMNS, columns, strict=True)),  # type: ignore[arg-type]  # the plan converts them
+            **dict(zip(names, columns, strict=True)),  # type: ignore[arg-type]  # the plan converts them
         )  # fmt: skip
 
     def _new_key(self) -> int:

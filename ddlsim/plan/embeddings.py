@@ -9,9 +9,10 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import stored_nbytes
+from ddlsim.plan.data_parallel import each_rank, parts_of
 from ddlsim.plan.draft import Draft
-from ddlsim.plan.plan import Floats, Part, Plan
-from ddlsim.plan.repeated import each_rank, parts_of
+from ddlsim.plan.plan import Floats, Part
+from ddlsim.plan.program import N_STEPS, StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES
@@ -23,13 +24,12 @@ def embeddings(
     works: Sequence[TableWork],
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
     *,
-    steps: int = 1,
     row_wise: int = 0,
     replicated: float = 0.0,
     indices: str = "exchanged",
     bottom_rank: int | None = None,
-) -> Plan:
-    """Return the plan of training with tables that are dealt out (Naumov et al. 2019, arXiv:1906.00091, section 4).
+) -> StepProgram:
+    """Return the program of training with tables that are dealt out (Naumov et al. 2019, arXiv:1906.00091, section 4).
 
     A rank sends indices to those who hold the tables, looks up rows for the samples of all ranks, and sends each rank
     the vectors of its samples; beside that, it computes the layers before the tables (the bottom MLP). With all vectors
@@ -51,7 +51,7 @@ def embeddings(
 
     Raises ConfigError for a model without tables, or without a bottom MLP that `bottom_rank` could compute.
     """
-    each = each_rank(workloads, None, steps, 1)
+    each = each_rank(workloads, None)
     layers = each[0].model.layers
     tables = [i for i, layer in enumerate(layers) if layer.type == "embedding_bag"]
     if not tables:
@@ -62,9 +62,9 @@ def embeddings(
             "tables"
         )
     draft = _Steps(each, list(works), tables, buckets, row_wise, replicated, indices, bottom_rank)
-    for step in range(steps):
+    for step in range(N_STEPS):
         draft.step(step)
-    return draft.draft.plan()
+    return StepProgram.of(draft.draft.plan())
 
 
 @dataclass

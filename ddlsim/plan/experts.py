@@ -10,9 +10,9 @@ import numpy as np
 
 from ddlsim.errors import ConfigError, listed
 from ddlsim.plan.chunks import stored_nbytes
+from ddlsim.plan.data_parallel import each_rank, parts_of
 from ddlsim.plan.draft import Draft
-from ddlsim.plan.plan import Plan
-from ddlsim.plan.repeated import each_rank, parts_of
+from ddlsim.plan.program import N_STEPS, StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.layers import MixtureOfExperts
@@ -24,11 +24,9 @@ def experts(
     workloads: Sequence[Workload],
     ways: int,
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
-    *,
-    steps: int = 1,
-) -> Plan:
-    """Return the plan of data parallelism in which `ways` ranks that follow each other share out the experts of every
-    layer (Lepikhin et al. 2021, GShard, arXiv:2006.16668, section 3).
+) -> StepProgram:
+    """Return the program of data parallelism in which `ways` neighbouring ranks share out the experts of every layer
+    (Lepikhin et al. 2021, GShard, arXiv:2006.16668, section 3).
 
     A layer of experts sends each rank's tokens to those who hold their experts, and what these make of them back: two
     all-to-alls in the forward pass, and two for the gradients in the backward pass, for which the rank waits. Each rank
@@ -39,7 +37,7 @@ def experts(
 
     Raises ConfigError for a model without experts, and for ways that do not divide ranks and experts.
     """
-    each = each_rank(workloads, None, steps, 1)
+    each = each_rank(workloads, None)
     model, n = each[0].model, len(each)
     sent = experts_in(model)
     if not sent:
@@ -55,9 +53,9 @@ def experts(
                 f"use one of {listed(fit)}"
             )
     draft = _Steps(each, ways, {index: numbers for index, (_, numbers) in sent.items()}, buckets)
-    for step in range(steps):
+    for step in range(N_STEPS):
         draft.step(step)
-    return draft.draft.plan()
+    return StepProgram.of(draft.draft.plan())
 
 
 def experts_in(model: Model) -> dict[int, tuple[int, float]]:

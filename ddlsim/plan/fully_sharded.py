@@ -17,7 +17,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from ddlsim.arguments import Count, Index, checked, one_of
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import stored_nbytes
+from ddlsim.plan.data_parallel import each_rank
 from ddlsim.plan.interfaces import Interfaces, interfaces, known_rate, least_crossing
-from ddlsim.plan.norms import neighbours, with_partial_norms
-from ddlsim.plan.pipeline_rows import Row
+from ddlsim.plan.norms import Together, with_partial_norms
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -38,11 +38,10 @@ from ddlsim.plan.plan import (
     UPDATE,
     Floats,
     Ints,
-    Lane,
     Part,
     Plan,
 )
-from ddlsim.plan.repeated import each_rank
+from ddlsim.plan.program import Row, StepProgram, step_of, template_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 
@@ -139,10 +138,10 @@ class _Sharing:
 @checked
 def fully_sharded(
     workloads: Workload | Sequence[Workload], n_ranks: Count | None = None, units: Sequence[Index] | None = None, *,
-    steps: Count = 1, accumulation: Count = 1, prefetch: Index = 1, reshard: bool = True, shard: Count | None = None,
+    accumulation: Count = 1, prefetch: Index = 1, reshard: bool = True, shard: Count | None = None,
     no_sync: bool = True, param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None,
-) -> Plan:  # fmt: skip
-    """Return the plan of training in which every rank keeps a share of the weights, gradients and optimizer's state
+) -> StepProgram:  # fmt: skip
+    """Return the program of training in which every rank keeps a share of the weights, gradients and optimizer's state
     (ZeRO stage 3, Rajbhandari et al. 2020, arXiv:1910.02054; PyTorch FSDP, Zhao et al. 2023, arXiv:2304.11277).
 
     workloads     of each rank; or one for all, with ``n_ranks``
@@ -164,7 +163,7 @@ def fully_sharded(
 
     Raises ConfigError for units that are no layers, and for ranks that `shard` does not divide.
     """
-    each = each_rank(workloads, n_ranks, steps, accumulation)
+    each = each_rank(workloads, n_ranks, accumulation)
     workload, n_ranks = each[0], len(each)
     size = n_ranks if shard is None else shard
     if n_ranks % size:
@@ -177,14 +176,19 @@ def fully_sharded(
     element = ELEMENT_NBYTES[param_dtype or workload.precision]
     how = _Sharing(n_ranks, size, accumulation, prefetch, reshard, no_sync, element)
     ranks = np.arange(n_ranks)
-    groups = [ranks.reshape(-1, size), ranks.reshape(-1, size).T]
-    different = {id(workload): workload for workload in each}
-    rows = {key: _rows(workload, parts, how) for key, workload in different.items()}
-    plan = _tiled(rows[id(workload)], parts, len(workload.forward), n_ranks, steps, accumulation, groups)
-    if len(rows) > 1:
-        seconds = {key: [row.seconds for row in own] for key, own in rows.items()}
-        plan = dataclasses.replace(plan, seconds=np.tile(np.concatenate([seconds[id(own)] for own in each]), steps))
-    return with_partial_norms(plan, each, neighbours(each, size))
+    families = [ranks.reshape(-1, size).tolist(), ranks.reshape(-1, size).T.tolist()]
+
+    def make(work: Workload) -> Plan:
+        rows = _rows(work, parts, how)
+        lanes = {(0, name): i for i, name in enumerate(_LANES)}
+        first = step_of([dataclasses.replace(row, before=[]) for row in rows], lanes)
+        later = step_of(rows, lanes)
+        plan = template_of(
+            [first, later, later], lanes, groups=[(0,), (0,)], parts=parts, n_layers=len(work.forward), names=(_FREE,)
+        )
+        return with_partial_norms(plan, [work], [Together((0,), len(work.tensor_layer), size)])
+
+    return StepProgram.replicated(each, make, accumulation, families)
 
 
 def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...]:
@@ -226,7 +230,7 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]
         while pending and pending[0] <= limit:
             use = pending.pop(0)
             micro, _, unit = uses[use]
-            renewed = [] if gather_of else [-1]  # the first one comes after the update, a step's last row
+            renewed = [] if gather_of else [-1]  # the first one comes after the update of the step before
             gather_of[use] = len(rows)
             rows.append(Row(0, _GATHER, ALL_GATHER, nbytes=weights[unit], micro=micro, part=unit, group=0,
                             needs=[] if after is None else [after], before=renewed))  # fmt: skip
@@ -257,6 +261,11 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]
                 rows.append(Row(0, _COMPUTE, COMPUTE, holds=taken))
                 taken = 0.0
     rows.append(Row(0, _COMPUTE, UPDATE, workload.optimizer / shard, first=0, end=len(workload.forward), needs=sums))
+    for number, row in enumerate([row for row in rows if row.group >= 0]):
+        row.number = number
+    for row in rows:
+        row.name = 0 if row.kind == COMPUTE else -1
+        row.before = [len(rows) - 1 for _ in row.before]  # the update
     return rows
 
 
@@ -269,39 +278,3 @@ def _sum(rows: list[Row], unit: int, nbytes: float, after: int, how: _Sharing) -
         rows.append(Row(0, _STREAM, ALL_REDUCE, nbytes=nbytes / how.shard, part=unit, group=1, needs=[after]))
         after = len(rows) - 1
     return after
-
-
-def _tiled(
-    rows: Sequence[Row], parts: tuple[Part, ...], n_layers: int, n_ranks: int, steps: int, accumulation: int,
-    groups: Sequence[Ints],
-) -> Plan:  # fmt: skip
-    """Return the plan in which every rank does the rows in every step; ``groups`` are (n_groups, n_members) each."""
-    n, blocks = len(rows), n_ranks * steps
-    rank, step = np.tile(np.repeat(np.arange(n_ranks), n), steps), np.repeat(np.arange(steps), n * n_ranks)
-    names = ("kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds")
-    column: dict[str, Any] = {name: np.tile(np.array([getattr(row, name) for row in rows]), blocks) for name in names}
-    mine = np.stack([np.argsort(each.reshape(-1)) // each.shape[1] for each in groups])  # the group of each rank
-    begin = np.cumsum([0, *(len(each) for each in groups)])
-    key, n_keys = np.full((n_ranks, n), -1), 0
-    peer = np.full((n_ranks, n), -1)
-    for i, row in enumerate(rows):
-        if row.group >= 0:
-            key[:, i], peer[:, i] = n_keys + mine[row.group], begin[row.group] + mine[row.group]
-            n_keys += len(groups[row.group])
-    keys = np.tile(key.reshape(-1), steps)
-    micro = column.pop("micro")
-    counts, needs = [], []
-    for number in range(steps):
-        lists = [row.needs + [each % n - n_ranks * n for each in row.before if number] for row in rows]
-        flat: Floats | Ints = np.array([each for row in lists for each in row], dtype=np.int64)
-        needs.append(((number * n_ranks + np.arange(n_ranks))[:, None] * n + flat).reshape(-1))
-        counts.append(np.tile([len(each) for each in lists], n_ranks))
-    return Plan(
-        lanes=tuple(Lane(r, name) for r in range(n_ranks) for name in _LANES),
-        groups=tuple(tuple(group) for each in groups for group in each.tolist()), parts=parts, names=(_FREE,),
-        n_layers=n_layers, name=np.where(column["kind"] == COMPUTE, 0, -1), peer=np.tile(peer.reshape(-1), steps),
-        key=np.where(keys >= 0, keys + step * n_keys, -1), step=step,
-        batch=np.where(micro >= 0, rank * accumulation + micro, -1), needs=np.concatenate(needs),
-        need_offsets=np.cumsum(np.concatenate([[0], *counts])),
-        lane=np.tile([_LANES.index(row.lane) for row in rows], blocks) + len(_LANES) * rank, **column,
-    )  # fmt: skip

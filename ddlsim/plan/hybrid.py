@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ddlsim.plan.chunks import stored_nbytes
+from ddlsim.plan.data_parallel import each_rank, parts_of
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.layouts import Layout
 from ddlsim.plan.norms import Together, with_partial_norms
-from ddlsim.plan.plan import Floats, Plan
-from ddlsim.plan.repeated import each_rank, parts_of
+from ddlsim.plan.plan import Floats
+from ddlsim.plan.program import N_STEPS, StepProgram
 from ddlsim.workload.buckets import Bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import Device
@@ -26,12 +27,11 @@ def hybrid(
     layout: Layout,
     buckets: Callable[[Workload], Sequence[Bucket]] = per_layer,
     *,
-    steps: int = 1,
     accumulation: int = 1,
     at_end: bool = False,
     blocking: bool = False,
-) -> Plan:
-    """Return the plan of ranks that compute each layer in groups which share out its outputs.
+) -> StepProgram:
+    """Return the program of ranks that compute each layer in groups which share out its outputs.
 
     What a layer needs of the samples of its group is exchanged before it (:class:`~ddlsim.plan.layouts.Layout`), and
     the gradients of that go back when the layer has made them: before the gradients of its weights, which hide them.
@@ -45,11 +45,11 @@ def hybrid(
 
     Where the optimizer goes by norms (LARS, LAMB), those of split weights are put together in the groups.
     """
-    each = each_rank(workloads, None, steps, accumulation)
+    each = each_rank(workloads, None, accumulation)
     draft = _Steps(each, layout, buckets, at_end or blocking, blocking, accumulation)
-    for step in range(steps):
+    for step in range(N_STEPS):
         draft.step(step)
-    return with_partial_norms(draft.draft.plan(), each, *_split_tensors(each[0], layout))
+    return StepProgram.of(with_partial_norms(draft.draft.plan(), each, *_split_tensors(each[0], layout)))
 
 
 def replicated(workload: Workload, layout: Layout) -> Workload:
@@ -68,7 +68,7 @@ def _split_tensors(workload: Workload, layout: Layout) -> list[list[Together]]:
     for ways in sorted({layout.ways(i) for i in layout.split}):
         own = [i for i in layout.split if layout.ways(i) == ways]
         n_tensors = int(np.isin(workload.tensor_layer, own).sum())
-        rounds.append([Together(group, n_tensors) for group in layout.members(own[0])])
+        rounds.append([Together(group, n_tensors, len(group)) for group in layout.members(own[0])])
     return rounds
 
 

@@ -15,12 +15,13 @@ ENCODE, DECODE = "encode", "decode"
 #: collectives that sum what has been encoded
 SUMMING = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
 _WORK = {"kind": COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "batch": -1, "first": 0, "end": 0,
-         "part": -1, "holds": 0.0}  # fmt: skip
+         "part": -1, "holds": 0.0, "every": 0}  # fmt: skip
 _NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 def with_evaluations(plan: Plan, name: str) -> Plan:
-    """Return a plan in which the first rank begins every step with other work, of no seconds.
+    """Return a plan in which the first rank (of each copy of a template) begins every step with other work, of no
+    seconds.
 
     That waits for what the first task of a step waits for, if that is all that the rank waits for from the step before;
     where layers of the model arrive one by one it waits for nothing.
@@ -67,6 +68,7 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
         "lane": plan.lane[np.concatenate([encoded, waiting[waited]])],
         "step": np.concatenate([plan.step[encoded], plan.step[waiting[waited]]]),
         "name": len(plan.names) + np.repeat([0, 1], [n, len(waited)]), "part": plan.part[summed],
+        "every": plan.every[summed],
     }  # fmt: skip
     order = np.lexsort((summed, before))
     columns = {name: value[order] if isinstance(value, np.ndarray) else value for name, value in columns.items()}

@@ -1,67 +1,149 @@
-"""Local steps and now and then an average as a plan: every rank updates its own model, and ranks average them."""
+"""Local steps and averages as a step program: every rank updates its own model, and now and then ranks average them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-
-from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.plan.draft import Draft
-from ddlsim.plan.plan import COLUMNS, Part, Plan
+from ddlsim.plan.inserted import DECODE, ENCODE
+from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, UPDATE, Every, Part, Plan
+from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import activation_nbytes
 
+#: names of tasks: what ranks bring to an average is there, and has been averaged
+BRING, MERGE = "bring", "merge"
 
-@checked
-def local_steps(workloads: Sequence[Workload], period: Count, steps: Count = 1, accumulation: Count = 1) -> Plan:
-    """Return the plan of ranks that make `steps` steps by themselves, and all-reduce their parameters after every
-    `period` of them (Stich 2019, arXiv:1805.09767, algorithm 1).
+
+@dataclass(frozen=True)
+class Average:
+    """An all-reduce of what ranks bring in some steps, and that they go on with `delay` steps later.
+
+    steps     in which they bring something
+    delay     0: they wait for it in the same step
+    first     the first step in which they go on with an average; None: `delay` after the first in which they bring
+              something. If it is earlier, there is nothing to wait for
+    at_begin  they bring it before the local step, otherwise after it
+    gradients it is of gradients, before the update
+    share     of the bytes of all parameters
+    groups    ranks that average together; None: all
+    """
+
+    steps: Every
+    delay: int = 0
+    first: int | None = None
+    at_begin: bool = False
+    gradients: bool = False
+    share: float = 1.0
+    groups: Sequence[Sequence[int]] | None = None
+
+    @property
+    def arrivals(self) -> Every:
+        """The steps in which an average is waited for."""
+        steps, late = self.steps, self.delay
+        return steps._replace(offset=steps.offset + late, begin=steps.begin + late, end=steps.end + late)
+
+    @property
+    def merges(self) -> Every:
+        """The steps in which ranks go on with an average."""
+        return self.arrivals if self.first is None else self.arrivals._replace(begin=self.first)
+
+
+def local_steps(
+    workloads: Sequence[Workload], averages: Sequence[Average], accumulation: int = 1, *, codes: bool = False
+) -> StepProgram:
+    """Return the program of ranks that make local steps, and average now and then (Stich 2019, arXiv:1805.09767).
 
     workloads     of each rank
     accumulation  micro-batches of each rank in a step
+    codes         averages are encoded and decoded
 
-    No gradients are summed over ranks, so :meth:`Plan.check`, which proves that they are, refuses it. Raises
-    ConfigError for no workloads.
+    Average i is part i of the program. No gradients need be summed over ranks, so :meth:`Plan.check`, which proves that
+    they are, refuses its plans. Raises ConfigError for no workloads.
     """
     if not workloads:
         raise ConfigError("local_steps: workloads is empty; give one for each rank")
-    different = {id(each): each for each in workloads}
-    drafts = {key: _alone(each, period, steps, accumulation) for key, each in different.items()}
-    plans = [drafts[id(each)] for each in workloads]
-    n, rows, n_lanes = len(plans), len(plans[0]), len(plans[0].lanes)
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(each, name) for each in plans]) for name in (*COLUMNS, "needs")
-    }
-    rank = np.repeat(np.arange(n), rows)
-    columns["lane"] += n_lanes * rank
-    columns["batch"] += np.where(columns["batch"] >= 0, accumulation * rank, 0)
-    columns["needs"] += rows * np.repeat(np.arange(n), len(plans[0].needs))
-    counts = np.tile(np.diff(plans[0].need_offsets), n)
-    return Plan(
-        lanes=tuple(lane._replace(rank=r) for r in range(n) for lane in plans[0].lanes), groups=(tuple(range(n)),),
-        parts=plans[0].parts, names=(), n_layers=plans[0].n_layers, need_offsets=np.cumsum([0, *counts.tolist()]),
-        **columns,
-    )  # fmt: skip
+    n = len(workloads)
+    return StepProgram.replicated(
+        workloads,
+        lambda work: _template(work, averages, accumulation, codes=codes),
+        accumulation,
+        [[range(n)] if each.groups is None else each.groups for each in averages],
+    )
 
 
-def _alone(workload: Workload, period: int, steps: int, accumulation: int) -> Plan:
-    """Return the rows of one rank, as if it were alone."""
-    layers = (0, len(workload.forward))
+def _template(workload: Workload, averages: Sequence[Average], accumulation: int, *, codes: bool) -> Plan:
+    n_layers = len(workload.forward)
     stored = activation_nbytes(workload.model, workload.precision) * workload.batch_size
-    draft = Draft(layers[1], [Part(workload.gradient_nbytes, *layers)])
-    needs: list[int] = []
-    for step in range(steps):
-        for batch in range(accumulation):
-            draft.work(
-                0, workload.forward_time, kind="forward", step=step, batch=batch, layers=layers, needs=needs,
-                holds=stored,
-            )  # fmt: skip
-            needs = []
-            draft.work(0, workload.backward_time, kind="backward", step=step, batch=batch, layers=layers, holds=-stored)
-        needs = [draft.work(0, workload.optimizer, kind="update", layers=layers, step=step)]
-        if (step + 1) % period == 0:
-            needs = draft.all_reduce([0], workload.gradient_nbytes, [needs], step=step)
-    return draft.plan()
+    cycles: list[Every] = []
+    rows: list[Row] = []
+    joined: dict[int, int] = {}  # row of each average's collective
+    names = (ENCODE, DECODE, BRING, MERGE)
+
+    def number(every: Every) -> int:
+        if every not in cycles:
+            cycles.append(every)
+        return cycles.index(every) + 1
+
+    def add(kind: int, seconds: float = 0.0, lane: str = "compute", **more: object) -> int:
+        rows.append(Row(0, lane, kind, seconds, **more))  # type: ignore[arg-type]  # its fields
+        return len(rows) - 1
+
+    def bring(i: int) -> None:
+        average = averages[i]
+        every = number(average.steps)
+        after = len(rows) - 1
+        if average.at_begin:
+            after = add(COMPUTE, name=names.index(BRING), every=every)
+        if codes:
+            after = add(COMPUTE, name=names.index(ENCODE), part=i, every=every)
+        nbytes = average.share * workload.gradient_nbytes
+        joined[i] = add(
+            ALL_REDUCE, lane=f"stream {i}" if i else "stream", nbytes=nbytes, part=i, group=i, number=i, every=every,
+            needs=[after],
+        )  # fmt: skip
+
+    def merge(i: int) -> None:
+        average = averages[i]
+        waits: dict[str, list[int]] = {"needs": [], "before": []}
+        if average.delay == 0:
+            waits["needs"] = [joined[i]]
+        arrivals = number(average.arrivals)
+        begin = len(rows)
+        if codes:
+            add(COMPUTE, name=names.index(DECODE), part=i, every=arrivals, needs=[*waits["needs"]])
+        add(UPDATE, name=names.index(MERGE), part=i, every=number(average.merges), needs=[*waits["needs"]])
+        if average.delay:
+            late.append((i, range(begin, len(rows))))
+
+    late: list[tuple[int, range]] = []
+    of_gradients = [i for i, each in enumerate(averages) if each.gradients]
+    after = [i for i, each in enumerate(averages) if not each.gradients]
+    for i in after:
+        if averages[i].at_begin:
+            bring(i)
+    for micro in range(accumulation):
+        add(FORWARD, workload.forward_time, micro=micro, end=n_layers, holds=stored)
+        add(BACKWARD, workload.backward_time, micro=micro, end=n_layers, holds=-stored)
+    for i in of_gradients:
+        bring(i)
+        merge(i)
+    add(UPDATE, workload.optimizer, end=n_layers)
+    for i in after:
+        if averages[i].delay == 0 and not averages[i].at_begin:
+            bring(i)
+        merge(i)
+        if averages[i].delay and not averages[i].at_begin:
+            bring(i)
+    for i, own in late:
+        for row in own:
+            rows[row].before = [(joined[i], averages[i].delay)]
+    lanes = {(0, "compute"): 0}
+    step = step_of(rows, lanes)
+    n_steps = max([N_STEPS, *(each.delay + 2 for each in averages)])
+    return template_of(
+        [step] * n_steps, lanes, groups=[(0,)] * len(averages),
+        parts=[Part(each.share * workload.gradient_nbytes, 0, n_layers) for each in averages], n_layers=n_layers,
+        names=names, cycles=tuple(cycles),
+    )  # fmt: skip

@@ -18,18 +18,21 @@ NORMS = "layer norms"
 
 
 class Together(NamedTuple):
-    """Ranks that each have a part of some tensors."""
+    """A group of a plan whose members each have a part of some tensors: `size` ranks, of which a place of a template
+    stands for several."""
 
     ranks: Sequence[int]
     n_tensors: int
+    size: int
 
 
-def with_shared_norms(plan: Plan, workloads: Sequence[Workload]) -> Plan:
+def with_shared_norms(plan: Plan, workloads: Sequence[Workload], n_ranks: int) -> Plan:
     """Return the plan in which each of N ranks computes an N-th of the layers' norms before it updates, and an
     all-gather brings everybody one fp32 number for each tensor (Shi et al. 2021, arXiv:2010.10458, "parallel tensor
     operator").
 
-    workloads  of each rank; an update takes their time without the norms, which are shared out evenly
+    workloads  of each place of the template; an update takes their time without the norms
+    n_ranks    that share the norms out evenly
 
     Raises ConfigError for a rule without norms, and for a plan that updates layers one by one.
     """
@@ -37,8 +40,8 @@ def with_shared_norms(plan: Plan, workloads: Sequence[Workload]) -> Plan:
         rule = workloads[0].rule
         why = "no optimizer is given" if rule is None else f"{rule} has no norms of layers"
         raise ConfigError(f"shared_norms: {why}; train with LARS or LAMB, or leave it out")
-    everybody = range(len(workloads)), FP32_NBYTES * len(workloads[0].tensor_layer)
-    return _with_norms(plan, workloads, 1.0 / len(workloads), ALL_GATHER, [[everybody]])
+    everybody = (0,), FP32_NBYTES * len(workloads[0].tensor_layer)
+    return _with_norms(plan, workloads, 1.0 / n_ranks, ALL_GATHER, [[everybody]])
 
 
 def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Sequence[Together]) -> Plan:
@@ -52,29 +55,23 @@ def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Seque
     Raises ConfigError for a plan that updates layers one by one.
     """
     sums = [
-        [(ranks, 2.0 * FP32_NBYTES * n) for ranks, n in each if n and len(ranks) > 1]
+        [(ranks, 2.0 * FP32_NBYTES * n) for ranks, n, size in each if n and size > 1]
         for each in rounds if any(workload.norms > 0.0 for workload in workloads)
     ]  # fmt: skip
     sums = [each for each in sums if each]
     return _with_norms(plan, workloads, 1.0, ALL_REDUCE, sums) if sums else plan
 
 
-def neighbours(workloads: Sequence[Workload], size: int) -> list[Together]:
-    """Return ranks that share out all tensors, so many neighbours at a time."""
-    n_tensors = len(workloads[0].tensor_layer)
-    return [Together(range(first, first + size), n_tensors) for first in range(0, len(workloads), size)]
-
-
 def with_stage_norms(plan: Plan, workloads: Sequence[Workload], replicas: int) -> Plan:
-    """Return the plan of a pipeline whose replicas, neighbours, share what a stage updates: :func:`with_partial_norms`.
+    """Return the template of a pipeline whose replicas share what a stage updates: :func:`with_partial_norms`.
 
-    workloads  of each rank, of the whole model
+    workloads  of each stage, of the whole model
     """
     layer, together = workloads[0].tensor_layer[:, None], []
-    for first in range(0, plan.n_ranks, replicas) if any(workload.norms > 0.0 for workload in workloads) else ():
-        rows = np.flatnonzero((plan.kind == UPDATE) & (plan.rank == first) & (plan.step == 0))
+    for stage in range(plan.n_ranks) if any(workload.norms > 0.0 for workload in workloads) else ():
+        rows = np.flatnonzero((plan.kind == UPDATE) & (plan.rank == stage) & (plan.step == 0))
         updated = ((layer >= plan.first[rows]) & (layer < plan.end[rows])).any(axis=1)
-        together.append(Together(range(first, first + replicas), int(updated.sum())))
+        together.append(Together((stage,), int(updated.sum()), replicas))
     return with_partial_norms(plan, workloads, together)
 
 

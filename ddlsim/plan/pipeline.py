@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.plan.asynchronous_pipeline import asynchronous_pipeline
+from ddlsim.plan.asynchronous_pipeline import asynchronous_template
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.mesh import Mesh
-from ddlsim.plan.pipeline_blocks import Step, step_of
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, pass_order
-from ddlsim.plan.pipeline_rows import groups_of
-from ddlsim.plan.pipeline_template import RECOMPUTE
-from ddlsim.plan.plan import COMPUTE, Lane, Plan
+from ddlsim.plan.pipeline_steps import flushed_template
+from ddlsim.plan.plan import Plan
+from ddlsim.plan.program import StepProgram
 from ddlsim.workload.buckets import Bucket, one_bucket
 from ddlsim.workload.compute import Workload
 
@@ -29,13 +27,12 @@ def pipeline(
     micro_batches: Count,
     order: str | Sequence[Sequence[tuple[str, int, int]]] = "1f1b",
     *,
-    steps: Count = 1,
     recompute: bool = False,
     buckets: Callable[[Workload], Sequence[Bucket]] = one_bucket,
     sharded: bool = False,
     p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped",
-) -> Plan:
-    """Return the plan of a model that is split over the pipeline axis of a mesh, in replicas along its data axis.
+) -> StepProgram:
+    """Return the program of a model that is split over the pipeline axis of a mesh, in replicas along its data axis.
 
     chunks         of the model, in forward order, as :func:`ddlsim.plan.balanced` or :func:`ddlsim.plan.chunks_at` cut
                    it; one for each stage, or several (interleaved and V-shaped orders)
@@ -74,12 +71,30 @@ def pipeline(
                     f"pipeline: {name} = {value!r}: goes with orders whose steps end before the next begin, not with "
                     f"{order!r}"
                 )
-        return asynchronous_pipeline(chunks, mesh, micro_batches, order, steps, recompute=recompute, buckets=buckets)
+        template = asynchronous_template(chunks, mesh, micro_batches, order, recompute=recompute, buckets=buckets)
+        batches = (mesh.data, 1, micro_batches * mesh.data)
+        return _in_replicas(template, mesh, batches)
     table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     if p2p == "in turns" and (order != "1f1b" or len(chunks) > mesh.pipeline):
         raise ConfigError("pipeline: p2p = 'in turns': goes with order '1f1b' and one chunk per stage; use 'exchange'")
-    step = step_of(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, p2p=p2p)
-    return _repeated(step, mesh, micro_batches, steps, chunks[-1].end)
+    template = flushed_template(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, p2p=p2p)
+    return _in_replicas(template, mesh, (1, micro_batches, 0))
+
+
+def _in_replicas(template: Plan, mesh: Mesh, batches: tuple[int, int, int]) -> StepProgram:
+    """Return the program of the replicas of a pipeline. A group of one stage is its replicas; one of several stages is
+    there once in each replica."""
+    ranks = mesh.ranks[:, :, 0]
+    groups: dict[tuple[int, ...], int] = {}
+    of = np.zeros((mesh.data, len(template.groups)), dtype=np.int64)
+    for nth, stages in enumerate(template.groups):
+        for replica, own in enumerate(ranks):
+            members = ranks[:, stages[0]] if len(stages) == 1 else own[list(stages)]
+            of[replica, nth] = groups.setdefault(tuple(members.tolist()), len(groups))
+    return StepProgram(
+        templates=(template,), ranks=ranks, groups=tuple(groups), group_of=of, template_of=np.zeros_like(ranks),
+        batches=batches,
+    )  # fmt: skip
 
 
 def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:
@@ -91,50 +106,3 @@ def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:
     ends = [0, *(chunk.end for chunk in chunks)]
     if not chunks or any(chunk.first != end for chunk, end in zip(chunks, ends, strict=False)):
         raise ConfigError("pipeline: chunks: must be all layers in their order, as balanced() or chunks_at() cuts them")
-
-
-def _repeated(once: Step, mesh: Mesh, micro_batches: int, steps: int, n_layers: int) -> Plan:
-    """Return the plan in which every replica does the rows, step by step."""
-    replicas, n, column = mesh.data, len(once.columns["kind"]), once.columns
-    replica, ranks = np.arange(replicas)[:, None], mesh.ranks[:, :, 0]
-    groups, group_of = groups_of(once.groups, ranks)
-    number, alone, micro = column["number"], replicas * once.n_alone, column["micro"]
-    key = np.where(column["shared"], alone + number, replica * once.n_alone + number)
-    peer = np.where(column["to"] >= 0, ranks[:, column["to"]], -1)
-    each: dict[str, Any] = {
-        name: column[name] for name in ("kind", "seconds", "nbytes", "first", "end", "part", "holds")
-    } | {
-        "lane": replica * len(once.lanes) + column["lane"], "name": np.where(column["kind"] == COMPUTE, 0, -1),
-        "peer": np.where(column["group"] >= 0, group_of[:, column["group"]], peer),
-        "batch": np.where(micro >= 0, replica * micro_batches + micro, -1),
-    }  # fmt: skip
-    values: dict[str, Any] = {
-        name: _tiled(one, steps * (replicas if one.ndim == 1 else 1)) for name, one in each.items()
-    }
-    key = np.concatenate([np.where(number >= 0, key + step * (alone + once.n_shared), -1) for step in range(steps)])
-    return Plan(
-        lanes=tuple(Lane(int(ranks[r, stage]), name) for r in range(replicas) for stage, name in once.lanes),
-        groups=groups, parts=once.parts, names=(RECOMPUTE,), n_layers=n_layers,
-        step=np.concatenate([np.full(n * replicas, step) for step in range(steps)]), key=key.ravel(), **values,
-        **_needs(once, n, replicas, steps),
-    )  # fmt: skip
-
-
-def _tiled(values: npt.NDArray[Any], times: int) -> npt.NDArray[Any]:
-    return np.concatenate([values.ravel()] * times)
-
-
-def _needs(once: Step, n: int, replicas: int, steps: int) -> dict[str, Any]:
-    """Return the needs as a CSR: of the first step those inside it, of others also those of the step before."""
-    counts, needs = [], []
-    first = once.needs
-    later = [np.concatenate(each) for each in zip(first, (once.before[0], once.before[1] - replicas * n), strict=True)]
-    shapes = []
-    for row, need in (first, later)[: min(steps, 2)]:
-        shapes.append((need[np.argsort(row, kind="stable")], np.bincount(row, minlength=n)))
-    for step in range(steps):
-        flat, lengths = shapes[min(step, 1)]
-        begins = (step * replicas + np.arange(replicas)) * n
-        needs.append((begins[:, None] + flat).ravel())
-        counts.append(_tiled(lengths, replicas))
-    return {"needs": np.concatenate(needs), "need_offsets": np.cumsum(np.concatenate([[0], *counts]))}

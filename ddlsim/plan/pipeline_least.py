@@ -26,7 +26,7 @@ from ddlsim.plan.chunks import Chunk, crossing_nbytes
 from ddlsim.plan.interfaces import least_crossing
 from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import PassOrder, pass_order
-from ddlsim.plan.pipeline_rows import Tie, tie_of
+from ddlsim.plan.pipeline_steps import Tie, tie_of
 from ddlsim.plan.plan import Floats, Ints
 from ddlsim.workload.compute import Workload
 

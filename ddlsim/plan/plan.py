@@ -10,6 +10,7 @@ send ends when it has been delivered, and so does the receive, unless that start
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,6 +39,7 @@ Bools = npt.NDArray[np.bool_]
 #: the columns of a plan with one entry per row
 COLUMNS = (
     "lane", "kind", "name", "seconds", "nbytes", "peer", "key", "step", "batch", "first", "end", "part", "holds",
+    "every",
 )  # fmt: skip
 #: what a task can be; ``Plan.kind`` holds places in this list. From all_reduce on they are collectives
 KINDS = (
@@ -75,6 +77,22 @@ class Part(NamedTuple):
     tied: int = -1
 
 
+class Every(NamedTuple):
+    """Steps in which a task takes place, of the steps 1, 2, ...: those from `begin` to `end` whose number is `offset`
+    modulo `period`, but for multiples of `unless` (0: all of them)."""
+
+    period: int
+    offset: int = 0
+    begin: int = 1
+    end: float = math.inf
+    unless: int = 0
+
+    def includes(self, step: int) -> bool:
+        """Return whether the task takes place in a step."""
+        inside = self.begin <= step <= self.end and (step - self.offset) % self.period == 0
+        return inside and not (self.unless and step % self.unless == 0)
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Plan:
     """Tasks of the ranks 0..n_ranks-1, as columns of shape (n,) if nothing else is said.
@@ -88,6 +106,7 @@ class Plan:
     n_layers      layers of the model, 0..n_layers-1 in forward order
     servers       ranks that are parameter servers: the last members of the groups of push_pulls, in which the other
                   members give gradients and get their sum; server i has the i-th part of the bytes
+    cycles        steps that the rows of ``every`` point to
     delays        (n_layers,) where micro-batches pass several steps at once (asynchronous pipelines): how many updates
                   older than the weights that its gradient changes those are that a micro-batch passes a layer with,
                   forward and backward. Batches then are numbered over all steps, a pass is in the step in which its
@@ -111,6 +130,8 @@ class Plan:
                   cut, twice; others: 0 and 0
     part          collective: which gradients it sums, or of which the updated weights it brings; -1 if none
     holds         bytes of memory that the rank takes when the task starts (above 0) or gives back at its end (below)
+    every         templates of programs: 0 for a task of every step, else it takes place in the steps
+                  ``cycles[every - 1]`` only; zeros if nothing is given
     need_offsets  (n + 1,) row i starts after the rows ``needs[need_offsets[i]:need_offsets[i + 1]]`` have ended
     needs         (n_needs,) rows
 
@@ -126,6 +147,7 @@ class Plan:
     n_layers: int
     servers: tuple[int, ...] = ()
     delays: tuple[int, ...] = ()
+    cycles: tuple[Every, ...] = ()
     lane: Ints
     kind: Ints
     name: Ints
@@ -139,11 +161,14 @@ class Plan:
     end: Ints
     part: Ints
     holds: Floats
+    every: Ints = ()  # type: ignore[assignment]  # zeros
     need_offsets: Ints
     needs: Ints
 
     def __post_init__(self) -> None:
         n = len(self.lane)
+        if not len(self.every):
+            object.__setattr__(self, "every", np.zeros(n, dtype=np.int64))
         for name in (*COLUMNS, "need_offsets", "needs"):
             dtype = np.float64 if name in ("seconds", "nbytes", "holds") else np.int64
             column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
@@ -166,7 +191,7 @@ class Plan:
             ("holds", self.holds, -np.inf, np.inf), ("key", self.key, -1, n), ("step", self.step, 0, n),
             ("batch", self.batch, -1, n),
             ("first", self.first, 0, self.n_layers + 1), ("end", self.end, 0, self.n_layers + 1),
-            ("part", self.part, -1, len(self.parts)),
+            ("part", self.part, -1, len(self.parts)), ("every", self.every, 0, len(self.cycles) + 1),
             ("peer", self.peer, -1, np.where(grouped, len(self.groups), self.n_ranks)),
         ]  # fmt: skip
         for name, column, low, high in limits:

@@ -224,7 +224,7 @@ def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
     """Return the plan of the steps that are simulated, each of which is an update; None if the strategy has none."""
     experiment = candidate.experiment
     strategy, warmup, last = contract.of(experiment.strategy), experiment.window[0], sum(experiment.window)
-    if not strategy.defines("plan"):
+    if not strategy.has_plan:
         return None
     if any(strategy.updates(steps, candidate.workers) != steps for steps in (warmup, last)):
         return None

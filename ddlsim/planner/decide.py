@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
+from ddlsim.cluster.machines import machines_of
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
@@ -28,7 +29,6 @@ from ddlsim.readable import count, duration, percent
 from ddlsim.run.checkpoint_intervals import best_checkpoint_interval
 from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, TrainingLike
 from ddlsim.run.living import has_life
-from ddlsim.run.parts import machines_of
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.sensitivity import sensitivities

@@ -11,7 +11,6 @@ import numpy as np
 
 from ddlsim.readable import count, duration, percent, rate, seconds, si, size, spread
 from ddlsim.run.costs import energy_assumptions
-from ddlsim.run.elastic_life import ElasticLife
 from ddlsim.run.metrics import METRICS
 from ddlsim.strategies import contract
 from ddlsim.text_tables import aligned, labelled
@@ -154,7 +153,7 @@ def _life(result: Result) -> list[tuple[str, str]]:
         return []
     life = result.life
     text = f"{rate(result.goodput)} over {duration(life.end)} with {count(len(life.events), 'failure')}"
-    if isinstance(life, ElasticLife):
+    if life.groups:
         sizes = [workers for _, workers in life.groups]
         text += f", {min(sizes)} to {max(sizes)} workers"
     return [("goodput", text), ("life goes to", life.goes_to)]
@@ -183,7 +182,7 @@ def _transport(result: Result) -> list[tuple[str, str]]:
 
 def _costs(result: Result) -> list[tuple[str, str]]:
     """Return what a run costs and draws, as far as that is known, and per million samples."""
-    million = 1e6 / result.useful_throughput
+    million = 1e6 / result.useful_throughput if result.useful_throughput else math.inf
     price, power = result.known("cost_rate"), result.known("power")
     rows = []
     if price is not None:

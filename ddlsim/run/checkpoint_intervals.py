@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.life import daly_interval, live, young_interval
+from ddlsim.life.failures import units
 from ddlsim.readable import duration, percent, seconds
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import timeline_of
-from ddlsim.run.parts import n_replaced, units
 from ddlsim.run.simulate import run
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.units import si
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 TRIED = tuple(np.geomspace(0.25, 4.0, 13).tolist())
 
 
-@dataclass(frozen=True)
-class Tried:
+class Tried(NamedTuple):
     """An interval between checkpoints in s, the share of the time that counts with it, and its standard error."""
 
     interval: float
@@ -62,8 +61,7 @@ class CheckpointIntervals:
         """One row per interval tried: interval (s), effective (share of the time that counts), error (standard)."""
         import pandas as pd
 
-        return pd.DataFrame([(one.interval, one.effective, one.error) for one in self.tried],
-                            columns=["interval", "effective", "error"])  # fmt: skip
+        return pd.DataFrame(list(self.tried))
 
     def _rows(self) -> list[tuple[str, str]]:
         return [
@@ -105,10 +103,9 @@ def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> C
             "failures=Failures('50000 h'), checkpoints=Checkpoints('10 min', bandwidth='2 GB/s')"
         )
     result = run(experiment.with_(checkpoints=replace(checkpoints, every=math.inf)))
-    n_units = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
-    machines = n_replaced(failures, result.cluster, result.nodes.tolist())
+    parts = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
     start = timeline_of(result)
-    mtbf = si(failures.mtbf, "time") / n_units
+    mtbf = si(failures.mtbf, "time") / len(parts)
     if not start.cost.stall:
         raise ConfigError("best_checkpoint_interval: checkpoints that cost nothing are best made after every step")
     daly = daly_interval(mtbf, start.cost.stall)
@@ -116,12 +113,10 @@ def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> C
     tried = []
     for every in sorted({max(share * daly, least) for share in TRIED}):
         timeline = replace(start, every=every)
-        shares = np.array([
-            live(
-                timeline, failures, n_units, timeline.length, machines=machines, seed=experiment.seed, life=life
-            ).effective
-            for life in range(lives)
-        ])  # fmt: skip
+        timelines = [
+            live(timeline, failures, parts, timeline.length, seed=experiment.seed, life=life) for life in range(lives)
+        ]
+        shares = np.array([each.effective for each in timelines])
         error = float(shares.std(ddof=1) / math.sqrt(lives)) if lives > 1 else math.nan
         tried.append(Tried(every, float(shares.mean()), error))
     return CheckpointIntervals(mtbf, start.cost.stall, young_interval(mtbf, start.cost.stall), daly, tuple(tried))

@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
-from ddlsim.run.crashes import seconds_away
 from ddlsim.workload.devices import Device, load_device
 
 if TYPE_CHECKING:
@@ -109,8 +108,6 @@ def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
     cluster, elapsed, total = result.cluster, result.elapsed, 0.0
     away = result.life.away if result.has_life else None  # machines that are out of service draw nothing
-    if result.recorder.down is not None:
-        away = np.array(seconds_away(result))
     there = np.full(result.n_workers, elapsed) if away is None else elapsed - away
     for node, busy, present in zip(result.nodes.tolist(), _computed(result).tolist(), there.tolist(), strict=True):
         device = _device(cluster, node, result.experiment.device)

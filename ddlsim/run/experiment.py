@@ -19,7 +19,8 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Training
-from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, RandomFaults, Stop
+from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, RandomFaults, SlowDown, Stop
+from ddlsim.life.faults import Fault
 from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
@@ -29,7 +30,7 @@ from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
 from ddlsim.workload.devices import Device, DeviceLike
 from ddlsim.workload.input import Copies, Input
-from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown, Spread
+from ddlsim.workload.jitter import Jitter, NoJitter, Spread
 from ddlsim.workload.model import Model, ModelLike
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
@@ -40,7 +41,7 @@ def _slow_downs(value: object, where: str) -> object:
 
 
 def _faults(value: object, where: str) -> object:
-    return _FAULTS((value,) if isinstance(value, Stop | LinkFault | RandomFaults) else value, where)
+    return _FAULTS(value if isinstance(value, list | tuple) else (value,), where)
 
 
 def _neighbours(value: object, where: str) -> object:
@@ -81,10 +82,12 @@ def _speeds(value: object, where: str) -> object:
 #: warm-up and measured steps by default, before rounding up to whole cycles
 WARMUP, STEPS = 2, 10
 
-AnyFault = Stop | LinkFault | RandomFaults
+AnyFault = Stop | LinkFault | RandomFaults | Fault
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0"], ...]))
 _SLOW_DOWNS = cast(Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...]))
-_FAULTS = cast(Rule, rule_of(tuple[Annotated[AnyFault, "a Stop, a LinkFault or RandomFaults"], ...]))
+_FAULTS = cast(
+    Rule, rule_of(tuple[Annotated[AnyFault, "a Stop, a LinkFault, RandomFaults or an object with effects"], ...])
+)
 #: how many workers, or where
 WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(_places)]
 StrategyLike = Annotated[
@@ -135,8 +138,8 @@ class Experiment:
     device          device of all workers, instead of the cluster's own
     jitter          distribution of a factor on every step's compute time
     slow_downs      transient slow-downs of some workers
-    faults          workers that stand still for a while (Stop), links that are slow or down (LinkFault), and what
-                    comes at random (RandomFaults)
+    faults          workers that stand still for a while (Stop), links that are slow or down (LinkFault), what comes at
+                    random (RandomFaults), and faults of your own: objects with effects
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
     input           where samples come from, an Input, or how they come into devices, Copies; None: they are there

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.machines import memory_nodes
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.network import Network
 from ddlsim.runtime.feed import Feed
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import INPUT, Recorder
-from ddlsim.runtime.servers import memory_nodes
 from ddlsim.runtime.worker import Process, all_of
 from ddlsim.strategies import contract
 from ddlsim.units import si

@@ -44,7 +44,7 @@ from ddlsim.bundled import split_options
 from ddlsim.compression.choice import Compression
 from ddlsim.errors import ConfigError, DdlsimError, shown, unknown_name
 from ddlsim.learning import Dirichlet, Phase, Training
-from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, RandomFaults, Stop
+from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, RandomFaults, SlowDown, Stop
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
@@ -148,7 +148,7 @@ FIELDS: Mapping[str, Kinds] = {
     **PARTS,
     "strategy": {**STRATEGIES, "splits": strategies.Splits},  # of a study, and of a question to `recommend`
     "jitter": JITTER,
-    "slow_downs": {"slow-down": jitters.SlowDown},
+    "slow_downs": {"slow-down": SlowDown},
     "faults": {"stop": Stop, "link-fault": LinkFault, "random-faults": RandomFaults},
     "speed": {"spread": Spread},
     "input": {"input": Input, "copies": Copies},

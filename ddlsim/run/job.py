@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, cast
 
 import numpy as np
 
 from ddlsim.arguments import Index, by, checked, one_of, quantity
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.machines import rack_of_hosts
 from ddlsim.errors import ConfigError, shown
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.parts import racks
 from ddlsim.streams import stream
+from ddlsim.units import si
 
 PLACEMENTS = ("packed", "spread", "random")
 
@@ -33,7 +35,7 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
     order = cluster.locality_order(cluster.workers).tolist()
     ready = [place for place in order if place in set(free)]
     machine = cluster.host_of[cluster.workers]
-    rack_of = racks(cluster)
+    rack_of = rack_of_hosts(cluster)
     n_hosts = len(cluster.host_names)  # a machine on no switch is a rack of its own
     in_rack = np.array([rack_of.get(host, cluster.n_nodes + host) for host in range(n_hosts)])
     switch = np.unique(in_rack, return_inverse=True)[1].reshape(-1)[machine]
@@ -107,6 +109,11 @@ class Job:
                 f"Job: placement = {shown(self.placement)} beside an experiment with workers = {list(workers)}; "
                 "give workers a number, or leave placement out"
             )
+
+    def phases(self) -> list[tuple[float, float, Job]]:
+        """Return (s, s, the job as it is meanwhile, from 0 s on for ever); empty where it is always there."""
+        start = si(self.start, "time")
+        return [(start, math.inf, replace(self, start=0.0))] if start else []
 
     def n_workers(self, n_devices: int) -> int:
         """Return on how many devices it runs, of a cluster that has `n_devices`."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.machines import machines_of, memory_nodes
 from ddlsim.errors import ConfigError, nearest
 from ddlsim.life import Checkpoints, Failures, Life, Timeline, live
 from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
+from ddlsim.life.engine import Outages, TakeTurns, Windows, covered, seconds_missing, windows
+from ddlsim.life.failures import units
 from ddlsim.network import Network
 from ddlsim.run.paces import with_epochs
-from ddlsim.run.parts import n_replaced, units
 from ddlsim.runtime.loop import Loop
-from ddlsim.runtime.servers import memory_nodes
 from ddlsim.runtime.worker import Process, all_of
 from ddlsim.strategies import contract
 from ddlsim.units import si
@@ -43,41 +44,32 @@ def has_life(experiment: Experiment) -> bool:
 
 def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
     """Raise ConfigError for failures and checkpoints that the experiment cannot have, before it is simulated."""
-    failures = experiment.failures
-    if contract.of(experiment.strategy).is_asynchronous:
+    failures, elastic, checkpoints = experiment.failures, experiment.elastic, experiment.checkpoints
+    if free := contract.of(experiment.strategy).is_asynchronous:
         check_free(experiment)
-    if failures is not None and failures.per == "switch":
-        if len(set(memory_nodes(cluster, list(nodes)))) < 2:
+    if failures is None and elastic is not None:
+        raise ConfigError("elastic without failures has no effect; give failures=Failures('50000 h', per='host')")
+    if failures is not None:
+        if failures.per == "switch" and len(set(memory_nodes(cluster, nodes))) < 2:
             raise ConfigError("failures: per = 'switch', but the run is on one machine; use 'host' or 'device'")
-    elif failures is not None:
-        failures.events(units(failures, cluster, nodes))  # which reads a trace
-        _check_repair(experiment, failures)
-        _check_warning(experiment, failures)
-    if experiment.elastic is not None:
-        _check_elastic(experiment)
-    if experiment.checkpoints is not None:
-        cost_of(experiment.checkpoints, cluster, nodes, workload).check(experiment.checkpoints.interval)
-
-
-def _check_repair(experiment: Experiment, failures: Failures) -> None:
-    """Raise ConfigError for a synchronous training that would wait for ever."""
-    if not math.isinf(si(failures.repair, "time")) or not failures.takes_machines or failures.trace is not None:
-        return
-    never_fails = math.isinf(si(failures.mtbf or math.inf, "time"))
-    if experiment.elastic is None and not contract.of(experiment.strategy).is_asynchronous and not never_fails:
-        raise ConfigError(
-            "failures: repair = inf: the training would wait for ever once its spares are used up; say how long a "
-            "repair takes, or let it go on with fewer workers, elastic=ddlsim.Elastic()"
-        )
-
-
-def _check_warning(experiment: Experiment, failures: Failures) -> None:
-    """Raise ConfigError for a warning that nobody heeds."""
-    if failures.warning is not None and experiment.checkpoints is None and experiment.elastic is None:
-        raise ConfigError(
-            f"failures: warning = {failures.warning!r} has no effect without something to do then; give checkpoints, "
-            "or elastic=ddlsim.Elastic()"
-        )
+        if failures.per != "switch":
+            failures.events(len(units(failures, cluster, nodes)))  # which reads a trace
+        if failures.never_repairs and elastic is None and not free:
+            raise ConfigError(
+                "failures: repair = inf: the training would wait for ever once its spares are used up; say how long a "
+                "repair takes, or let it go on with fewer workers, elastic=ddlsim.Elastic()"
+            )
+        if failures.warning is not None and checkpoints is None and elastic is None:
+            raise ConfigError(
+                f"failures: warning = {failures.warning!r} has no effect without something to do then; give "
+                "checkpoints, or elastic=ddlsim.Elastic()"
+            )
+        if elastic is not None and failures.per in ("switch", "job"):
+            raise ConfigError(
+                f"elastic: failures per = {failures.per!r} leave no workers that could go on; use 'device', 'host' or "
+                "'rack', or leave elastic out"
+            )
+    interval_of(checkpoints, cluster, nodes, workload)
 
 
 def check_free(experiment: Experiment) -> None:
@@ -98,17 +90,6 @@ def check_free(experiment: Experiment) -> None:
         raise ConfigError(
             f"failures: per = {failures.per!r}: workers of {label} do not stop for each other; use 'device', 'host' or "
             "'rack'"
-        )
-
-
-def _check_elastic(experiment: Experiment) -> None:
-    """Raise ConfigError for what does not go with an elastic run."""
-    if experiment.failures is None:
-        raise ConfigError("elastic without failures has no effect; give failures=Failures('50000 h', per='host')")
-    if experiment.failures.per in ("switch", "job"):
-        raise ConfigError(
-            f"elastic: failures per = {experiment.failures.per!r} leave no workers that could go on; use 'device', "
-            "'host' or 'rack', or leave elastic out"
         )
 
 
@@ -167,6 +148,18 @@ def cost_of(checkpoints: Checkpoints, cluster: Cluster, nodes: Sequence[int], wo
     return Cost(copied + written, 0.0, load, nbytes)
 
 
+def interval_of(
+    checkpoints: Checkpoints | None, cluster: Cluster, nodes: Sequence[int], workload: Workload
+) -> tuple[float, Cost]:
+    """Return the s of training between two checkpoints, inf without any, and what one costs. Raises ConfigError for one
+    that takes longer than that."""
+    if checkpoints is None:
+        return math.inf, NO_CHECKPOINTS
+    cost = cost_of(checkpoints, cluster, nodes, workload)
+    cost.check(checkpoints.interval)
+    return checkpoints.interval, cost
+
+
 def _goals(to: str, cluster: Cluster, machines: list[int]) -> list[int]:
     if to == "peers":
         if len(machines) < 2:
@@ -205,30 +198,115 @@ def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0)
     if not has_life(experiment):
         raise ConfigError("nothing disturbs the run: give it failures=ddlsim.Failures('50000 h') or checkpoints")
     if result.recorder.down is not None:
-        from ddlsim.run.crashes import life_of_free
-
-        return life_of_free(result, life)
+        return _life_of_free(result, life)
     failures = experiment.failures or Failures(math.inf)
     timeline = timeline or timeline_of(result)
     if life and not result.paces.is_steady:
         timeline = replace(timeline, pace=result.paces.of(None, result.undisturbed, timeline.length, life))
-    n_units = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
-    if experiment.elastic is not None:
-        from ddlsim.run.elastic_life import elastic_life
+    parts = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
+    if experiment.elastic is None:
+        return live(timeline, failures, parts, timeline.length, seed=experiment.seed, life=life)
+    outages = Outages(failures, parts, experiment.seed, life)
+    return TakeTurns(result.groups, timeline, outages, timeline.length).run()
 
-        return elastic_life(result.groups, timeline, failures, timeline.length, experiment.seed, life)
-    machines = n_replaced(failures, result.cluster, result.nodes.tolist())
-    return live(timeline, failures, n_units, timeline.length, machines=machines, seed=experiment.seed, life=life)
+
+# ------------------------------------------------------------ workers that do not stop for each other
+
+
+def stands_for_more(experiment: Experiment) -> bool:
+    """Whether a run of some steps stands for a long training, in which nothing but its pace is known."""
+    return experiment.training is None and math.isinf(si(experiment.max_time, "time"))
+
+
+def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> list[list[tuple[float, float]]]:
+    """Return (s, s until which it is not there) of the crashes of each worker in a run, up to its `max_time` or 30
+    days; empty without failures of devices or hosts. A run that stands for more has none."""
+    failures = experiment.failures
+    if failures is None or failures.per not in ("device", "host", "rack") or experiment.elastic is not None:
+        return []
+    if stands_for_more(experiment):
+        return [[] for _ in nodes]
+    length = min(si(experiment.max_time, "time"), THIRTY_DAYS)
+    return _crashes(failures, cluster, nodes, length, experiment.seed, 0)
+
+
+def _crashes(
+    failures: Failures, cluster: Cluster, nodes: Sequence[int], length: float, seed: int, life: int
+) -> list[list[tuple[float, float]]]:
+    """Return when each worker is not there: a device takes its worker with it, a host or a rack all that are on it."""
+    parts, machine = units(failures, cluster, nodes), machines_of(cluster, nodes)
+    if failures.per == "device":
+        parts, machine = [[rank] for rank in range(len(nodes))], list(range(len(nodes)))
+    away = windows(Outages(failures, parts, seed, life), max(machine) + 1, length)
+    return [away[each] for each in machine]
+
+
+def _life_of_free(result: Outcome, life: int) -> Life:
+    """Return the life of workers that do not stop for each other, in which times are means over them.
+
+    It is the run itself, as long as it has been simulated. A run that stands for more goes on for 30 days: there a
+    worker that is missing leaves the pace of the others as it is, and a crash takes half a gradient, on average, of
+    those who are computing.
+    """
+    recorder, experiment, n = result.recorder, result.experiment, result.n_workers
+    failures, goes_on, away = experiment.failures, stands_for_more(experiment), recorder.down
+    assert failures is not None
+    assert away is not None
+    end = THIRTY_DAYS if goes_on else result.simulated_time
+    if goes_on:
+        away = _crashes(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, life)
+    elif life:
+        raise ConfigError(
+            "lives: where workers do not stop for each other, failures are part of the run; use simulate_seeds"
+        )
+    crashes = [(start, rank, back) for rank, own in enumerate(away) for start, back in own if start < end]
+    spent = seconds_missing(failures, [(start, back) for start, _, back in crashes], end)
+    if not goes_on or recorder.with_servers:
+        spent["repairing"] += _blocked(result, away, end)
+    means: dict[str, Any] = {kind: seconds / n for kind, seconds in spent.items()}
+    lost, each = math.fsum(recorder.lost) / n, math.nan
+    if goes_on:
+        each = 0.5 * result.shares["compute"] ** 2 * result.step_time
+        lost = len(crashes) * each / n
+    useful, timeline = end - lost - sum(means.values()), timeline_of(result)
+    steps, samples = len(recorder.updates), None
+    if goes_on:
+        samples = result.undisturbed.throughput * useful * float(timeline.pace.until(end)) / end
+        steps = int(samples / result.samples_per_update)
+    return Life(
+        timeline,
+        end,
+        finished=not goes_on and result.stop_reason != "max_time",
+        useful=useful,
+        lost=lost,
+        saving=0.0,
+        **means,
+        steps=steps,
+        events=tuple((start, rank, each) for start, rank, _ in sorted(crashes)),
+        stretches=np.array([[0.0, 0.0, end]]),
+        samples=samples,
+        away=np.array([seconds_missing(failures, own, end)["repairing"] for own in away]),
+    )
+
+
+def _blocked(result: Outcome, away: Sequence[Windows], end: float) -> float:
+    """Return for how long workers that were there could not go on, because a server or too many others were not, s."""
+    times = [0.0, *(time for time, _ in result.recorder.updates)]
+    blocked = [window for rank in result.recorder.with_servers for window in away[rank]]
+    gone = not stands_for_more(result.experiment) and any(own and own[-1][1] == math.inf for own in away)
+    if gone and math.inf not in [back for _, back in blocked] and end - times[-1] > max(np.diff(times)):
+        blocked.append((times[-1], math.inf))
+    return sum(covered([*own, *blocked], end) - covered(own, end) for own in away)
+
+
+# ------------------------------------------------------------ the steps of a run
 
 
 def timeline_of(result: Outcome) -> Timeline:
     """Return the steps of a run and its checkpoints."""
     experiment = result.experiment
-    checkpoints, cost, interval = experiment.checkpoints, NO_CHECKPOINTS, math.inf
-    if checkpoints is not None:
-        cost = cost_of(checkpoints, result.cluster, result.nodes.tolist(), result.workloads[0])
-        interval = checkpoints.interval
-        cost.check(interval)
+    nodes, workload = result.nodes.tolist(), result.workloads[0]
+    interval, cost = interval_of(experiment.checkpoints, result.cluster, nodes, workload)
     learns = experiment.training is not None
     length = si(experiment.max_time, "time")
     length = length if learns or math.isfinite(length) else THIRTY_DAYS

@@ -108,13 +108,20 @@ def _share(kind: str, heading: str, *, larger_is_better: bool = False, narrow: s
     )  # fmt: skip
 
 
-def _each(quantity: Literal["cost_rate", "power"], seconds: Callable[[Result], float]) -> _Of:
+def _each(quantity: Literal["cost_rate", "power"], seconds: Callable[[Result], float | None]) -> _Of:
     """Return what a run costs or takes in those seconds."""
-    return lambda result: None if (rate := result.known(quantity)) is None else rate * seconds(result)
+
+    def value(result: Result) -> float | None:
+        rate = result.known(quantity)
+        duration = None if rate is None else seconds(result)
+        return None if rate is None or duration is None else rate * duration
+
+    return value
 
 
-def _of_sample(result: Result) -> float:
-    return 1.0 / result.useful_throughput
+def _of_sample(result: Result) -> float | None:
+    """Return the s of a sample, None where none counts."""
+    return 1.0 / result.useful_throughput if result.useful_throughput else None
 
 
 def _to_accuracy(result: Result) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -181,7 +180,7 @@ def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[st
     pairs = pairs[(pairs < cluster.n_nodes).all(axis=1)]
     if cluster.routing == "spray" or not len(pairs):
         return []
-    usual, spread = (each.split_routes(*pairs.T) for each in (cluster, dataclasses.replace(cluster, routing="spray")))
+    usual, spread = (each.split_routes(*pairs.T) for each in (cluster, cluster.spraying()))
     used, channel = cluster.link_channel[usual.links], cluster.link_channel[spread.links]
     busy = np.unique(channel[spread.share < 1.0])
     busy = busy[seconds[busy] > BUSY * seconds.max()]

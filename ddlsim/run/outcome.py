@@ -15,8 +15,8 @@ from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.learning.monitor import Monitor
 from ddlsim.life import Life
+from ddlsim.life.faults import Fault
 from ddlsim.network import BusyIntervals
-from ddlsim.run.drawn_faults import Happening
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import has_life, life_of, useful_samples
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
@@ -29,7 +29,7 @@ from ddlsim.workload.stage import Stage, n_copies
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ddlsim.run.elastic_groups import Groups
+    from ddlsim.run.elastic import Groups
     from ddlsim.run.paces import Paces
 
 
@@ -97,7 +97,7 @@ class Outcome:
     #: of one of several jobs: its share of the cost and power of each machine and switch, (n_nodes,)
     share: Floats | None = None
     #: what :class:`ddlsim.RandomFaults` have brought, by time: SlowDown, Stop and LinkFault, as they can be put down
-    drawn_faults: tuple[Happening, ...] = ()
+    drawn_faults: tuple[Fault, ...] = ()
     #: the memory of the fullest worker
     memory: Fullest | None = None
 
@@ -156,7 +156,7 @@ class Outcome:
     @cached_property
     def groups(self) -> Groups:
         """The groups that the machines of an elastic run form."""
-        from ddlsim.run.elastic_groups import Groups
+        from ddlsim.run.elastic import Groups
 
         return Groups(self)
 

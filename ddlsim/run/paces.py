@@ -9,33 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddlsim.cluster import Cluster
-from ddlsim.life import Background, RandomFaults
-from ddlsim.life.faults import LinkFault
+from ddlsim.cluster.machines import memory_nodes
+from ddlsim.errors import NoUpdateError
+from ddlsim.life.faults import at_known_times, horizon_of, phases, sampled
 from ddlsim.life.timeline import STEADY, Floats, Pace
-from ddlsim.run.drawn_faults import drawn, horizon_of
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.job import Job
-from ddlsim.run.shift import NoUpdateError
 from ddlsim.runtime.feed import Mix
-from ddlsim.runtime.servers import memory_nodes
 from ddlsim.strategies import contract
-from ddlsim.units import si
 from ddlsim.workload.input import Input
-from ddlsim.workload.jitter import SlowDown
 
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
 
-#: s that are for ever, as far as steps are concerned
-FOREVER = 1e9
 #: how many times as long as undisturbed steps others are waited for
 STANDS_STILL = 300.0
 #: environments beyond which events of the same kind count as alike, whatever part of the cluster they happen to
@@ -61,45 +53,21 @@ class Event:
         return repr(self.what)
 
     @property
-    def alike(self) -> tuple[str, float]:
+    def alike(self) -> tuple[str, float, float]:
         """What it has in common with the same happening elsewhere."""
-        return self.field, getattr(self.what, "factor", 0.0)
+        what = self.what
+        return type(what).__name__, getattr(what, "factor", 0.0), getattr(what, "reroute", 0.0)
 
 
-def events_of(happening: Sequence[Any]) -> list[Event]:
-    """Return what slows a run from some time to another, each at full strength, of faults, slow-downs and traffic."""
-    events = []
-    for each in happening:
-        if isinstance(each, Job | Background):
-            events += _of_others(each)
-            continue
-        field, end = "slow_downs" if isinstance(each, SlowDown) else "faults", each.start + each.duration
-        lasting = dataclasses.replace(each, start=0.0, duration=FOREVER)
-        if isinstance(each, LinkFault):
-            lasting = dataclasses.replace(lasting, reroute=math.inf)
-            if each.reroute < each.duration:  # first traffic waits, then it takes other routes, and for a while longer
-                around = dataclasses.replace(lasting, reroute=0.0)
-                events.append(Event(each.start + each.reroute, end + each.reroute, field, around))
-                end = each.start + each.reroute
-        events.append(Event(each.start, end, field, lasting))
-    return events
-
-
-def _of_others(other: Job | Background) -> list[Event]:
-    """Return when a job or traffic begins or ends; empty of what is always there."""
-    start = si(other.start, "time")
-    if isinstance(other, Job):
-        return [Event(start, math.inf, "beside", dataclasses.replace(other, start=0.0))] if start else []
-    lasting = dataclasses.replace(other, start=0.0, end=math.inf, trace=None)
-    if other.rates:
-        times, most = [*other.shares(), (math.inf, 0.0)], other.limit(math.inf)
-        return [
-            Event(begin, end, "beside", dataclasses.replace(lasting, rate=share * most))
-            for (begin, share), (end, _) in itertools.pairwise(times)
-            if share > 0.0
-        ]
-    end = si(other.end, "time")
-    return [Event(start, end, "beside", lasting)] if start or end < math.inf else []
+def events_of(experiment: Experiment, faults: Iterable[Any]) -> list[Event]:
+    """Return what slows an experiment with these faults from some time to another, each at full strength."""
+    fields = {"slow_downs": experiment.slow_downs, "faults": at_known_times(faults), "beside": experiment.beside}
+    return [
+        Event(start, end, field, what)
+        for field in fields
+        for each in fields[field]
+        for start, end, what in phases(each)
+    ]
 
 
 class Paces:
@@ -107,19 +75,19 @@ class Paces:
 
     def __init__(self, experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
         self._experiment, self._cluster, self._nodes = experiment, cluster, nodes
-        beside = [each for each in experiment.beside if not _of_others(each)]
-        self._beside = [each for each in experiment.beside if _of_others(each)]
+        always = [each for each in experiment.beside if not phases(each)]
         #: the experiment without failures, and without what begins or ends at some time
         self.steady = experiment.with_(
-            failures=None, elastic=None, checkpoints=None, slow_downs=(), faults=(), beside=beside
-        )  # fmt: skip
+            failures=None, elastic=None, checkpoints=None, slow_downs=(), faults=(), beside=always
+        )
         self._longest = math.inf
-        self._found: dict[object, tuple[float, Floats]] = {}
+        self._simulated: dict[object, tuple[float, Floats]] = {}
 
     @property
     def is_steady(self) -> bool:
         """Whether there are no events at known times."""
-        return not (self._experiment.slow_downs or self._experiment.faults or self._beside)
+        experiment = self._experiment
+        return not (experiment.slow_downs or experiment.faults or any(map(phases, experiment.beside)))
 
     def of(self, result: Outcome | None, undisturbed: Outcome, length: float, life: int = 0) -> Pace:
         """Return the pace until the end of a lifetime of `length` s, with the random faults of a `life`.
@@ -128,11 +96,10 @@ class Paces:
         """
         if self.is_steady:
             return STEADY
-        faults = self._experiment.faults
-        until = min(length, horizon_of(faults, self._cluster, MOST_FAULTS))
-        random = drawn(faults, self._cluster, self._nodes, self._experiment.seed, until, life=life)
-        known = [each for each in faults if not isinstance(each, RandomFaults)]
-        events = events_of([*self._experiment.slow_downs, *known, *random, *self._beside])
+        experiment = self._experiment
+        until = min(length, horizon_of(experiment.faults, self._cluster, MOST_FAULTS))
+        random = sampled(experiment.faults, self._cluster, self._nodes, experiment.seed, until, life=life)
+        events = events_of(experiment, [*experiment.faults, *random])
         to_come, active = sorted(events, key=lambda each: each.start, reverse=True), list[Event]()
         clock, work, busy = [0.0], [0.0], [np.zeros(undisturbed.n_workers)]
         if result is not None:
@@ -156,22 +123,22 @@ class Paces:
 
     def _rates(self, active: Sequence[Event]) -> tuple[float, Floats]:
         """Return the s of work, and of computing by each worker, in a second of what is active."""
-        (steady, _), (step_time, computing) = self._simulated(()), self._simulated(active)
+        (steady, _), (step_time, computing) = self._environment(()), self._environment(active)
         return steady / step_time, computing
 
-    def _simulated(self, active: Sequence[Event]) -> tuple[float, Floats]:
+    def _environment(self, active: Sequence[Event]) -> tuple[float, Floats]:
         from ddlsim.run.simulate import run  # which knows of results, and they of lives
 
         exact = tuple(sorted(each.name for each in active))
         alike = tuple(sorted(each.alike for each in active))
-        if exact in self._found or (len(self._found) > MANY and alike in self._found):
-            return self._found.get(exact) or self._found[alike]
+        known = self._simulated
+        if exact in known or (len(known) > MANY and alike in known):
+            return known.get(exact) or known[alike]
         experiment = self.steady
         if experiment.training is not None:  # some steps of it
-            experiment = experiment.with_(training=dataclasses.replace(
-                experiment.training, updates=sum(experiment.window), epochs=None, target_accuracy=None,
-                target_loss=None,
-            ))  # fmt: skip
+            ends: dict[str, Any] = {"epochs": None, "target_accuracy": None, "target_loss": None}
+            training = dataclasses.replace(experiment.training, updates=sum(experiment.window), **ends)
+            experiment = experiment.with_(training=training)
         more: dict[str, Any] = {
             field: (*getattr(self.steady, field), *(each.what for each in active if each.field == field))
             for field in ("slow_downs", "faults", "beside")
@@ -180,12 +147,12 @@ class Paces:
             result = run(experiment.with_(**more, max_time=self._longest))
             if not active:
                 self._longest = STANDS_STILL * result.simulated_time
-            found = result.step_time, _computing(result)
+            times = result.step_time, _computing(result)
         except NoUpdateError:
-            found = math.inf, np.zeros(len(self._nodes))
-        self._found.setdefault(alike, found)
-        self._found[exact] = found
-        return found
+            times = math.inf, np.zeros(len(self._nodes))
+        known.setdefault(alike, times)
+        known[exact] = times
+        return times
 
 
 def _computing(result: Outcome) -> Floats:

@@ -16,9 +16,9 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Phase, Training
 from ddlsim.learning.learner import Task
+from ddlsim.life.faults import at_random, effects_of
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.faults import check_faults
 from ddlsim.run.feeding import check_source, input_note, with_copies
 from ddlsim.run.living import check_life, check_replicas, has_life
 from ddlsim.run.notes import level_notes
@@ -237,10 +237,10 @@ def place(experiment: Experiment) -> Placed:
         cluster.check_connected(nodes)
     experiment = _with_algorithms(experiment, cluster, nodes)
     notes += level_notes(experiment.strategy, cluster, nodes)
-    for slow in experiment.slow_downs:
-        if max(slow.ranks) >= n_workers:
-            raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
-    check_faults(experiment.faults, cluster, nodes)
+    effects_of(experiment.slow_downs, cluster, nodes, "slow_downs")
+    effects_of(experiment.faults, cluster, nodes)
+    for source in at_random(experiment.faults):
+        source.parts(cluster, nodes)
     check_source(experiment, cluster, nodes)
     workloads = _workloads(experiment, cluster, time_model, nodes)
     notes += input_note([workload for workload, _ in workloads])
@@ -335,7 +335,7 @@ def _memory_warnings(
     whole = [workload for workload, _ in workloads]
     held: list[float | None] = [None] * n_workers
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
-    if parts and strategy.defines("plan"):
+    if parts and strategy.has_plan:
         accumulation = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
         peak = strategy.peak_memory(whole, accumulation)
         for rank, worker in enumerate(strategy.plan_workers(n_workers)):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
-    from ddlsim.run.elastic_life import ElasticLife
     from ddlsim.run.sensitivity import Sensitivity
     from ddlsim.run.stability import Stability
     from ddlsim.validation.intervals import RunInterval
@@ -131,7 +130,7 @@ class Result(Outcome):
         if not self.has_life:
             return rows
         if self.experiment.elastic is not None:
-            return list(self._turns.history)
+            return list(self.life.history)
         times = self.life.first_reached(np.array([row.time for row in rows])).tolist()
         return [row._replace(time=time) for row, time in zip(rows, times, strict=True) if time <= self.life.end]
 
@@ -162,16 +161,9 @@ class Result(Outcome):
         return None if statistics is None else statistics.read()
 
     @property
-    def _turns(self) -> ElasticLife:
-        from ddlsim.run.elastic_life import ElasticLife
-
-        assert isinstance(self.life, ElasticLife)
-        return self.life
-
-    @property
     def _handed_over(self) -> Value[Array]:
-        if self.experiment.elastic is not None and self._turns.model is not None:
-            return self._turns.model
+        if self.experiment.elastic is not None and self.life.model is not None:
+            return self.life.model
         if self._monitor.learner.plane.replaying:
             raise DdlsimError("the run was interrupted before it had got as far as the saved one; continue that again")
         return self._monitor.evaluated

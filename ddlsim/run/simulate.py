@@ -13,19 +13,30 @@ from typing import cast
 import numpy as np
 
 from ddlsim.compression.choice import compression_of
-from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import Learner, Plane
 from ddlsim.learning.checkpoint import Checkpoint
-from ddlsim.learning.learner import DivergedError
+from ddlsim.learning.learner import DivergedError, Shift
 from ddlsim.learning.monitor import Monitor, Progress
+from ddlsim.life.faults import (
+    BeyondError,
+    Effect,
+    RandomFaults,
+    at_random,
+    effects_of,
+    inject,
+    left_of,
+    sampled,
+    sampled_notes,
+    slow_intervals_of,
+    stops_of,
+    up_to_its_end,
+)
 from ddlsim.network import Network
 from ddlsim.run.conservation import check_result
-from ddlsim.run.crashes import crashes_of
-from ddlsim.run.drawn_faults import BeyondError, Happening, drawn, drawn_notes, random_faults_of, up_to_its_end
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.faults import from_then_on, let_happen, standstills, stops_of
 from ddlsim.run.feeding import feed_notes, feed_of
-from ddlsim.run.living import THIRTY_DAYS, check_free, has_life, life_notes
+from ddlsim.run.living import THIRTY_DAYS, check_free, crashes_of, has_life, life_notes
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
@@ -40,11 +51,9 @@ from ddlsim.run.notes import (
     unsent_warnings,
     window_notes,
 )
-from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
-from ddlsim.run.resume import Saved, manifest, saving
-from ddlsim.run.shift import NoUpdateError, Shift
+from ddlsim.run.resume import Interrupt, Pauses, Saved, manifest, saving
 from ddlsim.runtime.loop import Loop, Pause, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
@@ -52,7 +61,6 @@ from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
-from ddlsim.workload.jitter import SlowDown
 from ddlsim.workload.model import Model
 
 #: lets a run go on to its end, or where somebody says so
@@ -60,7 +68,7 @@ GoOn = Callable[[Pause | None], None]
 
 
 def _workers(
-    prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner, drawn: Sequence[Happening]
+    prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner, effects: Sequence[Effect]
 ) -> list[Worker]:
     experiment = prepared.experiment
     regimes, n_workers = prepared.regimes, len(prepared.nodes)
@@ -68,15 +76,12 @@ def _workers(
         experiment.batch_size, n_workers, experiment.accumulation
     )
     feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
-    slow = [each for each in drawn if isinstance(each, SlowDown)]
-    slow += standstills([*experiment.faults, *drawn])
-    slow_downs = tuple(each.later(loop.start) for each in (*experiment.slow_downs, *slow))
     workers = []
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         workers.append(
             Worker(
                 rank, node, loop, stage.workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
-                slow_downs, accumulation, learner,
+                slow_intervals_of(effects, rank, loop.start), accumulation, learner,
                 None if regimes is None else functools.partial(regimes.at, rank),
                 overlap_slowdown=cast("OverlapSlowdown", experiment.overlap_slowdown), feed=feed,
             )
@@ -178,18 +183,19 @@ class UnderWay:
         max_time = si(experiment.max_time, "time")
         since = 0.0 if shift is None else shift.since
         until = since + min(horizon, max_time)
-        sampled = drawn(experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, until)
-        self._drawn: tuple[Happening, ...] = from_then_on(sampled, since)
-        faults = [*experiment.faults, *self._drawn]
-        let_happen(faults, network, prepared.cluster, prepared.nodes, start)
+        random = sampled(experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, until)
+        self._random = left_of(random, since)
+        effects = effects_of(experiment.slow_downs, prepared.cluster, prepared.nodes, "slow_downs")
+        effects += effects_of([*experiment.faults, *self._random], prepared.cluster, prepared.nodes)
+        inject(effects, network, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
-        self.recorder = recorder = Recorder(n_workers, keep_spans, start=start, stops=stops_of(faults, start))
+        self.recorder = recorder = Recorder(n_workers, keep_spans, start=start, stops=stops_of(effects, start))
         n_updates = contract.of(experiment.strategy).updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)
         crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
-        workers = _workers(prepared, loop, recorder, stop, learner, self._drawn)
+        workers = _workers(prepared, loop, recorder, stop, learner, effects)
         self.setting = setting = Setting(
             prepared.cluster, loop, workers, recorder, stop, learner,
             seed=experiment.seed, compression=compression_of(experiment.compression), jitter=experiment.jitter,
@@ -295,7 +301,7 @@ class UnderWay:
             given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
             memory=prepared.fullest,
-            drawn_faults=tuple(each for each in self._drawn if each.start < loop.now - loop.start),
+            drawn_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
         )
         if not self.halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
             check_result(result, loop, self.stop.n_samples)
@@ -313,7 +319,7 @@ class UnderWay:
             *link_notes(prepared.cluster),
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
-            *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
+            *sampled_notes(experiment.faults, [each for each in self._random if each.start < seconds], seconds),
             *late_notes((*experiment.faults, *experiment.slow_downs, *experiment.beside), self._lasts(seconds)),
             *stalled_notes(self.recorder, seconds),
             *uneven_notes(self.recorder),
@@ -340,6 +346,12 @@ class UnderWay:
         )
 
 
+def random_faults_of(experiment: Experiment) -> list[RandomFaults]:
+    """Return the random faults of an experiment and of the jobs beside it."""
+    jobs = [each.experiment for each in experiment.beside if hasattr(each, "experiment")]
+    return at_random([*experiment.faults, *(fault for other in jobs for fault in random_faults_of(other))])
+
+
 def run(
     experiment: Experiment,
     *,
@@ -363,7 +375,7 @@ def run(
     """
     if shift is not None:
         experiment = experiment.with_(**{
-            name: from_then_on(getattr(experiment, name), shift.since) for name in ("faults", "slow_downs", "beside")
+            name: left_of(getattr(experiment, name), shift.since) for name in ("faults", "slow_downs", "beside")
         })  # fmt: skip
     prepared = prepare(experiment)
 

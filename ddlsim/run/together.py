@@ -11,20 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.errors import ConfigError, DdlsimError, unknown_name
-from ddlsim.life import Background, LinkFault, RandomFaults
+from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError, unknown_name
+from ddlsim.life import Background, RandomFaults
+from ddlsim.life.faults import Fault, effects_of, inject, sampled
 from ddlsim.network import Network
 from ddlsim.network.sources import WithSources
 from ddlsim.run.conservation import check_network
 from ddlsim.run.costs import shares
-from ddlsim.run.drawn_faults import drawn
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.faults import let_happen
 from ddlsim.run.job import Job, placed
 from ddlsim.run.living import has_life
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
-from ddlsim.run.shift import NoUpdateError
 from ddlsim.run.simulate import UnderWay
 from ddlsim.runtime.loop import Loop, Pause
 from ddlsim.runtime.shared_clock import Party, SharedClock
@@ -66,7 +64,7 @@ class Together:
 
     def __init__(
         self, cluster: Cluster, traffic: Sequence[Background], *, occupied: Sequence[int] = (), queue: bool = False,
-        keep_spans: bool = False, faults: Sequence[LinkFault | RandomFaults] = (), seed: int = 0,
+        keep_spans: bool = False, faults: Sequence[Fault | RandomFaults] = (), seed: int = 0,
         horizon: float = math.inf,
     ) -> None:  # fmt: skip
         self.cluster, self.traffic, self.queue, self.keep_spans = cluster, list(traffic), queue, keep_spans
@@ -75,7 +73,8 @@ class Together:
         limits = [each.limit(_widest(cluster, *pair)) for each, pair in zip(traffic, ends, strict=True)]
         around = WithSources(cluster, [source for source, _ in ends], limits) if traffic else cluster
         self.network = Network(around, record=keep_spans, n_sources=len(traffic))
-        let_happen([*faults, *drawn(faults, cluster, (), seed, horizon, of_all=True)], self.network, cluster, ())
+        random = sampled(faults, cluster, (), seed, horizon, shared=True)
+        inject(effects_of([*faults, *random], cluster, ()), self.network, ())
         self.clock = SharedClock(self.network)
         self.free = set(range(len(cluster.workers))) - set(occupied)
         self.tenants: list[Tenant] = []

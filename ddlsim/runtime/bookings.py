@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.network.tasks import SKIPPED
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -38,18 +40,38 @@ def devices(plan: Plan) -> Bools:
     return np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
 
 
+#: steps back, what needs, and what is needed, (n_needs,) each
+_Needs = tuple[int, Ints, Ints]
+
+
 @dataclass(frozen=True, eq=False)
 class Shape:
     """The rows of one step of a plan, numbered from 0.
 
-    before  rows of the step before
-    said    what a rank is said to do that waits for collectives of a kind and a group, of parts or of anything else
+    rows  of each step of the plan
+    keys  of each step
+    step  which one
+    said  what a rank is said to do that waits for collectives of a kind and a group, of parts or of anything else
     """
 
     plan: Plan
-    rows: slice
-    before: int
+    of_steps: Sequence[slice]
+    of_keys: Sequence[slice]
+    step: int
     said: Mapping[tuple[int, int, bool], str]
+
+    @property
+    def rows(self) -> slice:
+        """The rows of the step."""
+        return self.of_steps[self.step]
+
+    def _by_steps_back(self, needing: Ints, need: Ints, begins: Sequence[slice], of: Ints) -> list[_Needs]:
+        """Return needs by how many steps back the needed rows are, with ``of[need]`` counted from that step's begin."""
+        back = self.step - self.plan.step[need]
+        return [
+            (steps, needing[back == steps], of[need[back == steps]] - begins[self.step - steps].start)
+            for steps in np.unique(back).tolist()
+        ]
 
     @cached_property
     def device(self) -> Ints:
@@ -95,15 +117,18 @@ class Shape:
     def lasts(self) -> Ints:
         """Rows after which a rank's step has ended: all updated weights are there."""
         kind, part = self.plan.kind[self.rows], self.plan.part[self.rows]
-        return np.flatnonzero((kind == UPDATE) | (np.isin(kind, (ALL_GATHER, BROADCAST)) & (part >= 0)))
+        now_and_then = (self.plan.every[self.rows] > 0) & devices(self.plan)[self.rows]
+        gathers = np.isin(kind, (ALL_GATHER, BROADCAST)) & (part >= 0)
+        return np.flatnonzero((kind == UPDATE) | now_and_then | gathers)
 
     @cached_property
-    def entering(self) -> tuple[Ints, Ints]:
-        """For each need of a row that enters an exchange: the key, and the needed row, from the step before on."""
+    def entering(self) -> list[_Needs]:
+        """Of the needs of rows that enter an exchange: steps back, the keys, and the needed rows."""
         rows = np.arange(self.rows.start, self.rows.stop)
         kind = self.plan.kind[rows]
         row, need = _needs(self.plan, rows[(kind >= ALL_REDUCE) | (kind == SEND)])
-        return self.plan.key[row], need - (self.rows.start - self.before)
+        key = self.plan.key[row] - self.of_keys[self.step].start
+        return self._by_steps_back(key, need, self.of_steps, np.arange(len(self.plan)))
 
     @cached_property
     def _awaited(self) -> tuple[Ints, Ints]:
@@ -122,10 +147,10 @@ class Shape:
         return place[exchanged], need[exchanged]
 
     @cached_property
-    def comes(self) -> tuple[Ints, Ints]:
-        """For each exchange that a device's task needs: the task's place in `device`, and the key."""
+    def comes(self) -> list[_Needs]:
+        """Of the exchanges that devices' tasks need: steps back, the tasks' places in `device`, and the keys."""
         place, need = self._awaited
-        return place, self.plan.key[need]
+        return self._by_steps_back(place, need, self.of_keys, self.plan.key)
 
     @cached_property
     def names(self) -> Texts:
@@ -187,25 +212,24 @@ class Bookings:
 
     members  the workers that each rank stands for, which do the same at the same time
     shapes   of the first steps, the last of which is that of all further ones
-    keys     of the exchanges of these steps
     start    s at which they begin
     """
 
     def __init__(
-        self, recorder: Recorder, members: Sequence[Sequence[int]], shapes: Sequence[Shape], keys: Sequence[slice],
-        start: float = 0.0,
-    ) -> None:  # fmt: skip
+        self, recorder: Recorder, members: Sequence[Sequence[int]], shapes: Sequence[Shape], start: float = 0.0
+    ) -> None:
         n = len(members)
-        self.recorder, self.members, self.shapes, self.keys = recorder, members, shapes, keys
+        self.recorder, self.members, self.shapes = recorder, members, shapes
         self.seconds = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING, rc.INPUT)}
         self.booked, self.idle = np.full(n, start), np.zeros(n)
         for own in members:  # which stand still together
             stops = sorted(stop for worker in own for stop in recorder.stops.get(worker, ()))
             recorder.stops.update({worker: stops for worker in own if stops})
         self.step_end: list[Floats] = []
-        self._ends = np.zeros(0)  # of the tasks of the latest step
-        #: s at which the last rank had what it puts into each exchange
-        self._entered = np.zeros(max(own.stop for own in keys))
+        #: of the latest steps, the last one first: ends of tasks, and s at which the last rank had what it puts into
+        #: each exchange
+        self._ends: deque[Floats] = deque(maxlen=len(shapes))
+        self._entered: deque[Floats] = deque(maxlen=len(shapes))
         self._first = np.array([own[0] for own in members], dtype=np.int64)
 
     def shape(self, step: int) -> Shape:
@@ -214,18 +238,16 @@ class Bookings:
 
     def step(self, number: int, tasks: Records) -> None:
         """Book what has been done in a step: all of it or, of the last ones of a run, what has ended."""
-        shape, keys = self.shape(number), self.keys[min(number, len(self.keys) - 1)]
-        if number >= len(self.keys) > 1:  # what it calls the step before
-            self._entered[self.keys[-2]] = self._entered[keys]
+        shape = self.shape(number)
         start, end = tasks["start"], tasks["end"].copy()  # the tasks are gone through again
-        ends = np.concatenate([self._ends, end])
-        self._ends = end
-        self._entered[keys] = 0.0
-        key, need = shape.entering
-        np.maximum.at(self._entered, key, np.nan_to_num(ends[need], nan=np.inf))
+        keys = shape.of_keys[shape.step]
+        self._ends.appendleft(end)
+        self._entered.appendleft(np.zeros(keys.stop - keys.start))
+        for back, key, need in shape.entering:
+            np.maximum.at(self._entered[0], key, np.nan_to_num(self._ends[back][need], nan=np.inf))
         ready = np.zeros(len(shape.device))
-        place, key = shape.comes
-        np.maximum.at(ready, place, self._entered[key])
+        for back, place, key in shape.comes:
+            np.maximum.at(ready, place, self._entered[back][key])
         self._device(shape, start[shape.device], end[shape.device], ready)
         last = np.zeros(len(self.members))
         np.maximum.at(last, shape.plan.rank[shape.rows][shape.lasts], np.nan_to_num(end[shape.lasts], nan=np.inf))
@@ -269,7 +291,7 @@ class Bookings:
 
     def exchange(self, name: str, ranks: Ints, tasks: Records, rows: Ints) -> None:
         """Show what the networks of `ranks` did beside computing, where it has ended."""
-        over = ~np.isnan(tasks["end"][rows])
+        over = ~np.isnan(tasks["end"][rows]) & (tasks["kind"][rows] != SKIPPED)
         done = tasks[rows[over]]
         self.recorder.columns.append(Spans(rc.TRANSFER, name, self._first[ranks[over]], done["start"], done["end"]))
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from ddlsim.arguments import Count, checked, one_of, quantity
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.machines import host_nodes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner
 from ddlsim.runtime.setting import Setting
@@ -57,7 +58,7 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
     machines. Raises ConfigError if there are not enough machines.
     """
     busy = sorted({int(cluster.host_of[node]) for node in workers})
-    host_node = _host_nodes(cluster)
+    host_node = host_nodes(cluster)
     if placement == "colocated":
         places = [host_node[host] for host in busy if host in host_node]
         where = "machines with workers"
@@ -71,16 +72,6 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
         )
     spread = [places[i * len(places) // n_servers] for i in range(n_servers)]
     return spread if placement == "colocated" else places[:n_servers]
-
-
-def memory_nodes(cluster: Cluster, workers: list[int]) -> list[int]:
-    """Return the host node of each worker's machine; the worker itself where there is none."""
-    host_node = _host_nodes(cluster)
-    return [host_node.get(int(cluster.host_of[node]), node) for node in workers]
-
-
-def _host_nodes(cluster: Cluster) -> dict[int, int]:
-    return {int(cluster.host_of[node]): int(node) for node in cluster.servers}
 
 
 def _remedy(placement: str) -> str:

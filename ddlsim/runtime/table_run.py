@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DeadlockError
+from ddlsim.learning import Array, Value
 from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
-from ddlsim.network.tasks import OPTIONAL
+from ddlsim.network.tasks import OPTIONAL, SKIPPED
 from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations, with_samples
-from ddlsim.plan.live import LIVE, N_STEPS, LiveSteps, first_steps, live_steps
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import FORWARD, PUSH_PULL, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
+from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
 from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
@@ -78,20 +82,27 @@ def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[
 
 
 EVALUATION = "evaluation"
-#: (workloads of all workers, steps) -> their plan
-Make = Callable[[Sequence[Workload], int], Plan]
+#: workloads of all workers -> their step
+Make = Callable[[Sequence[Workload]], StepProgram]
 #: kind of collective, group, bytes -> its schedule
 Schedules = Callable[[int, int, float], Schedule]
+class Models(Protocol):
+    """What learns from the steps of a run."""
+
+    def gradient(self, step: int, place: int) -> Value[Array]:
+        """Return the gradient of a step that has been begun."""
+
+    def learn_until(self, step: int) -> None:
+        """Take in all steps up to `step`."""
+
+
 #: gradients and plan -> what carries its collectives
 MakeExchanges = Callable[[Gradients, Plan], Exchanges]
 
 
 def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], Mapping[int, Carrier]]) -> None:
-    """Let the plans that `make` makes for all workers drive a run, and `carriers` what they exchange, by the kind of
-    collective, those that sum gradients first.
-
-    Raises ConfigError if later steps are not like the second one.
-    """
+    """Let the programs that `make` makes for all workers drive a run, and `carriers` what they exchange, by the kind
+    of collective, those that sum gradients first."""
     setting = members.setting
     setting.loop.drive(
         TableRun(setting, make, lambda gradients, plan: OfKinds(carriers(gradients)), owner=members.owner)
@@ -99,14 +110,13 @@ def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], M
 
 
 def run_table(
-    setting: Setting, make: Callable[[int], Plan], schedules: Schedules | None, *, samples: int,
+    setting: Setting, program: StepProgram, schedules: Schedules | None, *, samples: int,
     members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
     exchanges: MakeExchanges | None = None, met: Met | None = None, owner: str = "this strategy",
     beside_first: int = LIVE,
 ) -> None:  # fmt: skip
-    """Let a plan drive a run, over and over, whose collectives go by `schedules` or by `exchanges`.
+    """Let a program drive a run, over and over, whose collectives go by `schedules` or by `exchanges`.
 
-    make       steps -> their plan
     samples    of an update: ranks 0, 1, ... learn from so many together
     members    workers that each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
@@ -117,7 +127,7 @@ def run_table(
     beside_first
                steps in which devices are, or wait for what comes next, until the first one has ended, with it
 
-    Raises ConfigError for a plan whose steps after the first are not alike, and for batches that change.
+    Raises ConfigError for batches that change.
     """
     first = setting.workers[0]
     if first.workload_at is not None:
@@ -131,7 +141,7 @@ def run_table(
         by = schedules
         exchanges = lambda gradients, plan: OfGroups(setting, workers, plan.groups, by)  # noqa: E731
     run = TableRun(
-        setting, lambda workloads, steps: make(steps), exchanges, members=members,
+        setting, lambda workloads: program, exchanges, members=members,
         n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner, beside_first=beside_first,
     )  # fmt: skip
     setting.loop.drive(run)
@@ -152,53 +162,46 @@ class TableRun:
     owner       whose run it is, for messages
     beside_first
                 steps in which devices are, or wait for what comes next, until the first one has ended, with it
+    models      what learns; by default a model that all workers have in common
     """
 
     def __init__(
         self, setting: Setting, make: Make, exchanges: MakeExchanges, *,
         members: Sequence[Sequence[int]] | None = None, n_learners: int | None = None, live: int = LIVE,
-        met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE,
+        met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE, models: Models | None = None,
     ) -> None:  # fmt: skip
         self.setting, self.learner, self._make = setting, setting.learner, make
         self.members = [[worker.rank] for worker in setting.workers] if members is None else [[*own] for own in members]
         self.workers = [setting.workers[own[0]] for own in self.members]
         self.n_learners = len(self.members) if n_learners is None else n_learners
         workloads = [worker.workload for worker in setting.workers]
-        model = CommonModel(
-            self.learner, self.n_learners, lambda step, gradients: self.exchanges.mean(step, gradients), self._samples,
-            self._began, met,
-        )  # fmt: skip
-        self._overlap = met is not None
-        setting.model, setting.optimizer = lambda: model.params, lambda: model.state
-        self.model = model
+        self._overlap = met is not None or models is not None
+        self.model: Models = models if models is not None else self._common_model(met)
         once = live == LIVE and setting.stop.n_updates == 1 and self.learner.task is None
-        plan = make(workloads, beside_first if once else N_STEPS)
-        self.exchanges = exchanges(model.gradient, plan)
-        plan = self._with_more(plan)
-        steps = first_steps(plan) if once else live_steps(plan, live)
-        if steps is None:
-            raise ConfigError(
-                "plan: steps after the first one differ: they are not alike, so it cannot be gone through over and "
-                "over; let every step do the same, with keys and rows in the same order"
-            )
-        self.steps = steps
+        program = make(workloads)
+        self.exchanges = exchanges(self.model.gradient, program.unroll_all(1))
+        program = self._with_more(program)
+        self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
                              lambda step, rank: float(self._last[step][rank]))  # fmt: skip
         said = {pair: carrier.what for pair, carrier in self.travel.carriers.items()}
-        rows = steps.rows[:3]
-        before = [0, *(own.stop - own.start for own in rows[:-1])]
-        shapes = [Shape(steps.plan, own, earlier, said) for own, earlier in zip(rows, before, strict=True)]
-        self.bookings = Bookings(setting.recorder, self.members, shapes, steps.keys[:3], setting.loop.now)
+        shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
+        self.bookings = Bookings(setting.recorder, self.members, shapes, setting.loop.now)
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
         self._varies = any(worker.factors is not UNVARIED for worker in setting.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
+        self._refused: dict[int, ConfigError] = {}  # why a step cannot be executed
+        self._late = [steps.has_late] * len(steps.rows)  # whether tasks that a slot's step does not wait for are left
+        self._in_slot = list(range(len(steps.rows)))  # the step that is executed in each
+        self._waiting: deque[int] = deque()  # slots whose steps have ended
         self._n_armed = 0
         self._drawn = 0  # samples of each who learns in the steps that are armed
         self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
         kind = np.where(_named(steps.plan, EVALUATION)[steps.row], OPTIONAL, self.travel.kinds)
+        self._kinds = [kind[own] for own in steps.rows[:2]]
         tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=kind)
         each = [[setting.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
@@ -206,19 +209,46 @@ class TableRun:
             steps.key_sizes, steps.plan.queues, self.travel.messages,
             bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets, start=setting.loop.now,
         )  # fmt: skip
+        for step, own in enumerate(steps.rows if steps.plan.cycles else ()):
+            self.executor.tasks["kind"][own] = self._kind(step)
         self.travel.executes(self.executor)
 
-    def _with_more(self, plan: Plan) -> Plan:
-        """Return the plan with what happens besides: evaluations, encoding and decoding."""
-        if self.setting.compression is not None:
+    def _common_model(self, met: Met | None) -> CommonModel:
+        """Return the model that all workers have in common, which the run then hands over."""
+        model = CommonModel(
+            self.learner, self.n_learners, lambda step, gradients: self.exchanges.mean(step, gradients), self.samples,
+            self.began, met,
+        )  # fmt: skip
+        self.setting.model, self.setting.optimizer = lambda: model.params, lambda: model.state
+        return model
+
+    def _kind(self, step: int) -> Ints:
+        """Return what the tasks of a step are for the executor."""
+        kind, plan = self._kinds[min(step, 1)], self.steps.plan
+        if not plan.cycles:
+            return kind
+        left_out = np.array([False, *(not cycle.includes(step + 1) for cycle in plan.cycles)])
+        return np.where(left_out[plan.every[self.steps.rows[min(step, 1)]]], SKIPPED, kind)
+
+    def tasks_of(self, step: int) -> Records:
+        """Return the tasks of a step in flight."""
+        tasks: Records = self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
+        return tasks
+
+    def _with_more(self, program: StepProgram) -> StepProgram:
+        """Return the program with what happens besides: evaluations, encoding and decoding."""
+        if self.setting.compression is not None and not program.template.cycles:
+            plan = program.unroll(1)
             sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
             for row in sums[:1].tolist():
                 kind, group, parts = way_of(plan, row)
                 carrier = self.exchanges.carrier(kind, group, parts=parts)
                 if carrier is not None:
-                    plan = with_codes(plan, decodes=carrier.decodes, together=kind == REDUCE_SCATTER)
-        plan = plan if self.learner.task is None else with_evaluations(plan, EVALUATION)
-        return plan if self.workers[0].feed is None else with_samples(plan, SAMPLES)
+                    together = kind == REDUCE_SCATTER
+                    program = program.map(functools.partial(with_codes, decodes=carrier.decodes, together=together))
+        if self.learner.task is not None:
+            program = program.map(functools.partial(with_evaluations, name=EVALUATION))
+        return program if self.workers[0].feed is None else program.map(functools.partial(with_samples, name=SAMPLES))
 
     # ------------------------------------------------------------ running
 
@@ -247,6 +277,9 @@ class TableRun:
                 if not loop.network.waiting_parties:
                     loop.env.pass_time(limit)
                 return
+            if slot > self.steps.live:
+                self._late_ended(slot - self.steps.live - 1)
+                continue
             self._ended.add(slot)
             while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
                 self._end_step()
@@ -257,18 +290,34 @@ class TableRun:
     def _end_step(self) -> None:
         """All tasks of a step have ended, and those of all steps before."""
         step, slot = self.done, self.steps.slot(self.done)
+        if step in self._refused:
+            raise self._refused[step]
         self._ended.discard(slot)
         rows = self.executor.tasks[self.steps.rows[slot]]
         self.model.learn_until(step)
         self._book(step, rows)
-        samples = self._samples(step)
+        samples = self.samples(step)
         self.done += 1
-        if slot > 0:  # where the step so many steps later is executed
-            n_keys = self.steps.keys[-1].stop - self.steps.keys[1].start
-            self.executor.arm(slot, self.steps.rows[slot], self.steps.keys[slot], self._arm(), n_keys)
+        if slot > 0:
+            self._waiting.append(slot)
+            self._arm_waiting()
         self._resize()
         self.setting.stop.updated(samples * self.n_learners)
         self._charge()
+
+    def _arm_waiting(self) -> None:
+        """Let slots whose tasks have all ended be executed as later steps, in their order."""
+        while self._waiting and not self._late[self._waiting[0]]:
+            slot = self._waiting.popleft()
+            n_keys = self.steps.keys[-1].stop - self.steps.keys[1].start
+            kind = self._kind(self._n_armed)
+            self._late[slot], self._in_slot[slot] = self.steps.has_late, self._n_armed
+            self.executor.arm(self.steps.rows[slot], self.steps.keys[slot], self._arm(), kind, n_keys)
+
+    def _late_ended(self, slot: int) -> None:
+        """The tasks of a slot that its step does not wait for have ended, too."""
+        self._late[slot] = False
+        self._arm_waiting()
 
     def _deadlock(self) -> DeadlockError:
         rows = self.steps.rows[self.steps.slot(self.done)]
@@ -280,8 +329,8 @@ class TableRun:
     # ------------------------------------------------------------ compute times
 
     def _step_in(self, slot: int) -> int:
-        """Return the step under way that is executed in a slot."""
-        return next(step for step in range(self.done, self.done + self.steps.live + 1) if self.steps.slot(step) == slot)
+        """Return the step that is executed in a slot."""
+        return self._in_slot[slot]
 
     def _seconds(self, plan: Plan) -> list[Floats]:
         """Return the seconds of the tasks of a first and a later step, NaN where they are asked for."""
@@ -292,9 +341,13 @@ class TableRun:
         """Return the seconds of the next step's tasks, with its factors, of what the workers compute then."""
         step = self._n_armed
         self._n_armed += 1
-        workloads, seconds = self._regime(self.learner.epoch(self._drawn * self.n_learners))
+        try:
+            workloads, seconds = self._regime(self.learner.epoch(self._drawn * self.n_learners))
+        except ConfigError as error:  # of a step that the run may never come to
+            self._refused.setdefault(step, error)
+            workloads, seconds = next(reversed(self._regimes.values()))
         self._armed[step] = workloads
-        self._drawn += self._samples(step)
+        self._drawn += self.samples(step)
         shape = self.bookings.shape(min(step, 1))
         if not self._varies:
             self._last[step] = np.ones(len(self.members))
@@ -315,10 +368,10 @@ class TableRun:
         key = id(workers[0].workload_at(epoch))
         if key not in self._regimes:
             workloads = [worker.workload_at(epoch) for worker in workers if worker.workload_at is not None]
-            self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads, 2)))
+            self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads)).unroll_all(2))
         return self._regimes[key]
 
-    def _samples(self, step: int) -> int:
+    def samples(self, step: int) -> int:
         return self._armed[step][0].batch_size * self.setting.workers[0].accumulation
 
     def _resize(self) -> None:
@@ -337,7 +390,7 @@ class TableRun:
         task: Records = self.executor.tasks[row]
         return task
 
-    def _began(self, step: int, rank: int) -> float:
+    def began(self, step: int, rank: int) -> float:
         """Return when a rank began the gradient of a step, s."""
         row = self.steps.rows[self.steps.slot(step)].start + self.bookings.shape(step).begins[rank]
         return float(self.executor.tasks["start"][row])
@@ -368,7 +421,7 @@ class TableRun:
             return
         key = plan.key[shape.rows]
         for keys in launched:
-            of_step = self.bookings.keys[min(step, len(self.bookings.keys) - 1)]
+            of_step = self.steps.keys[shape.step]
             exchanged = np.flatnonzero(key == keys[0] - self.steps.keys[slot].start + of_step.start)
             self.bookings.exchange(f"{len(keys)} buckets of step {step}", rank[exchanged], rows, exchanged)
 
@@ -393,6 +446,9 @@ class TableRun:
 
     def _missing(self, step: int, row: int) -> str:
         """Return what a task waits for, in words."""
+        plan = self.steps.plan
+        if plan.every[row]:
+            return f"the average of step {step + 1}"
         if self.steps.plan.kind[row] != FORWARD:
             return f"the gradients of step {step}"
         if self.workers[0].accumulation > 1:

@@ -12,8 +12,8 @@ from ddlsim.errors import ConfigError
 from ddlsim.network import tasks
 from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
-from ddlsim.plan.live import LiveSteps
 from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
+from ddlsim.plan.program import LiveSteps
 from ddlsim.runtime.carrier import Carrier, Exchanges
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
@@ -135,7 +135,7 @@ class Travel:
     def collective(self, keys: list[int]) -> int:
         """Prepare a collective, simulated by a schedule, that carries `keys`; return its id."""
         carrier, step, part, nbytes = self._carried(keys)
-        schedule, size = carrier.schedule(step, part, nbytes)
+        schedule, size = carrier.schedule(step, part, nbytes)  # others go by processes
         return self.loop.collective(schedule, carrier.communicator.all_nodes, size)
 
     def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
@@ -166,7 +166,7 @@ class Travel:
 
     def begins(self, row: int) -> float:
         plan, task, row = self.steps.plan, row, int(self.steps.row[row])
-        step, part, rank = self.step_in(int(self.steps.tasks.step[task])), int(plan.part[row]), int(plan.rank[row])
+        step, part, rank = self.step_in(self.steps.slot_of(task)), int(plan.part[row]), int(plan.rank[row])
         worker = self.workers[rank]
         self.loop.env.pass_time(self.executor.now)
         if self.coding[row]:
@@ -221,7 +221,7 @@ class Travel:
     def _carried(self, keys: list[int]) -> tuple[Carrier, int, int, float]:
         """Return who carries `keys` as one, in which step, as which part, and their bytes."""
         plan, task = self.steps.plan, int(self._task[keys[0]])
-        row, slot = int(self.steps.row[task]), int(self.steps.tasks.step[task])
+        row, slot = int(self.steps.row[task]), self.steps.slot_of(task)
         if self.setting.recorder.keep_spans and plan.queues:
             self.launched.setdefault(slot, []).append(keys)
         nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled

@@ -23,7 +23,7 @@ from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Reco
 from ddlsim.streams import stream
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
-from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown, slowed_duration
+from ddlsim.workload.jitter import Jitter, NoJitter, Slow, slowed_duration
 
 Process = Generator[simpy.Event, object, None]
 #: a process that ends with a value
@@ -122,7 +122,7 @@ class Worker:
     recorder: Recorder
     stop: StopRule
     factors: Iterator[float]
-    slow_downs: tuple[SlowDown, ...] = ()
+    slow_downs: Sequence[Slow] = ()
     accumulation: int = 1
     learner: Learner = field(default_factory=lambda: Learner.without_data(1))
     workload_at: Callable[[float], Workload] | None = None
@@ -134,7 +134,6 @@ class Worker:
     feed: Feed | None = None
 
     def __post_init__(self) -> None:
-        self.slow_downs = tuple(s for s in self.slow_downs if self.rank in s.ranks)
         self.params = self.learner.initial
         self.use(self.workload)
 
@@ -174,7 +173,7 @@ class Worker:
         start = self.loop.now
         duration = seconds * self.factor
         if self.slow_downs:
-            duration = slowed_duration(duration, start, self.rank, self.slow_downs)
+            duration = slowed_duration(duration, start, self.slow_downs)
         if duration > 0.0:
             self.recorder.begin(self.rank, COMPUTE, what, start)
             yield self.loop.env.timeout(duration)

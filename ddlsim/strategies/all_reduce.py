@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 from ddlsim.arguments import checked
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Plan
+from ddlsim.plan import StepProgram
 from ddlsim.plan.norms import with_shared_norms
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
 from ddlsim.runtime.carrier import Carrier, Dense
@@ -65,14 +66,24 @@ class AllReduce(OnFabric):
 
         start_group(setting, overlap, members, carrier, self.shared_norms, no_sync=self.no_sync)
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads do in `steps` steps, gradients uncompressed.
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step of workers with these workloads, gradients uncompressed.
 
-        What their collectives cost, `algorithm`, `rank_order` and `cost`, is not part of it. Raises ConfigError for an
-        overlap that does not tell its plan.
+        What their collectives cost, `algorithm`, `rank_order` and `cost`, is not part of it.
         """
-        plan = overlaps.plan(overlap_named(self.overlap), workloads, steps, accumulation, no_sync=self.no_sync)
-        return plan if self.shared_norms is None else with_shared_norms(plan, workloads)
+        shared = self.shared_norms is not None
+        overlap = overlap_named(self.overlap)
+        return _program(overlap, workloads, accumulation, no_sync=self.no_sync, shared_norms=shared)
+
+
+def _program(
+    overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool, shared_norms: bool
+) -> StepProgram:
+    program = overlaps.program(overlap, workloads, accumulation, no_sync=no_sync)
+    if not shared_norms:
+        return program
+    works = {id(workload): [workload] for workload in workloads}
+    return program.map(functools.partial(with_shared_norms, n_ranks=len(workloads)), list(works.values()))
 
 
 def start_group(
@@ -96,14 +107,15 @@ def start_group(
             "AllReduce: no_sync = False would add a compression error in every micro-step; remove it, or compression"
         )
 
-    def make(workloads: Sequence[Workload], steps: int) -> Plan:
-        plan = overlaps.plan(overlap, workloads, steps, accumulation, no_sync=no_sync)
-        if plan.queues and compresses:
+    def make(workloads: Sequence[Workload]) -> StepProgram:
+        shared = shared_norms is not None
+        program = _program(overlap, workloads, accumulation, no_sync=no_sync, shared_norms=shared)
+        if program.template.queues and compresses:
             raise ConfigError(
                 f"overlap = {type(overlap).__name__} fuses or cuts what compression has packed; with compression "
                 "use 'none', 'layer' or 'ddp'"
             )
-        return plan if shared_norms is None else with_shared_norms(plan, workloads)
+        return program
 
     def carriers(gradients: Gradients) -> dict[int, Carrier]:
         norms = {} if shared_norms is None else {ALL_GATHER: Dense(members, "all_gather", shared_norms)}

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, shown
-from ddlsim.plan import Plan
+from ddlsim.plan import Plan, StepProgram
 from ddlsim.plan.plan import Floats
 from ddlsim.runtime.fabric import Collectives, Fabric
 from ddlsim.workload.compute import Workload
@@ -30,7 +30,10 @@ Parameters = tuple[tuple[str, ...], tuple[str, ...]]
 REQUIRED: dict[str, Parameters] = {"start": (("setting",), ()), "buckets": (("workload",), ())}
 OPTIONAL: dict[str, Parameters] = {}
 #: a method describes what another one does: a subclass that overrides the second must override the first, too
-_DESCRIBES = {"plan": ("start",), "outlook": ("start", "plan"), "peak_memory": ("plan",), "stages": ("stage",)}
+_DESCRIBES = {
+    "program": ("start",), "plan": ("start", "program"), "outlook": ("start", "program", "plan"),
+    "peak_memory": ("program", "plan"), "stages": ("stage",),
+}  # fmt: skip
 
 
 def _optional(default: Callable[Concatenate[Contract, P], R]) -> Callable[Concatenate[Contract, P], R]:
@@ -52,7 +55,7 @@ def _optional(default: Callable[Concatenate[Contract, P], R]) -> Callable[Concat
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """All that other code asks a strategy, with defaults. Overlap policies can have a method ``plan``, too."""
+    """All that other code asks a strategy, with defaults. Overlap policies can have a method ``program``, too."""
 
     strategy: Any
     _methods: Mapping[str, Any]
@@ -119,11 +122,16 @@ class Contract:
         return 1
 
     @_optional
-    def plan(self, workloads: Sequence[Workload], steps: int, accumulation: int) -> Plan:
-        """Tasks of all workers in a number of steps. Default: ConfigError, as the step has no static task graph."""
+    def program(self, workloads: Sequence[Workload], accumulation: int) -> StepProgram:
+        """Step program of all workers. Default: ConfigError, as the step has no static task graph."""
         raise ConfigError(
             f"plan: the step of {self.strategy.label} has no static task graph; those of {_with_plans()} have"
         )
+
+    @_optional
+    def plan(self, workloads: Sequence[Workload], steps: int, accumulation: int) -> Plan:
+        """Tasks of all workers in a number of steps. Default: those of the step program."""
+        return self.program(workloads, accumulation).unroll(steps)
 
     @_optional
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> Sequence[int]:
@@ -205,6 +213,11 @@ class Contract:
     def name(self) -> str:
         """Name of its class, for messages."""
         return type(self.strategy).__name__
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether its step has a static task graph."""
+        return self.defines("program") or self.defines("plan")
 
     @property
     def shares_batch(self) -> bool:
@@ -319,5 +332,9 @@ def _with_plans() -> str:
     import ddlsim.strategies as bundled
 
     kinds: list[Any] = [kind for kind in vars(bundled).values() if isinstance(kind, type)]
-    *others, last = sorted(kind.__name__ for kind in kinds if {"plan", "start"} <= _methods_of(kind).keys())
+    *others, last = sorted(
+        kind.__name__
+        for kind in kinds
+        if "start" in (methods := _methods_of(kind)) and ("plan" in methods or "program" in methods)
+    )
     return f"{', '.join(others)} and {last}"

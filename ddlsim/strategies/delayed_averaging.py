@@ -5,6 +5,7 @@ A worker waits only when an average is late. Optimizer states (momentum) stay wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +13,15 @@ import numpy as np
 from ddlsim.arguments import Count, Decay, Index, Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
+from ddlsim.plan.plan import Every
 from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.exchange import Averaging
 from ddlsim.runtime.fabric import cost_said, name_of
-from ddlsim.runtime.replica import Periodic, Replica, start_replicas
+from ddlsim.runtime.own_models import Rule, run_local_steps
+from ddlsim.runtime.replica import Periodic, Replica
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.worker import Process
+from ddlsim.workload.compute import Workload
 
 
 def _continued(mean: Array, params: Array, begun: Array) -> Array:
@@ -52,25 +56,23 @@ class DaSGD(Periodic):
         """Period, delay and algorithm."""
         return f"DaSGD ({self.period} steps, {self.delay} late, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    @property
+    def _average(self) -> Average:
+        return Average(Every(self.period), self.delay)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        average = Averaging(communicator(setting, self))
-        start_replicas(setting, lambda replica: self.work(replica, average))
+        xi = self.merge
 
-    def work(self, replica: Replica, average: Averaging) -> Process:
-        """One worker's life."""
-        worker, xi = replica.worker, self.merge
-        while True:
-            yield from replica.local_step()
-            k = replica.step
-            if k % self.period == 0 and self.delay == 0:
-                yield from average.start(worker, k, worker.params)
-            if k > self.delay and (k - self.delay) % self.period == 0:
-                mean = yield from average.finish(worker, k - self.delay)
-                worker.params = xi * worker.params + (1.0 - xi) * mean
-            if k % self.period == 0 and self.delay > 0:
-                yield from average.start(worker, k, worker.params)
-            replica.end_step()
+        def merge(replica: Replica, mean: Value[Array]) -> None:
+            replica.worker.params = xi * replica.worker.params + (1.0 - xi) * mean
+
+        rule = Rule(self._average, [communicator(setting, self)], merge=merge)
+        run_local_steps(setting, [rule], owner="DaSGD")
 
 
 @checked
@@ -96,27 +98,33 @@ class OverlapLocalSGD(Periodic):
         """Period and algorithm."""
         return f"overlap local SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    @property
+    def _average(self) -> Average:
+        return Average(Every(self.period), self.period, first=self.period)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        average = Averaging(communicator(setting, self))
-        start_replicas(setting, lambda replica: self.work(replica, average))
+        alpha, plane = self.alpha, setting.learner.plane
+        anchors: dict[int, Value[Array]] = {}
+        velocities: dict[int, Value[Array]] = {}
 
-    def work(self, replica: Replica, average: Averaging) -> Process:
-        """One worker's life."""
-        worker, tau, alpha = replica.worker, self.period, self.alpha
-        anchor = worker.params
-        velocity: Value[Array] | None = None
-        while True:
-            yield from replica.local_step()
-            k = replica.step
-            if k % tau == 0:
-                if k > tau:
-                    anchor = yield from average.finish(worker, k - tau)
-                worker.params = (1.0 - alpha) * worker.params + alpha * anchor
-                ahead = worker.learner.plane.apply(np.subtract, worker.params, anchor)
-                velocity = ahead if velocity is None else self.momentum * velocity + ahead
-                yield from average.start(worker, k, (anchor + velocity).carrying(worker.params))
-            replica.end_step()
+        def merge(replica: Replica, anchor: Value[Array] | None) -> None:
+            worker = replica.worker
+            anchors[worker.rank] = anchors.get(worker.rank, setting.learner.initial) if anchor is None else anchor
+            worker.params = (1.0 - alpha) * worker.params + alpha * anchors[worker.rank]
+
+        def bring(replica: Replica) -> Value[Array]:
+            worker, rank = replica.worker, replica.worker.rank
+            ahead = plane.apply(np.subtract, worker.params, anchors[rank])
+            velocities[rank] = self.momentum * velocities[rank] + ahead if rank in velocities else ahead
+            return (anchors[rank] + velocities[rank]).carrying(worker.params)
+
+        rule = Rule(self._average, [communicator(setting, self)], bring=bring, merge=merge)
+        run_local_steps(setting, [rule], owner="OverlapLocalSGD")
 
 
 @checked
@@ -135,20 +143,25 @@ class CoCoDSGD(Periodic):
         """Period and algorithm."""
         return f"CoCoD-SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    @property
+    def _average(self) -> Average:
+        return Average(Every(self.period, 1), self.period - 1, at_begin=True)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        average = Averaging(communicator(setting, self))
-        start_replicas(setting, lambda replica: self.work(replica, average))
+        begun: dict[int, Value[Array]] = {}
 
-    def work(self, replica: Replica, average: Averaging) -> Process:
-        """One worker's life."""
-        worker = replica.worker
-        while True:
-            first, begun = replica.step, worker.params
-            yield from average.start(worker, first, begun)
-            for left in reversed(range(self.period)):
-                yield from replica.local_step()
-                if left == 0:
-                    mean = yield from average.finish(worker, first)
-                    worker.params = worker.learner.plane.mix(_continued, mean, worker.params, begun)
-                replica.end_step()
+        def bring(replica: Replica) -> Value[Array]:
+            begun[replica.worker.rank] = replica.worker.params
+            return replica.worker.params
+
+        def merge(replica: Replica, mean: Value[Array]) -> None:
+            worker = replica.worker
+            worker.params = worker.learner.plane.mix(_continued, mean, worker.params, begun[worker.rank])
+
+        rule = Rule(self._average, [communicator(setting, self)], bring=bring, merge=merge)
+        run_local_steps(setting, [rule], owner="CoCoDSGD")

@@ -12,7 +12,7 @@ import numpy as np
 from ddlsim.arguments import Density, by, checked, one_of, quantity
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Plan
+from ddlsim.plan import StepProgram
 from ddlsim.plan.embeddings import embeddings
 from ddlsim.plan.schedules import Schedules
 from ddlsim.readable import size
@@ -193,8 +193,8 @@ class EmbeddingParallel(DealtOut):
         assert isinstance(policy, InOrder)
         return policy
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads do in `steps` steps (:func:`ddlsim.plan.embeddings`)."""
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step of workers with these workloads (:func:`ddlsim.plan.embeddings`)."""
         whole_batch(accumulation, "EmbeddingParallel")
         n, first = len(workloads), workloads[0]
         placement = self.placement(first, n)
@@ -215,7 +215,7 @@ class EmbeddingParallel(DealtOut):
             layer.n_params for layer in first.model.layers if not layer.model_parallel
         )  # bytes of each
         return embeddings(
-            workloads, works, self._policy.buckets, steps=steps, row_wise=placement.row_wise_columns,
+            workloads, works, self._policy.buckets, row_wise=placement.row_wise_columns,
             replicated=gradient * placement.replicated_params, indices=self.indices, bottom_rank=self._root,
         )  # fmt: skip
 
@@ -223,12 +223,12 @@ class EmbeddingParallel(DealtOut):
         """Start all workers. Raises ConfigError for what a step as a table cannot do."""
         each = [worker.workload for worker in setting.workers]
         accumulation = setting.workers[0].accumulation
-        schedules = Schedules(
-            self.plan(each, 1, accumulation), self.algorithm, setting.cluster, np.array(setting.nodes), self.rank_order
-        )
+        program = self.program(each, accumulation)
+        nodes = np.array(setting.nodes)
+        schedules = Schedules(program.unroll(1), self.algorithm, setting.cluster, nodes, self.rank_order)
         setting.notes.append(self._note(each[0], len(each)))
         run_table(
-            setting, lambda steps: self.plan(each, steps), schedules,
+            setting, program, schedules,
             samples=sum(workload.batch_size for workload in each),
         )  # fmt: skip
 

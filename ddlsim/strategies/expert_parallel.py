@@ -11,7 +11,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, by, checked
 from ddlsim.collectives import Collective
-from ddlsim.plan import Plan
+from ddlsim.plan import StepProgram
 from ddlsim.plan.experts import expert_elements, experts, experts_in
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
@@ -70,12 +70,12 @@ class ExpertParallel(DealtOut):
         exchanged = 2.0 * workload.batch_size * tokens * ELEMENT_NBYTES[workload.precision] if ways > 1 else 0.0
         return Stage(workload, memory=dataclasses.replace(memory, buffers=memory.buffers + exchanged))
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads do in `steps` steps (:func:`ddlsim.plan.experts.experts`)."""
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step of workers with these workloads (:func:`ddlsim.plan.experts.experts`)."""
         whole_batch(accumulation, "ExpertParallel")
         policy = overlap_named(self.overlap)
         assert isinstance(policy, InOrder)
-        return experts(workloads, self._ways(len(workloads)), policy.buckets, steps=steps)
+        return experts(workloads, self._ways(len(workloads)), policy.buckets)
 
     def _ways(self, n_workers: int) -> int:
         return n_workers if self.ways is None else self.ways
@@ -84,9 +84,9 @@ class ExpertParallel(DealtOut):
         """Start all workers. Raises ConfigError for what a step as a table cannot do."""
         each = [worker.workload for worker in setting.workers]
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
-        first = self.plan(each, 1, setting.workers[0].accumulation)
-        schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
+        program = self.program(each, setting.workers[0].accumulation)
+        schedules = Schedules(program.unroll(1), algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
         run_table(
-            setting, lambda steps: self.plan(each, steps), schedules,
+            setting, program, schedules,
             samples=sum(workload.batch_size for workload in each),
         )  # fmt: skip

@@ -17,7 +17,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, listed
-from ddlsim.plan import Plan, fully_sharded, sharded
+from ddlsim.plan import Plan, StepProgram, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.fully_sharded import costs_of, least_step
 from ddlsim.plan.plan import BACKWARD, FORWARD
@@ -242,27 +242,31 @@ class FSDP:
 
     # ------------------------------------------------------------ what they do
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers do in `steps` steps of `accumulation` micro-batches (:func:`ddlsim.plan.sharded`,
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step of `accumulation` micro-batches of each worker (:func:`ddlsim.plan.sharded`,
         :func:`ddlsim.plan.fully_sharded`)."""
         model = workloads[0].model
         each = [_recomputing(workload, self.recompute) for workload in workloads]
         kept = _memory(self, workloads[0], len(workloads)).activations
         if self.stage < 3:
             policy = overlap_named("ddp" if self.overlap is None else self.overlap)
-            plan = sharded(
-                each, None, policy.buckets, steps=steps, accumulation=accumulation,
+            program = sharded(
+                each, None, policy.buckets, accumulation=accumulation,
                 overlap=not isinstance(policy, NoOverlap), no_sync=self.stage == 1 or self.no_sync,
                 param_dtype=self.param_dtype,
             )  # fmt: skip
         else:
-            plan = fully_sharded(
-                each, None, self._units(model), steps=steps, accumulation=accumulation, prefetch=self._ahead,
+            program = fully_sharded(
+                each, None, self._units(model), accumulation=accumulation, prefetch=self._ahead,
                 reshard=self.reshard, shard=self.shard, no_sync=self.no_sync, param_dtype=self.param_dtype,
             )  # fmt: skip
-        passes = np.isin(plan.kind, (FORWARD, BACKWARD))
         whole = float(stored_nbytes(workloads[0]).sum())
-        return dataclasses.replace(plan, holds=np.where(passes, plan.holds * (kept / max(whole, 1.0)), plan.holds))
+
+        def keeping(plan: Plan) -> Plan:
+            passes = np.isin(plan.kind, (FORWARD, BACKWARD))
+            return dataclasses.replace(plan, holds=np.where(passes, plan.holds * (kept / max(whole, 1.0)), plan.holds))
+
+        return program.map(keeping)
 
     def _compressible(self, setting: Setting, plan: Plan, accumulation: int) -> list[slice]:
         """Return which elements of the flat gradient each part of the plan is. Raises ConfigError, with the reason, for
@@ -332,7 +336,8 @@ class FSDP:
             "reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather,
             "all_reduce": "default" if self.all_reduce is None else self.all_reduce,
         }  # fmt: skip
-        first = self.plan(each, 1, accumulation)
+        program = self.program(each, accumulation)
+        first = program.unroll(1)
         schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
         parts = [] if setting.compression is None else self._compressible(setting, first, accumulation)
 
@@ -342,7 +347,7 @@ class FSDP:
             return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", scatter=how)
 
         run_table(
-            setting, lambda steps: self.plan(each, steps, accumulation), schedules,
+            setting, program, schedules,
             samples=sum(worker.samples_per_step for worker in setting.workers), exchanges=exchanges, owner="FSDP",
         )  # fmt: skip
 

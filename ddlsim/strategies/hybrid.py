@@ -11,7 +11,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, by, checked
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Plan
+from ddlsim.plan import Plan, StepProgram
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.hybrid import hybrid, kept_nbytes, replicated
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
@@ -143,13 +143,13 @@ class Hybrid(DealtOut, WithFabric):
         gathered = float(kept_nbytes(workload, layout).sum() - stored_nbytes(workload).sum())
         return Stage(workload, memory=dataclasses.replace(memory, activations=memory.activations + gathered))
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads do in `steps` steps (:func:`ddlsim.plan.hybrid.hybrid`)."""
-        return self._plan(workloads, steps, accumulation, overlap_named(self.overlap))
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step of workers with these workloads (:func:`ddlsim.plan.hybrid.hybrid`)."""
+        return self._program(workloads, accumulation, overlap_named(self.overlap))
 
-    def _plan(self, workloads: Sequence[Workload], steps: int, accumulation: int, policy: Overlap) -> Plan:
+    def _program(self, workloads: Sequence[Workload], accumulation: int, policy: Overlap) -> StepProgram:
         return hybrid(
-            workloads, self.layout(workloads[0], len(workloads)), policy.buckets, steps=steps,
+            workloads, self.layout(workloads[0], len(workloads)), policy.buckets,
             accumulation=accumulation, at_end=isinstance(policy, NoOverlap), blocking=isinstance(policy, WhileWaiting),
         )  # fmt: skip
 
@@ -158,8 +158,9 @@ class Hybrid(DealtOut, WithFabric):
         check_shares("Hybrid", setting)
         each = [worker.workload for worker in setting.workers]
         policy, accumulation = as_compressed(overlap_named(self.overlap), setting), setting.workers[0].accumulation
-        first, layout = self._plan(each, 1, accumulation, policy), self.layout(each[0], len(each))
-        schedules = Schedules(first, self.algorithm, setting.cluster, np.array(setting.nodes), self.rank_order)
+        program, layout = self._program(each, accumulation, policy), self.layout(each[0], len(each))
+        nodes = np.array(setting.nodes)
+        schedules = Schedules(program.unroll(1), self.algorithm, setting.cluster, nodes, self.rank_order)
         layers = each[0].model.layers
         if isinstance(self.groups, str):
             names = [f"{layers[i].name} {layout.groups[i]}" for i in layout.split]
@@ -179,6 +180,6 @@ class Hybrid(DealtOut, WithFabric):
             return OfReplicas(dense, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
 
         run_table(
-            setting, lambda steps: self._plan(each, steps, accumulation, policy), schedules,
+            setting, program, schedules,
             samples=sum(worker.samples_per_step for worker in setting.workers), exchanges=exchanges, owner="Hybrid",
         )  # fmt: skip

@@ -19,11 +19,14 @@ from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import State
-from ddlsim.plan import Plan, local_steps
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
+from ddlsim.plan.plan import Every
 from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.exchange import Averaging, Exchange, carrier_of
+from ddlsim.runtime.exchange import Exchange, carrier_of
 from ddlsim.runtime.fabric import cost_said, name_of
-from ddlsim.runtime.replica import Periodic, Replica, local_sgd, need_values, start_replicas
+from ddlsim.runtime.own_models import Rule, run_local_steps
+from ddlsim.runtime.replica import Periodic, Replica, need_values, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
 from ddlsim.units import si
@@ -50,42 +53,43 @@ class LocalSGD(Periodic):
         after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
         return f"local SGD ({self.period} steps{after}, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads do in `steps` steps.
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads.
 
-        Raises ConfigError for a `start_epoch`: a plan does not know when that is.
+        Raises ConfigError for a `start_epoch`: without data nobody knows when that is.
         """
         if self.start_epoch:
-            raise ConfigError(f"plan: LocalSGD: start_epoch = {self.start_epoch:g} is no table; leave it out to see it")
-        return local_steps(workloads, self.period, steps, accumulation)
+            raise ConfigError(
+                f"plan: LocalSGD: start_epoch = {self.start_epoch:g} depends on data; leave it out to see it"
+            )
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for a `start_epoch` where there is no data to count epochs of."""
         if self.start_epoch:
             need_values(setting, f"LocalSGD: start_epoch = {self.start_epoch:g}", "epochs are passes over data")
         members = communicator(setting, self)
-        average = Averaging(members)
+        first = _steps_before(setting, self.start_epoch)
+        rules = [Rule(Average(Every(self.period, first, first + 1)), [members])]
+        if first:  # until then gradients are averaged
+            sums = Average(Every(1, end=first), gradients=True)
+            rules.append(Rule(sums, [members], then=lambda mean: _updated(replicas[0], mean), models=False))
+        replicas = run_local_steps(setting, rules, owner="LocalSGD")
 
-        def update(mean: Value[Array]) -> tuple[Value[Array], State]:
-            first = replicas[0]  # all are alike until they go on alone
-            return first.after(first.worker.params, mean)
 
-        together = Exchange(members, carrier_of(members), update, models=False) if self.start_epoch else None
-        replicas = start_replicas(setting, lambda replica: self.work(replica, average, together))
+def _updated(replica: Replica, gradient: Value[Array]) -> tuple[Value[Array], State]:
+    """Return what all replicas are after a step with the same gradient."""
+    return replica.after(replica.worker.params, gradient)
 
-    def work(
-        self, replica: Replica, average: Averaging, together: Exchange[tuple[Value[Array], State]] | None
-    ) -> Process:
-        """One worker's life."""
-        worker = replica.worker
-        while together is not None and worker.learner.epoch(replica.n_samples) < self.start_epoch:
-            gradient = yield from worker.gradient()
-            params, state = yield from together.exchange(worker, replica.step, gradient)
-            yield from worker.optimizer_step()
-            worker.params, replica.state = params, state
-            replica.count()
-            replica.end_step()
-        yield from local_sgd(replica, self.period, average)
+
+def _steps_before(setting: Setting, epoch: float) -> int:
+    """Return how many steps begin before an epoch."""
+    worker, n_samples, steps = setting.workers[0], 0, 0
+    while epoch and (at := setting.learner.epoch(n_samples)) < epoch:
+        workload = worker.workload if worker.workload_at is None else worker.workload_at(at)
+        n_samples += workload.batch_size * worker.accumulation * len(setting.workers)
+        steps += 1
+    return steps
 
 
 @checked
@@ -118,8 +122,8 @@ class QsparseLocalSGD(Periodic):
                 "LocalSGD with compression"
             )
         setting.compression = Compression(self.compressor)
-        average = Averaging(communicator(setting, self))
-        start_replicas(setting, lambda replica: local_sgd(replica, self.period, average))
+        rule = Rule(Average(Every(self.period)), [communicator(setting, self)])
+        run_local_steps(setting, [rule], owner="QsparseLocalSGD")
 
 
 @checked
@@ -160,20 +164,17 @@ class HierarchicalLocalSGD(Periodic):
                 f"{self.label}: {'all workers are in one block' if len(blocks) == 1 else 'every block is one worker'}, "
                 "so there is one level only; give block=a number of workers, or use LocalSGD"
             )
-        inside = {rank: average for part in blocks for average in [Averaging(part)] for rank in part.place}
-        among = Averaging(members)
-        start_replicas(setting, lambda replica: self.work(replica, inside[replica.worker.rank], among))
+        nested = Every(self.period, unless=self.period * self.block_period)
+        groups = [[worker.rank for worker in part.workers] for part in blocks]
 
-    def work(self, replica: Replica, inside: Averaging, among: Averaging) -> Process:
-        """One worker's life."""
-        worker = replica.worker
-        while True:
-            yield from replica.local_step()
-            if replica.step % (self.period * self.block_period) == 0:
-                worker.params = inside.common = yield from among.mean(worker, replica.step, worker.params)
-            elif replica.step % self.period == 0:
-                worker.params = yield from inside.mean(worker, replica.step, worker.params)
-            replica.end_step()
+        def all_know(mean: Value[Array]) -> Value[Array]:
+            for rounds in inside.rounds:
+                rounds.common = mean
+            return mean
+
+        inside = Rule(Average(nested, groups=groups), blocks)
+        among = Rule(Average(Every(self.period * self.block_period)), [members], then=all_know)
+        run_local_steps(setting, [inside, among], owner="HierarchicalLocalSGD")
 
 
 @dataclass

@@ -7,24 +7,21 @@ normalisation are the mean of the workers' (momentum could carry a variance belo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Count, Decay, Positive, checked, one_of
 from ddlsim.learning import Array, Value
 from ddlsim.optim import Momentum, Optimizer
-from ddlsim.runtime import (
-    Averaging,
-    Outer,
-    Process,
-    Replica,
-    Setting,
-    communicator,
-    local_sgd,
-    start_replicas,
-)
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
+from ddlsim.plan.plan import Every
+from ddlsim.runtime import Outer, Replica, Setting, communicator
 from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic
+from ddlsim.workload.compute import Workload
 
 
 @checked
@@ -53,11 +50,14 @@ class BMUF(Periodic):
         """Period and algorithm."""
         return f"BMUF ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         outer = Outer(setting.learner, Momentum(self.momentum(len(setting.workers))))
-        average = Averaging(communicator(setting, self), lambda mean: outer.towards(mean, self.block_rate))
-        start_replicas(setting, lambda replica: local_sgd(replica, self.period, average))
+        _start(self, setting, lambda mean: outer.towards(mean, self.block_rate))
 
 
 @checked
@@ -87,11 +87,14 @@ class DiLoCo(Periodic):
         outer = type(self.outer).__name__
         return f"DiLoCo ({self.period} steps, outer {outer}, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         outer = Outer(setting.learner, self.outer)
-        average = Averaging(communicator(setting, self), lambda mean: outer.towards(mean, self.outer_rate))
-        start_replicas(setting, lambda replica: local_sgd(replica, self.period, average))
+        _start(self, setting, lambda mean: outer.towards(mean, self.outer_rate))
 
 
 @checked
@@ -123,6 +126,10 @@ class SlowMo(Periodic):
         """Period, slow momentum and algorithm."""
         return f"SlowMo ({self.period} steps, {self.momentum:g}, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [Average(Every(self.period))], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         slow = Outer(setting.learner, Momentum(self.momentum))
@@ -131,16 +138,18 @@ class SlowMo(Periodic):
             gamma = replicas[0].rate  # all have made as many steps
             return slow.towards(mean, self.slow_rate * gamma, unit=gamma) if gamma else slow.follow(mean)
 
-        average = Averaging(communicator(setting, self), move)
-        replicas = start_replicas(setting, lambda replica: self.work(replica, average))
+        def merge(replica: Replica, model: Value[Array]) -> None:
+            replica.worker.params = model
+            if self.buffers == "reset":
+                replica.forget()
 
-    def work(self, replica: Replica, average: Averaging) -> Process:
-        """One worker's life."""
-        worker = replica.worker
-        while True:
-            yield from replica.local_step()
-            if replica.step % self.period == 0:
-                worker.params = yield from average.mean(worker, replica.step, worker.params)
-                if self.buffers == "reset":
-                    replica.forget()
-            replica.end_step()
+        replicas = _start(self, setting, move, merge)
+
+
+def _start(
+    strategy: BMUF | DiLoCo | SlowMo, setting: Setting, then: Callable[[Value[Array]], Value[Array]],
+    merge: Callable[[Replica, Value[Array]], None] | None = None,
+) -> list[Replica]:  # fmt: skip
+    """Start workers who go on with what `then` makes of the mean of their models; return their replicas."""
+    rule = Rule(Average(Every(strategy.period)), [communicator(setting, strategy)], then=then, merge=merge)
+    return run_local_steps(setting, [rule], owner=type(strategy).__name__)

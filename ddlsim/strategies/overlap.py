@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Protocol
 from ddlsim.arguments import Bytes, Count, Duration, by, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
-from ddlsim.plan import FusedQueue, Plan, UrgentQueue, data_parallel
+from ddlsim.plan import FusedQueue, StepProgram, UrgentQueue, data_parallel
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import contract
 from ddlsim.units import si
@@ -28,8 +28,8 @@ from ddlsim.workload.compute import Workload
 class Overlap(Protocol):
     """When gradients travel; ``buckets`` is enough: workers exchange them in order, beside the backward pass.
 
-    A policy that does otherwise tells what workers do as a table: ``plan(workloads, steps, accumulation)``, by
-    :func:`ddlsim.plan.data_parallel`, a queue of its own, or row by row. All steps after the first must be alike.
+    A policy that does otherwise returns a step program: ``program(workloads, accumulation)``, by
+    :func:`ddlsim.plan.data_parallel` with a queue of its own, or with changed tasks.
     """
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
@@ -100,10 +100,10 @@ class HorovodFusion:
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return per_layer(workload)
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads do in `steps` steps, as a table."""
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step of workers with these workloads."""
         queue = FusedQueue(self.threshold, self.cycle_time)
-        return data_parallel(workloads, None, self.buckets, steps=steps, accumulation=accumulation, queue=queue)
+        return data_parallel(workloads, None, self.buckets, accumulation=accumulation, queue=queue)
 
 
 @checked
@@ -118,12 +118,12 @@ class Priority:
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return partitioned(workload, si(self.partition, "bytes"))
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads do in `steps` steps, as a table."""
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step of workers with these workloads."""
+        queue = UrgentQueue(self.in_flight)
         return data_parallel(
-            workloads, None, self.buckets, steps=steps, accumulation=accumulation, queue=UrgentQueue(self.in_flight),
-            layer_by_layer=True,
-        )  # fmt: skip
+            workloads, None, self.buckets, accumulation=accumulation, queue=queue, layer_by_layer=True
+        )
 
 
 _NAMES: dict[str, Overlap] = {
@@ -197,22 +197,21 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
     return buckets
 
 
-def plan(
-    overlap: Overlap, workloads: Sequence[Workload], steps: int, accumulation: int, *, no_sync: bool = True
-) -> Plan:
-    """Return what workers with these workloads do in `steps` steps: what a policy says, or its buckets in order.
+def program(
+    overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool = True
+) -> StepProgram:
+    """Return the step of workers with these workloads: what a policy says, or its buckets in order.
 
-    Raises ConfigError without `no_sync` for a policy with a plan of its own.
+    Raises ConfigError without `no_sync` for a policy with a program of its own.
     """
     policy = contract.of(overlap)
-    if policy.defines("plan"):
+    if policy.defines("program"):
         if not no_sync:
             raise ConfigError(
                 f"AllReduce: no_sync = False: {type(overlap).__name__} sums gradients once per step; use "
                 "overlap='none', 'layer' or 'ddp'"
             )
-        return policy.plan(workloads, steps, accumulation)
+        return policy.program(workloads, accumulation)
     return data_parallel(
-        workloads, None, functools.partial(buckets_of, overlap), steps=steps, accumulation=accumulation,
-        no_sync=no_sync,
-    )  # fmt: skip
+        workloads, None, functools.partial(buckets_of, overlap), accumulation=accumulation, no_sync=no_sync
+    )

@@ -16,15 +16,15 @@ from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
-from ddlsim.plan import Chunk, Mesh, Plan, between_blocks, chunks_at, mesh_of, pipeline
+from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.gathered_ahead import with_shares
-from ddlsim.plan.live import LIVE
 from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.plan import Floats
+from ddlsim.plan.program import LIVE, N_STEPS
 from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_groups import Seconds, as_one_rank, exchange_seconds, with_exchanges, with_shared_interfaces
 from ddlsim.runtime.carrier import OfGroups
@@ -264,29 +264,30 @@ class Parallel(WithFabric):
 
     # ------------------------------------------------------------ what they do
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers do in `steps` steps of `accumulation` micro-batches of each replica.
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step of `accumulation` micro-batches of each replica.
 
         A rank stands for a tensor group, the slowest of its workers, and exchanges inside the group take no time here;
         in a run they do. Raises ConfigError for an order that does not
         go with the micro-batches.
         """
-        return self._plan(workloads, steps, accumulation, lambda kind, nbytes: 0.0)
+        return self._program(workloads, accumulation, lambda kind, nbytes: 0.0)
 
-    def _plan(self, workloads: Sequence[Workload], steps: int, micro_batches: int, seconds: Seconds) -> Plan:
+    def _program(self, workloads: Sequence[Workload], micro_batches: int, seconds: Seconds) -> StepProgram:
         mesh = self.mesh(len(workloads))
         cuts = self._cuts(workloads)
         slowest = [max((workloads[i] for i in own), key=lambda each: each.step_time) for own in self._members(mesh)]
-        plans = {
-            number: self._of_rank(self._split(workload, cuts, seconds), workload, mesh, micro_batches, steps)
+        programs = {
+            number: self._of_rank(self._split(workload, cuts, seconds), workload, mesh, micro_batches)
             for number, workload in {id(workload): workload for workload in slowest}.items()
         }
-        plan = plans[id(slowest[0])]
-        if len(plans) > 1:
-            which = np.array([list(plans).index(id(workload)) for workload in slowest])[plan.rank]
-            every = np.stack([each.seconds for each in plans.values()])
-            plan = dataclasses.replace(plan, seconds=every[which, np.arange(len(plan))])
-        return with_stage_norms(plan, slowest, mesh.data) if self.sharded else plan
+        first = programs[id(slowest[0])]
+        numbers = np.array([list(programs).index(id(workload)) for workload in slowest])
+        return dataclasses.replace(
+            first,
+            templates=tuple(program.template for program in programs.values()),
+            template_of=numbers[first.ranks],
+        )
 
     def peak_memory(self, workloads: Sequence[Workload], micro_batches: int) -> Floats:
         """Return the bytes of activations that each rank of the plan holds at most, (n_ranks,).
@@ -294,7 +295,7 @@ class Parallel(WithFabric):
         Raises ConfigError as :meth:`plan` does.
         """
         if self._asynchronous or not isinstance(self.order, str):
-            return self.plan(workloads, 1, micro_batches).peak_memory()
+            return self.program(workloads, micro_batches).unroll(1).peak_memory()
         mesh, work = self.mesh(len(workloads)), workloads[0]
         cuts = self._cuts(workloads)
         order = representative_order(self.order, self.pipeline, micro_batches, len(cuts) + 1)
@@ -305,14 +306,21 @@ class Parallel(WithFabric):
         return peak
 
     def _of_rank(
-        self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int, steps: int
-    ) -> Plan:
-        """Return the plan of ranks that all have these chunks, of a workload."""
-        plan = pipeline(
-            chunks, Mesh(mesh.data, mesh.pipeline), micro_batches, self.order, steps=steps,
+        self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int
+    ) -> StepProgram:
+        """Return the program of ranks that all have these chunks, of a workload."""
+        program = pipeline(
+            chunks, Mesh(mesh.data, mesh.pipeline), micro_batches, self.order,
             recompute=self.recompute == "stage", buckets=self._buckets(mesh), sharded=self.sharded, p2p=self.p2p,
         )  # fmt: skip
-        return with_shares(plan, chunks, workload, beside=self.overlap != "none") if self.sharded else plan
+        if not self.sharded:
+            return program
+        beside, works = self.overlap != "none", [workload] * mesh.pipeline
+        return program.map(
+            lambda template: with_stage_norms(
+                with_shares(template, chunks, workload, beside=beside), works, mesh.data
+            )
+        )
 
     def _buckets(self, mesh: Mesh) -> Callable[[Workload], Sequence[Bucket]]:
         if self.overlap != "megatron":
@@ -352,12 +360,11 @@ class Parallel(WithFabric):
                 "of them share its links"
             )
 
-        @functools.cache
-        def make(steps: int) -> Plan:
-            plan = self._plan(whole, steps, micro_batches, seconds)
-            if self.tensor == 1:
-                return plan
-            return with_shared_interfaces(plan, setting.cluster, np.array(setting.nodes)[np.array(members)])
+        program = self._program(whole, micro_batches, seconds)
+        if self.tensor > 1:
+            members_at = np.array(setting.nodes)[np.array(members)]
+            plan = with_shared_interfaces(program.unroll(N_STEPS), setting.cluster, members_at)
+            program = StepProgram.of(plan)
 
         nodes = np.array(setting.nodes)[self.plan_workers(len(workers))]
         chunks = _cut_at(self._shard(whole[0]).workload, self._cuts(whole))
@@ -375,7 +382,7 @@ class Parallel(WithFabric):
             return OfReplicas(dense, fabric, mesh.data, parts, gradients, ages)
 
         run_table(
-            setting, make, None, samples=whole[0].batch_size * micro_batches * mesh.data, members=members,
+            setting, program, None, samples=whole[0].batch_size * micro_batches * mesh.data, members=members,
             live=steps_under_way(self.pipeline, micro_batches) if asynchronous else LIVE, exchanges=exchanges,
             met=weights.at if asynchronous else None, owner="Parallel", beside_first=2,  # each ends with updates
         )  # fmt: skip

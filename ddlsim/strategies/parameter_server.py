@@ -9,6 +9,7 @@ from typing import Annotated
 from ddlsim.arguments import Count, checked, one_of
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.levels import innermost
+from ddlsim.cluster.machines import memory_nodes
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, through_servers
@@ -18,7 +19,7 @@ from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.server_work import ServerWork, WorkingServers
-from ddlsim.runtime.servers import Placement, memory_nodes, server_nodes
+from ddlsim.runtime.servers import Placement, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import AllReduce, start_group
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named
@@ -81,7 +82,8 @@ class ParameterServer:
         steps. ``local_reduction`` is a matter of execution."""
         if self.work is not None:
             raise ConfigError("plan: the step of servers with work is not a table yet; leave work out to see it")
-        return through_servers(AllReduce(overlap=self.overlap).plan(workloads, steps, accumulation), self.servers)
+        program = AllReduce(overlap=self.overlap).program(workloads, accumulation)
+        return through_servers(program.unroll(steps), self.servers)
 
     def _check_compression(self) -> None:
         if self.local_reduction:

@@ -11,7 +11,7 @@ from typing import Annotated
 from ddlsim.arguments import by, checked
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError, shown
-from ddlsim.plan import Plan, sharded
+from ddlsim.plan import StepProgram, sharded
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ddlsim.runtime.carrier import Carrier, Dense
 from ddlsim.runtime.coded import Coded
@@ -28,7 +28,7 @@ from ddlsim.workload.stage import Stage
 
 
 def _in_order(overlap: str | Overlap, where: str) -> str | Overlap:
-    if contract.of(overlap_named(overlap, where)).defines("plan"):
+    if contract.of(overlap_named(overlap, where)).defines("program"):
         raise ConfigError(
             f"{where} = {shown(overlap)}: buckets are cut in shards once, not fused or cut again on the way; use "
             "'none', 'layer', 'ddp', or an overlap that is nothing but its buckets"
@@ -84,11 +84,11 @@ class ShardedUpdate:
         """Return what a worker holds: the whole model, and its share of the optimizer's state."""
         return Stage(workload, state=1.0 / n_workers)
 
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads do in `steps` steps."""
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the step of workers with these workloads."""
         policy = overlap_named(self.overlap)
         overlaps, buckets = not isinstance(policy, NoOverlap), functools.partial(buckets_of, policy)
-        return sharded(workloads, None, buckets, steps=steps, accumulation=accumulation, overlap=overlaps)
+        return sharded(workloads, None, buckets, accumulation=accumulation, overlap=overlaps)
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer."""
@@ -112,4 +112,4 @@ class ShardedUpdate:
             }  # fmt: skip
 
         accumulation = setting.workers[0].accumulation
-        planned(members, lambda workloads, steps: self.plan(workloads, steps, accumulation), carriers)
+        planned(members, lambda workloads: self.program(workloads, accumulation), carriers)

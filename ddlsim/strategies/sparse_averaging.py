@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated
@@ -14,9 +14,14 @@ from ddlsim.arguments import checked, number
 from ddlsim.compression.contract import count
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.runtime import Averaging, Process, Replica, Setting, WithFabric, communicator, start_replicas
+from ddlsim.plan import StepProgram
+from ddlsim.plan.local_steps import Average, local_steps
+from ddlsim.plan.plan import Every
+from ddlsim.runtime import Replica, Setting, WithFabric, communicator
 from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.streams import stream
+from ddlsim.workload.compute import Workload
 
 Indices = Value[npt.NDArray[np.int64]]
 
@@ -49,6 +54,14 @@ class SPARTA(WithFabric):
         """Share and algorithm."""
         return f"SPARTA ({100 * self.p:g} %, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    @property
+    def _average(self) -> Average:
+        return Average(Every(1), share=self.p)
+
+    def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
+        """Return the steps of workers with these workloads."""
+        return local_steps(workloads, [self._average], accumulation)
+
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError in a run that compresses."""
         if setting.compression is not None:
@@ -63,16 +76,14 @@ class SPARTA(WithFabric):
             return plane.apply(lambda x: np.sort(draws.choice(x.size, count(self.p, x.size), replace=False)), initial)
 
         plane, initial = setting.learner.plane, setting.learner.initial
-        average = Averaging(communicator(setting, self), models=False, share=self.p)
-        start_replicas(setting, lambda replica: self.work(replica, drawn, average))
 
-    def work(self, replica: Replica, drawn: Callable[[int], Indices], average: Averaging) -> Process:
-        """One worker's life."""
-        worker, plane = replica.worker, replica.worker.learner.plane
-        while True:
-            yield from replica.local_step()
-            indices = drawn(replica.step)
-            part = plane.apply(np.take, worker.params, indices)
-            mean = yield from average.mean(worker, replica.step, part)
-            worker.params = plane.apply(_put, worker.params, indices, mean).carrying(worker.params)
-            replica.end_step()
+        def bring(replica: Replica) -> Value[Array]:
+            return plane.apply(np.take, replica.worker.params, drawn(replica.step))
+
+        def merge(replica: Replica, mean: Value[Array]) -> None:
+            params = replica.worker.params
+            replica.worker.params = plane.apply(_put, params, drawn(replica.step), mean).carrying(params)
+
+        members = [communicator(setting, self)]
+        rule = Rule(self._average, members, bring=bring, merge=merge, models=False)
+        run_local_steps(setting, [rule], owner="SPARTA")

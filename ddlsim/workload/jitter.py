@@ -1,4 +1,4 @@
-"""Variability of the compute time: factors per step, transient slow-downs, devices that are not equally fast.
+"""Variability of the compute time: factors per step, slow-downs, and devices that are not equally fast.
 
 Each distribution is a frozen dataclass with ``mean`` and ``sample(stream, n)``, which draws n factors, shape
 (n,), that multiply a step's compute time; the stream is one of :mod:`ddlsim.streams`. Drawing n factors at once or in
@@ -17,10 +17,9 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Index, Positive, Seed, checked, number, quantity
+from ddlsim.arguments import Count, Positive, Seed, checked, number
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
-from ddlsim.units import si
 
 Floats = npt.NDArray[np.float64]
 
@@ -144,47 +143,21 @@ class Trace:
 Jitter = NoJitter | Lognormal | Gamma | ShiftedExponential | Exponential | Pareto | Uniform | Trace
 
 
-@checked
-@dataclass(frozen=True, init=False)
-class SlowDown:
-    """From `start`, for `duration` seconds, the workers `ranks` take `factor` times as long to compute."""
-
-    ranks: tuple[int, ...]
-    start: float
-    duration: float
-    factor: float
-
-    def __init__(
-        self,
-        ranks: Index | Iterable[Index],
-        start: Annotated[float | str, quantity("time", "60 s", zero=True)],
-        duration: Annotated[float | str, quantity("time", "60 s")],
-        factor: Positive,
-    ) -> None:
-        chosen = (ranks,) if isinstance(ranks, int) else tuple(ranks)
-        if not chosen:
-            raise ConfigError("SlowDown: ranks = (): must be one rank or more")
-        object.__setattr__(self, "ranks", chosen)
-        object.__setattr__(self, "start", si(start, "time"))
-        object.__setattr__(self, "duration", si(duration, "time"))
-        object.__setattr__(self, "factor", float(factor))
-
-    def later(self, seconds: float) -> SlowDown:
-        """Return it, so many s later."""
-        return self if seconds == 0.0 else SlowDown(self.ranks, self.start + seconds, self.duration, self.factor)
+#: (s, s, factor): from when until when computations take so many times as long
+Slow = tuple[float, float, float]
 
 
-def slowed_duration(work: float, begin: float, rank: int, slow_downs: Iterable[SlowDown]) -> float:
-    """Return how long `work` seconds of computing take on `rank` when started at time `begin`.
+def slowed_duration(work: float, begin: float, slow: Iterable[Slow]) -> float:
+    """Return how long `work` seconds of computing take when started at time `begin`.
 
-    Work goes on at rate 1 / (product of the factors of the slow-downs that are active), so an interval that a
-    slow-down covers partly is stretched partly.
+    Work goes on at rate 1 / (product of the factors that are active), so an interval that is slow in part is stretched
+    in part.
     """
-    mine = [slow for slow in slow_downs if rank in slow.ranks and slow.start + slow.duration > begin]
-    edges = sorted({t for slow in mine for t in (slow.start, slow.start + slow.duration) if t > begin})
+    left_slow = [each for each in slow if each[1] > begin]
+    edges = sorted({edge for start, end, _ in left_slow for edge in (start, end) if edge > begin})
     now, left = begin, work
     for edge in [*edges, math.inf]:
-        factor = math.prod(slow.factor for slow in mine if slow.start <= now < slow.start + slow.duration)
+        factor = math.prod(factor for start, end, factor in left_slow if start <= now < end)
         if left * factor <= edge - now:
             return now + left * factor - begin
         left -= (edge - now) / factor
@@ -192,16 +165,16 @@ def slowed_duration(work: float, begin: float, rank: int, slow_downs: Iterable[S
     raise AssertionError("the last edge is infinite")
 
 
-def slow_intervals(slow_downs: Iterable[SlowDown]) -> list[tuple[float, float]]:
+def slow_intervals(slow: Iterable[Slow]) -> list[tuple[float, float]]:
     """Return (end in s, factor) of the intervals, one after the other, in which work takes so many times as long."""
-    to_come = sorted(slow_downs, key=lambda slow: slow.start, reverse=True)
-    edges = sorted({edge for slow in to_come for edge in (slow.start, slow.start + slow.duration)})
-    intervals, active = [], list[SlowDown]()
-    for begin, end in itertools.pairwise([-math.inf, *edges, math.inf]):
-        while to_come and to_come[-1].start <= begin:
+    to_come = sorted(slow, key=lambda each: each[0], reverse=True)
+    edges = sorted({edge for start, end, _ in to_come for edge in (start, end)})
+    intervals, active = [], list[Slow]()
+    for begin, interval_end in itertools.pairwise([-math.inf, *edges, math.inf]):
+        while to_come and to_come[-1][0] <= begin:
             active.append(to_come.pop())
-        active = [slow for slow in active if begin < slow.start + slow.duration]
-        intervals.append((end, math.prod(slow.factor for slow in active)))
+        active = [each for each in active if begin < each[1]]
+        intervals.append((interval_end, math.prod(factor for *_, factor in active)))
     return intervals
 
 

@@ -13,7 +13,7 @@ from learning_reference import STAR
 import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner
-from ddlsim.run.pauses import Pauses
+from ddlsim.run.resume import Pauses
 from ddlsim.run.simulate import run
 
 NORMALISED = """

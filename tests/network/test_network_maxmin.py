@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from network_reference import Paths, fair_rates, finish_times, run_flows
 
 from ddlsim.network import Network
+from ddlsim.network.state import HEAP_VALID, NARROWEST
 
 
 def test_two_flows_share_the_link_they_both_cross():
@@ -45,9 +46,7 @@ def networks(draw):
     """Random channels and routes: equal or very different capacities, ties, no latency, no bytes, no hops."""
     n_links = draw(st.integers(1, 7))
     n_channels = draw(st.integers(1, n_links))
-    capacity = draw(
-        st.lists(st.sampled_from([1.0, 1.0, 2.0, 3.0, 7.5, 1e3]), min_size=n_channels, max_size=n_channels)
-    )
+    capacity = draw(st.lists(st.sampled_from([1.0, 1.0, 2.0, 3.0, 7.5, 1e3]), min_size=n_channels, max_size=n_channels))
     channel = [min(i, n_channels - 1) for i in range(n_links)]  # the last links share a channel
     latency = draw(st.lists(st.sampled_from([0.0, 0.0, 0.25, 1 / 3]), min_size=n_links, max_size=n_links))
     n_flows = draw(st.integers(1, 14))
@@ -110,6 +109,27 @@ def test_crowded_networks_are_fair_at_every_event(seed, split):
     end, n_checked = run_flows(Network(fabric), fabric, starts, nbytes.tolist())
     assert n_checked > 10 * n_flows
     np.testing.assert_allclose(end, finish_times(fabric, starts, nbytes), rtol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rates_at_hubs_are_those_of_the_filling_to_the_last_bit(seed):
+    """150 clients, each with its own link, at one to four servers; with four, some links are narrow."""
+    rng = np.random.default_rng(seed)
+    clients, hubs = 150, 1 + seed
+    capacity = np.concatenate([rng.choice([10.0, 7.5], hubs), rng.choice([1.0, 2.0], clients)])
+    if seed == 3:
+        capacity[-5:] = 0.2
+    paths = [[int(rng.integers(hubs)), hubs + i % clients] for i in range(3 * clients)]
+    fabric = Paths(capacity.tolist(), [0.0] * len(capacity), paths)
+    starts = (50.0 * np.repeat(np.arange(3), clients) + rng.choice([0.0, 0.5, 4 / 3], 3 * clients)).tolist()
+    nbytes = rng.choice([1.0, 2.0, 2.5], 3 * clients) * rng.choice([1.0, rng.uniform(0.5, 1.5)], 3 * clients)
+    ends = []
+    for narrowest in (capacity.min(), 0.0):  # 0: no channel is taken for a hub
+        network = Network(fabric)
+        network.engine.net.reals[NARROWEST] = narrowest
+        ends.append(run_flows(network, fabric, starts, nbytes.tolist(), check=False)[0])
+    assert network.engine.net.counts[HEAP_VALID] == 0
+    assert (ends[0] == ends[1]).all()
 
 
 def test_a_change_far_away_leaves_rates_alone_to_the_last_bit():

@@ -3,8 +3,9 @@
 import dataclasses
 
 import numpy as np
+from unrolled import data_parallel
 
-from ddlsim.plan import Draft, Part, data_parallel
+from ddlsim.plan import Draft, Part
 from ddlsim.plan.plan import COLUMNS
 from ddlsim.workload.buckets import ddp_buckets
 from ddlsim.workload.compute import make_workload

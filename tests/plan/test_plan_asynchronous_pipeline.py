@@ -9,13 +9,14 @@ import pytest
 from draws import rows
 from plan_examples import changed, with_value, without, workload
 from split_models import chain
+from unrolled import pipeline
 
 from ddlsim import ConfigError
 from ddlsim.cluster import star
-from ddlsim.plan import Mesh, balanced, chunks_at, pipeline, read_chakra
+from ddlsim.plan import Mesh, balanced, chunks_at, read_chakra
+from ddlsim.plan import pipeline as pipeline_program
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.execute import columns
-from ddlsim.plan.live import N_STEPS, live_steps
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, RECEIVE, SEND, UPDATE
 from ddlsim.workload.buckets import ddp_buckets, one_bucket, per_layer
 
@@ -78,8 +79,7 @@ def test_the_ages_of_weights():
 def test_steps_after_the_first_are_alike(order, p, m, data):
     live = steps_under_way(p, m)
     plan = pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=live + 2)
-    steps = live_steps(pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=N_STEPS), live)
-    assert steps is not None
+    steps = pipeline_program(stages(p), Mesh(data=data, pipeline=p), m, order).live_steps(live)
     longer, end = columns(plan), steps.rows[-1].stop
     for name in ("kind", "seconds", "key", "place", "queue", "step", "missing"):
         assert np.array_equal(getattr(steps.tasks, name), getattr(longer, name)[:end]), name

@@ -4,11 +4,12 @@ import networkx as nx
 import numpy as np
 import pytest
 from plan_examples import TOGETHER, hand_made, random_plan, two_ranks, with_value, workload
+from unrolled import data_parallel
 
 import ddlsim
 from ddlsim import ConfigError, algorithm_names
 from ddlsim.cluster import star, with_detail
-from ddlsim.plan import KINDS, Draft, data_parallel
+from ddlsim.plan import KINDS, Draft
 from ddlsim.plan.interfaces import least_crossing
 from ddlsim.plan.plan import RECEIVE, SEND
 from ddlsim.workload.buckets import one_bucket

@@ -6,10 +6,11 @@ import struct
 import numpy as np
 import pytest
 from plan_examples import changed, hand_made, random_plan, two_ranks, workload
+from unrolled import data_parallel, sharded
 
 from ddlsim import ConfigError
 from ddlsim.cluster import star
-from ddlsim.plan import KINDS, Draft, FusedQueue, UrgentQueue, data_parallel, read_chakra, sharded, through_servers
+from ddlsim.plan import KINDS, Draft, FusedQueue, UrgentQueue, read_chakra, through_servers
 from ddlsim.plan.chakra_file import lengthened, put, read_nodes, varint
 from ddlsim.workload.buckets import per_layer
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from plan_examples import changed, hand_made, random_plan, reordered, swapped, two_ranks, with_value, without, workload
+from unrolled import data_parallel, sharded
 
 from ddlsim import ConfigError
-from ddlsim.plan import KINDS, Draft, FusedQueue, Part, UrgentQueue, data_parallel, sharded, through_servers
+from ddlsim.plan import KINDS, Draft, FusedQueue, Part, UrgentQueue, through_servers
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, UPDATE
 from ddlsim.workload.buckets import one_bucket, partitioned, per_layer
 

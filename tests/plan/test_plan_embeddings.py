@@ -8,11 +8,11 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
+from unrolled import embeddings
 
 from ddlsim.cluster import star
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
-from ddlsim.plan.embeddings import embeddings
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
 from ddlsim.workload.buckets import one_bucket, per_layer
 from ddlsim.workload.compute import Roofline, Workload, make_workload

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from draws import few, pairwise, rows, seeds
 from plan_examples import changed, hand_made, random_plan, two_ranks, workload
+from unrolled import data_parallel, sharded
 
 import ddlsim
 from ddlsim import AllReduce, ConfigError, DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority, algorithm_names
 from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
-from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, sharded, through_servers
+from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, through_servers
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
 from ddlsim.run.plans import plan_of_run
 from ddlsim.runtime.servers import server_nodes

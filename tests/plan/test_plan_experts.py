@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from strategy_plans import plan_of
+from unrolled import experts
 
 import ddlsim
 from ddlsim import ConfigError, ExpertParallel, load_model
 from ddlsim.cluster import star
-from ddlsim.plan.experts import expert_elements, experts
+from ddlsim.plan.experts import expert_elements
 from ddlsim.plan.plan import ALL_REDUCE, KINDS
 from ddlsim.workload.buckets import one_bucket, per_layer
 from ddlsim.workload.compute import Workload, make_workload
@@ -101,7 +103,7 @@ def test_with_compute_nothing_hides_an_all_to_all(workload: Workload):
 def test_runs_and_their_plans_tell_the_same(workload: Workload):
     strategy = ExpertParallel(2)
     result = ddlsim.simulate("office-1gbe", workload.model, strategy, workers=4, batch_size=40, steps=3, warmup=0)
-    execution = strategy.plan(result.workloads, 5).execute(result.cluster)
+    execution = plan_of(strategy, result.workloads, 5).execute(result.cluster)
     np.testing.assert_allclose(result.step_times, execution.step_times[:3], rtol=1e-12)
     assert result.samples_per_update == 40
     alone = ddlsim.simulate("office-1gbe", workload.model, ExpertParallel(1), workers=4, batch_size=40)

@@ -5,11 +5,11 @@ import pytest
 from draws import few
 from plan_examples import changed, with_value, without, workload
 from split_models import chain
+from unrolled import fully_sharded, sharded
 
 from ddlsim import ConfigError
 from ddlsim.cluster import load_cluster, star
 from ddlsim.network import Network
-from ddlsim.plan import fully_sharded, sharded
 from ddlsim.plan.execute import Run
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, UPDATE
 from ddlsim.plan.schedules import Schedules

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from plan_examples import workload
+from unrolled import pipeline
 
 import ddlsim
 from ddlsim import Parallel
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Mesh, balanced, chunks_at, pipeline
+from ddlsim.plan import Mesh, balanced, chunks_at
 from ddlsim.plan.gathered_ahead import gathers_beside_forward
 from ddlsim.plan.plan import ALL_GATHER, FORWARD
 from ddlsim.workload.buckets import ddp_buckets, per_layer

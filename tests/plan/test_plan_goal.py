@@ -6,11 +6,12 @@ import re
 import numpy as np
 import pytest
 from plan_examples import hand_made, random_plan, two_ranks, workload
+from unrolled import data_parallel, sharded
 
 import ddlsim
 from ddlsim import ConfigError
 from ddlsim.cluster import star
-from ddlsim.plan import KINDS, Draft, UrgentQueue, data_parallel, read_goal, sharded, through_servers
+from ddlsim.plan import KINDS, Draft, UrgentQueue, read_goal, through_servers
 
 SWITCH = ddlsim.load_cluster(star(6, bandwidth=1e9, latency=1e-6))
 #: as the README of LogGOPSim's generators writes it, with comments, CPUs and NICs

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from draws import few
 from numpy.lib.stride_tricks import sliding_window_view
+from strategy_plans import plan_of
+from unrolled import hybrid
 
 from ddlsim import ConfigError, Hybrid, load_cluster, load_model, simulate
 from ddlsim.cluster import star
 from ddlsim.network import Network
 from ddlsim.plan.execute import Run
-from ddlsim.plan.hybrid import hybrid, split_factors
+from ddlsim.plan.hybrid import split_factors
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, sizes, splittable
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, KINDS, REDUCE_SCATTER, Plan
 from ddlsim.plan.schedules import Schedules
@@ -133,13 +135,13 @@ def test_plans_are_proved_and_the_network_counts_what_the_formula_says(chain: Mo
     strategy = Hybrid(groups, overlap="none" if buckets is one_bucket else "layer")
     cluster = load_cluster(star(n, bandwidth=1e9, latency=0.0))
     result = simulate(cluster, chain, strategy, batch_size=5 * n, steps=4, warmup=0, device="xeon-e5-2698v3")
-    plan = strategy.plan(result.workloads)
+    plan = plan_of(strategy, result.workloads)
     network, nodes = Network(cluster), np.arange(n)
     Run(plan, network, nodes, Schedules(plan, "ring", cluster, nodes)).to_end()
     inputs, weights = sizes(chain, 5 * n, 4.0, 4.0)
     received = n * layout.received(inputs, weights, 5 * n)
     assert network.nbytes_sent == pytest.approx(received, rel=1e-9, abs=1e-9)
-    every = strategy.plan(result.workloads, 5)
+    every = plan_of(strategy, result.workloads, 5)
     execution = every.execute(cluster)
     for row in every.rows(ALL_REDUCE)[every.part[every.rows(ALL_REDUCE)] < 0].tolist():
         name = every.names[every.name[row]]  # of a split layer, whose gradients have been computed by then

@@ -7,10 +7,11 @@ import pytest
 from draws import few
 from plan_examples import changed, with_value, without, workload
 from split_models import chain, longest_path
+from unrolled import pipeline
 
 from ddlsim import ConfigError
 from ddlsim.cluster import star
-from ddlsim.plan import KINDS, ORDERS, Mesh, balanced, chunks_at, pipeline
+from ddlsim.plan import KINDS, ORDERS, Mesh, balanced, chunks_at
 from ddlsim.plan.pipeline_orders import gpipe, interleaved, one_f_one_b, pass_order
 from ddlsim.plan.plan import (
     ALL_GATHER,

@@ -3,9 +3,10 @@
 import pytest
 from matplotlib.patches import Rectangle
 from plan_examples import hand_made, two_ranks, workload
+from unrolled import data_parallel
 
 from ddlsim import ConfigError
-from ddlsim.plan import KINDS, Draft, UrgentQueue, data_parallel
+from ddlsim.plan import KINDS, Draft, UrgentQueue
 from ddlsim.report.plan_graph import CRITICAL, MOST
 from ddlsim.report.plan_plot import STYLES
 from ddlsim.workload.buckets import per_layer

@@ -8,12 +8,13 @@ import pytest
 from draws import seeds
 from plan_examples import random_plan, workload
 from reference_runner import ReferenceRun
+from unrolled import data_parallel
 
 import ddlsim
 from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import Network
-from ddlsim.plan import KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, read_goal
+from ddlsim.plan import KINDS, Draft, FusedQueue, Lane, UrgentQueue, read_goal
 from ddlsim.plan.execute import Run
 from ddlsim.workload.buckets import ddp_buckets, per_layer
 

@@ -4,11 +4,12 @@ import networkx as nx
 import numpy as np
 import pytest
 from plan_examples import workload
+from unrolled import pipeline
 
 from ddlsim.cluster import Cluster, MultiGpu, load_cluster, star
 from ddlsim.collectives import build
 from ddlsim.network import Network, schedule_time
-from ddlsim.plan import Draft, Mesh, balanced, chunks_at, pipeline
+from ddlsim.plan import Draft, Mesh, balanced, chunks_at
 from ddlsim.plan.pipeline_orders import pass_order
 from ddlsim.plan.tensor_groups import as_one_rank, overlap_plan, with_exchanges, with_shared_interfaces
 from ddlsim.workload.beside import Beside

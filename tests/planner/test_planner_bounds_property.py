@@ -11,6 +11,7 @@ import pytest
 from draws import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategy_plans import plan_of
 
 from ddlsim import (
     ADPSGD,
@@ -94,8 +95,8 @@ class OwnPlan(AllReduce):
     def start(self, setting: Setting) -> None:
         LocalSGD(2).start(setting)
 
-    def plan(self, workloads: list[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        return LocalSGD(2).plan(workloads, steps, accumulation)
+    def plan(self, workloads: list[Workload], steps: int, accumulation: int) -> Plan:
+        return LocalSGD(2).program(workloads, accumulation).unroll(steps)
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def test_a_rank_draws_the_factors_of_the_worker_that_it_stands_for() -> None:
         star(4, bandwidth=1e9, latency=0.0, host=SLOW), "char-transformer", Parallel(tensor=2, micro_batch=8), 32, 4,
         compute=Measured(1e-2, 8), jitter=Lognormal(0.5), seed=1,
     )  # fmt: skip
-    plan = experiment.strategy.plan(prepare(experiment).workloads, 1, 2)  # type: ignore[attr-defined]
+    plan = plan_of(experiment.strategy, prepare(experiment).workloads, 1, 2)
     seconds = least_seconds(plan, experiment, np.zeros(len(plan)), 4)
     for rank, worker in enumerate((0, 2)):
         passes = plan.rows(FORWARD, BACKWARD)

@@ -73,7 +73,7 @@ def test_every_bundled_strategy_is_listed() -> None:
     public = {
         name
         for name, each in vars(strategies).items()
-        if inspect.isclass(each) and hasattr(each, "start") and hasattr(each, "updates") and name != "Strategy"
+        if inspect.isclass(each) and hasattr(each, "start") and hasattr(each, "label") and name != "Strategy"
     }
     assert found == public == set(BUNDLED)
     assert {type(one.strategy).__name__ for one in VARIANTS.values()} <= public

@@ -228,11 +228,11 @@ def test_steps_that_end_out_of_order(monkeypatch):
     from ddlsim.runtime.worker import Worker
 
     monkeypatch.setattr(Worker, "end_step", lambda self: self.recorder.step_end[self.rank].insert(0, self.loop.now))
-    assert message(strategy=ddlsim.LocalSGD(4)).startswith("worker 0: a step ends at ")
+    assert message(strategy=ddlsim.FedAvg(1.0, local_steps=4)).startswith("worker 0: a step ends at ")
 
 
 def test_an_interrupt_in_the_middle_of_an_event_still_has_a_result(monkeypatch):
-    original, n_left = Recorder.worker, [40]
+    original, n_left = Recorder.worker, [20]
 
     def worker(self, *args):
         n_left[0] -= 1
@@ -241,6 +241,6 @@ def test_an_interrupt_in_the_middle_of_an_event_still_has_a_result(monkeypatch):
         original(self, *args)
 
     monkeypatch.setattr(Recorder, "worker", worker)
-    result = run(experiment(steps=50, strategy=ddlsim.LocalSGD(4)))
+    result = run(experiment(steps=50, strategy=ddlsim.FedAvg(1.0, local_steps=4)))
     assert result.interrupted
     assert json.dumps(result.links["busy"].tolist())

@@ -127,6 +127,7 @@ def test_the_first_epoch_is_not_repeated(model):
 
 def test_what_is_learnt_comes_when_it_came(model):
     """Without failures, a lifetime is the run; with them, the time after an event is as without it."""
+
     def learnt(**options):
         return ddlsim.simulate(
             GRAPH, "digits-cnn", AllReduce("ring"), 32, 4, compute=Measured("10 s", 32),
@@ -203,7 +204,7 @@ def test_a_lifetime_is_what_a_run_to_its_end_is(model, seed):
 
 
 def test_too_many_random_faults_are_one_line(model, monkeypatch):
-    monkeypatch.setattr("ddlsim.run.drawn_faults.MOST", 1000)
+    monkeypatch.setattr("ddlsim.life.faults.MOST", 1000)
     monkeypatch.setattr("ddlsim.run.paces.MOST_FAULTS", 500)
     started = [RandomFaults("1 s", "1 ms", factor=2.0, per="device")]
     never = {"checkpoints": None, "failures": Failures(math.inf)}
@@ -218,3 +219,18 @@ def test_too_many_random_faults_are_one_line(model, monkeypatch):
     flaps = RandomFaults("1 s", "1 ms", kind="link", factor=0.5)
     with pytest.raises(ConfigError, match=r"faults: RandomFaults\(.* has more than 1,000 faults"):
         ddlsim.simulate_jobs([Job(job)], faults=[flaps])
+
+
+def test_links_that_are_gone_round_are_not_alike_to_those_that_are_waited_for(model, monkeypatch):
+    """With few environments simulated, what is known of one pair of links stands for the next one, phase by phase."""
+    graph = leaf_spine(2, 2, 2, bandwidth="1 GB/s", latency="0 s")
+    faults = [LinkFault(leaf, "spine0", start, "2000 s") for leaf, start in (("leaf0", "500 s"), ("leaf1", "4000 s"))]
+    options = {"compute": Measured("994 ms", 8), "checkpoints": FREE, "max_time": "10000 s", "faults": faults}
+
+    def steps():
+        return ddlsim.simulate(Experiment(graph, model, AllReduce("ring"), 8, **options)).life.steps
+
+    every_one = steps()
+    monkeypatch.setattr("ddlsim.run.paces.MANY", 0)
+    assert steps() == pytest.approx(every_one, rel=1e-3)
+    assert every_one > 9900

@@ -11,6 +11,8 @@ import ddlsim
 from ddlsim import Affine, Background, ConfigError, LinkFault, SlowDown, Stop, Training
 from ddlsim.cluster import leaf_spine, star, torus
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
+from ddlsim.life import Effect
+from ddlsim.life.faults import links_between
 
 GRAPH = star(6, bandwidth="100 Mbit/s", latency="70 us")
 SWITCH = next(iter(GRAPH.neighbors("h0")))
@@ -267,3 +269,72 @@ def test_a_worker_that_stops_holds_up_collectives_of_known_cost():
         for faults in ((), [Stop(1, "150 ms", "20 s")])
     )
     assert stopped == pytest.approx(plain + 20.0, abs=0.1)
+
+
+# ------------------------------------------------------------ faults of a user
+
+
+@dataclasses.dataclass(frozen=True)
+class Brownout:
+    """A machine computes more slowly, its link is slow, and another one stands still, in one fault."""
+
+    start: float
+    duration: float
+
+    def effects(self, cluster, nodes):
+        end, half = self.start + self.duration, self.start + self.duration / 2
+        channels = {int(cluster.link_channel[link]) for link in links_between(cluster, "h1", SWITCH)}
+        yield Effect(self.start, end, slowed=[(1, 3.0)], links=[(each, 0.01) for each in sorted(channels)])
+        yield Effect(self.start, half, stopped=[0])
+
+
+def bundled(start, duration):
+    slow, link = SlowDown(1, start, duration, 3.0), LinkFault("h1", SWITCH, start, duration, 0.01)
+    return {"slow_downs": [slow], "faults": [link, Stop(0, start, duration / 2)]}
+
+
+@pytest.mark.parametrize("name", sorted({*STRATEGIES} - {"all-reduce", "stale"}))
+def test_a_fault_of_a_user_does_what_its_effects_say(name):
+    strategy = STRATEGIES[name]
+    own, known = simulated(strategy, faults=Brownout(0.25, 2.0)), simulated(strategy, **bundled(0.25, 2.0))
+    assert own.recorder.updates == known.recorder.updates
+    assert own.recorder.seconds == known.recorder.seconds
+    assert own.channel_nbytes.tolist() == known.channel_nbytes.tolist()
+    assert own.end_time > simulated(strategy).end_time
+
+
+@pytest.mark.parametrize("elastic", [None, ddlsim.Elastic(2)])
+def test_it_happens_once_in_a_lifetime(elastic):
+    often = ddlsim.Failures("1 h", per="host", repair="5 min", restart="10 s")
+    life = {"failures": often, "elastic": elastic, "max_time": "5 h"}
+    if elastic is None:
+        life["checkpoints"] = ddlsim.Checkpoints("10 min", stall="1 s")
+    lives = [simulated(ddlsim.AllReduce("ring"), faults=f, **life).life for f in ((), Brownout(3600.0, 1800.0))]
+    assert lives[0].steps > lives[1].steps > 0.75 * lives[0].steps
+    assert [time for time, *_ in lives[0].events] == [time for time, *_ in lives[1].events]
+
+
+@pytest.mark.parametrize(
+    ("effect", "message"),
+    [
+        ({"slowed": [(4, 2.0)]}, "faults: rank 4 of Given.* is not among the 4 workers"),
+        ({"stopped": [-1]}, "faults: rank -1 of Given"),
+        ({"links": [(10**6, 0.5)]}, r"faults: channel 1000000 of Given.* is not among the \d+ channels"),
+        ({"avoided": frozenset([10**6])}, "faults: link 1000000 of Given"),
+        ({"slowed": [(0, 0.5)]}, "faults: factor 0.5 of Given.*: must be at least 1 for workers"),
+        ({"start": "1 s"}, "faults: Given.* lasts from '1 s' to 3.0: must be s in order"),
+        ({"start": 3.0}, "faults: Given.* lasts from 3.0 to 3.0: must be s in order"),
+    ],
+)
+def test_effects_that_cannot_be_are_refused(effect, message):
+    class Given:
+        start, duration = 1.0, 2.0
+
+        def effects(self, cluster, nodes):
+            yield Effect(**{"start": 1.0, "end": 3.0, **effect})
+
+        def __repr__(self):
+            return "Given()"
+
+    with pytest.raises(ConfigError, match=message):
+        simulated(ddlsim.AllReduce(), faults=Given())

@@ -153,7 +153,7 @@ def test_files_know_every_strategy_optimizer_schedule_and_jitter():
         classes = [getattr(module, name) for name in public_names(module.__name__)]
         return {c for c in classes if dataclasses.is_dataclass(c) and all(hasattr(c, m) for m in methods)}
 
-    assert set(files.STRATEGIES.values()) == made_by(strategies, ("start", "updates"))
+    assert set(files.STRATEGIES.values()) == made_by(strategies, ("start", "label"))
     assert set(files.OVERLAPS.values()) == made_by(strategies, ("buckets",))
     assert set(files.OPTIMIZERS.values()) == made_by(optim, ("init", "update"))
     assert set(files.SCHEDULES.values()) == made_by(optim, ("rate",))

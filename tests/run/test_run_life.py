@@ -100,6 +100,17 @@ def test_costs_and_energy_are_of_the_whole_life():
     assert 0.0 < result.power <= plain.power
 
 
+def test_a_lifetime_in_which_nothing_counts_has_a_price_too():
+    """Each failure takes all the work, and the last one is at the end."""
+    often = Failures("1 min", per="job", restart="1 h")
+    given = {"cluster": CLUSTER.with_costs(price="3.6 USD/h"), "failures": often, "checkpoints": None}
+    result = ddlsim.simulate(experiment(max_time="2 h", **given))
+    assert result.goodput == 0.0
+    assert "inf USD per million samples" in str(result)
+    table = ddlsim.Study(result.given, {"steps": [3]}).run().frame
+    assert table["goodput"].tolist() == [0.0]
+
+
 def test_it_is_said_everywhere():
     result = ddlsim.simulate(experiment())
     assert "goodput" in str(result)

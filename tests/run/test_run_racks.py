@@ -6,7 +6,7 @@ import pytest
 import ddlsim
 from ddlsim import Affine, Checkpoints, ConfigError, Elastic, Experiment, Failures, Measured
 from ddlsim.cluster import MultiGpu, leaf_spine, racks, star, torus
-from ddlsim.run.parts import machines_taken, units
+from ddlsim.life.failures import units
 
 CLUSTER = ddlsim.load_cluster(racks(3, 2, bandwidth="8 Gbit/s", latency=0.0))
 
@@ -24,7 +24,7 @@ def timed(failures, **changes):
 
 def taken(cluster, **options):
     cluster = ddlsim.load_cluster(cluster)
-    return machines_taken(Failures("1 h", per="rack", **options), cluster, cluster.workers.tolist())
+    return units(Failures("1 h", per="rack", **options), cluster, cluster.workers.tolist())
 
 
 def test_a_rack_is_the_machines_on_the_same_first_switch():
@@ -41,8 +41,7 @@ def test_a_rack_is_the_machines_on_the_same_first_switch():
 def test_only_racks_with_a_worker_can_fail():
     chosen = CLUSTER.workers[[5, 2, 4]].tolist()
     failures = Failures("1 h", per="rack")
-    assert machines_taken(failures, CLUSTER, chosen) == [[0, 2], [1]]
-    assert units(failures, CLUSTER, chosen) == 2
+    assert units(failures, CLUSTER, chosen) == [[0, 2], [1]]
 
 
 def test_each_machine_of_a_rack_must_be_replaced(tmp_path):

@@ -10,7 +10,7 @@ from draws import few
 import ddlsim
 from ddlsim import Affine, ConfigError, Job, LinkFault, RandomFaults, SlowDown, Stop, Training
 from ddlsim.cluster import MultiGpu, leaf_spine, star, torus
-from ddlsim.run import drawn_faults
+from ddlsim.life import faults as life_faults
 from tests.run.test_run_faults import STRATEGIES
 
 CLOS = leaf_spine(2, 2, 2, bandwidth="100 Mbit/s", latency="70 us")
@@ -82,7 +82,7 @@ def test_parts_are_those_of_the_cluster():
 
     def parts(**how):
         made = RandomFaults("1 h", "1 s", **how)
-        return drawn_faults.parts_of(made, cluster, nodes)
+        return made.parts(cluster, nodes)
 
     assert [own[0].ranks for own in parts(factor=2.0)] == [tuple(range(i, i + 4)) for i in (0, 4, 8, 12)]
     assert [own[0].ranks for own in parts(kind="stop", per="device")] == [(i,) for i in range(16)]
@@ -142,7 +142,7 @@ def test_how_far_they_are_drawn_at_first_does_not_matter(monkeypatch, max_time):
     result = simulated(steps=20, **options)
     assert (result.end_time == 2.0) is (max_time == 2.0)
     for many in (0.01, 1, 20):
-        monkeypatch.setattr(drawn_faults, "MANY", many)
+        monkeypatch.setattr(life_faults, "MANY", many)
         other = simulated(steps=20, **options)
         same(result, other)
         assert other.drawn_faults == result.drawn_faults
@@ -162,7 +162,7 @@ def test_values_are_those_of_an_undisturbed_run_and_saved_ones_go_on(monkeypatch
     assert whole.params.tobytes() == plain.params.tobytes()
     assert whole.end_time > plain.end_time
     learnt(training=short, faults=faults, checkpoint=tmp_path / "run.npz")
-    monkeypatch.setattr(drawn_faults, "MANY", 1)
+    monkeypatch.setattr(life_faults, "MANY", 1)
     again = ddlsim.resume(tmp_path / "run.npz", whole.given)
     same(whole, again)
     assert again.params.tobytes() == whole.params.tobytes()
@@ -187,7 +187,7 @@ def test_jobs_have_them(monkeypatch):
     beside = one.with_(beside=[Job(one.with_(workers=[2, 3]))], workers=[0, 1])
     reference = ddlsim.simulate(beside)
     assert reference.drawn_faults
-    monkeypatch.setattr(drawn_faults, "MANY", 1)
+    monkeypatch.setattr(life_faults, "MANY", 1)
     shorter = ddlsim.simulate_jobs(jobs, faults=[of_all])
     for name in "ab":
         same(result[name], shorter[name])

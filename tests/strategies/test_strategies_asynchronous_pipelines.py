@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from draws import few, rows
+from strategy_plans import plan_of
 
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Momentum, Parallel, Training, simulate
 from ddlsim.cluster import star
@@ -29,7 +30,7 @@ def test_a_run_is_its_plan_again_and_again(strategy, batch_size):
     plan = result.plan
     plan.check()
     m = batch_size // strategy.micro_batch_size(batch_size, 4) // strategy.mesh(4).data
-    longer = strategy.plan(result.workloads, 9, m)
+    longer = plan_of(strategy, result.workloads, 9, m)
     longer.check()
     run = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist())
     times = np.diff([time for time, _ in result.recorder.updates], prepend=0.0)
@@ -60,7 +61,7 @@ def test_one_stage_that_is_late(strategy, slow):
     for cluster in (INSTANT, star(8, bandwidth=2e8, latency=1e-4)):
         result = simulate(cluster, "vgg16", strategy, workers=8, batch_size=16, steps=10, speed=speed)
         # in a plan that ends, the last messages would be alone on their links
-        longer = strategy.plan(result.workloads, 16, 16 // 2 // (strategy.micro_batch or 8))
+        longer = plan_of(strategy, result.workloads, 16, 16 // 2 // (strategy.micro_batch or 8))
         run = longer.execute(cluster)
         times = np.diff([time for time, _ in result.recorder.updates], prepend=0.0)
         assert times[:10] == pytest.approx(run.step_times[:10], rel=1e-9)

@@ -74,12 +74,14 @@ def test_arguments_by_keyword_count():
         contract.of(type("Own", (ddlsim.FSDP,), {"outlook": outlook})())
 
 
-@pytest.mark.parametrize(("defined", "lost"), [("start", {"plan", "outlook"}), ("plan", {"outlook", "peak_memory"})])
+@pytest.mark.parametrize(
+    ("defined", "lost"), [("start", {"program", "outlook"}), ("program", {"outlook", "peak_memory"})]
+)
 def test_what_describes_a_method_is_lost_with_it(defined, lost):
     def start(self, setting):
         super(type(self), self).start(setting)
 
-    def plan(self, workloads, steps, accumulation):
+    def program(self, workloads, accumulation):
         raise NotImplementedError
 
     kind = type("Own", (ddlsim.Parallel,), {defined: locals()[defined]})

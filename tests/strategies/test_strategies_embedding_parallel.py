@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draws import rows
+from strategy_plans import plan_of
 
 import ddlsim
 from ddlsim import AllReduce, ConfigError, EmbeddingParallel, Experiment, HostMemory, Training
@@ -68,7 +69,7 @@ def test_it_learns_what_is_clicked():
 def test_a_run_and_its_plan_tell_the_same(sharding: str):
     result = ddlsim.simulate("dgx1-v100", "dlrm", EmbeddingParallel(sharding), batch_size=8192, steps=3, warmup=0)
     result.plan.check()
-    execution = result.experiment.strategy.plan(result.workloads, 5).execute(result.cluster)
+    execution = plan_of(result.experiment.strategy, result.workloads, 5).execute(result.cluster)
     np.testing.assert_allclose(result.step_times, np.diff(execution.step_ends.max(axis=0), prepend=0.0)[:3], rtol=1e-12)
     assert result.warnings == ()
 

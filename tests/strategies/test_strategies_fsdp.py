@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from draws import few, slow
+from strategy_plans import plan_of
 
 import ddlsim
 from ddlsim import (
@@ -64,7 +65,7 @@ def test_a_run_is_its_plan_again_and_again(kind):
     result = simulate("dgx1-v100", "resnet18", KINDS[kind], batch_size=64, workers=4, steps=3, warmup=1)
     result.plan.check()
     assert result.samples_per_update == 64
-    longer = KINDS[kind].plan(result.workloads, 5, 16 // result.workloads[0].batch_size)
+    longer = plan_of(KINDS[kind], result.workloads, 5, 16 // result.workloads[0].batch_size)
     longer.check()
     run = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist())
     np.testing.assert_allclose(result.step_times, np.diff(run.step_ends.max(axis=0), prepend=0.0)[1:4], rtol=1e-9)
@@ -160,7 +161,8 @@ def test_the_last_product_of_a_layer_is_not_computed_again():
         Experiment("roce-a100-80g", "mpt-1b", FSDP(), 8, workers=8, precision="bf16", compute=PerKernel(flash=True))
     ).workloads[0]
     seconds = {
-        recompute: FSDP(recompute=recompute).plan([work]).seconds.sum() for recompute in ("none", "early-stop", "full")
+        recompute: plan_of(FSDP(recompute=recompute), [work]).seconds.sum()
+        for recompute in ("none", "early-stop", "full")
     }
     (first, end), *_ = blocks(work.model.layers)
     last = max(i for i in range(first, end) if work.model.layers[i].type == "dense")

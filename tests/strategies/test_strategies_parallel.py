@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from draws import few
+from strategy_plans import plan_of
 
 import ddlsim
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
@@ -35,7 +36,7 @@ def test_a_run_is_its_plan_again_and_again(strategy):
     plan = result.plan
     plan.check()
     assert plan.n_ranks == 4
-    longer = strategy.plan(result.workloads, 4, 32 // (strategy.mesh(4).data * (strategy.micro_batch or 1)))
+    longer = plan_of(strategy, result.workloads, 4, 32 // (strategy.mesh(4).data * (strategy.micro_batch or 1)))
     execution = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist())
     assert result.step_times == pytest.approx(execution.step_times[1:], rel=1e-9)
     assert result.samples_per_update == 32
@@ -68,7 +69,7 @@ def test_memory_is_told_without_the_plan(order):
     (workload,) = {id(each): each for each in prepare(Experiment("office-1gbe", "resnet18", strategy, batch_size=24,
                                                                  workers=8)).workloads}.values()  # fmt: skip
     told = strategy.peak_memory([workload] * 8, 12)
-    assert told == pytest.approx(strategy.plan([workload] * 8, 1, 12).peak_memory(), rel=1e-12)
+    assert told == pytest.approx(plan_of(strategy, [workload] * 8, 1, 12).peak_memory(), rel=1e-12)
 
 
 @pytest.mark.parametrize("m", [1, 2, 8])
@@ -278,7 +279,7 @@ def test_tensor_groups(more):
     assert len(result.workers) == 8
     assert result.samples_per_update == 32
     nodes = contract.of(strategy).plan_nodes(result.cluster, result.cluster.workers.tolist())
-    without = strategy.plan(result.workloads, 3, 4).execute(result.cluster, nodes=nodes)
+    without = plan_of(strategy, result.workloads, 3, 4).execute(result.cluster, nodes=nodes)
     assert result.step_time > without.step_times[-1]
     assert any("tensor groups of 2 workers are simulated as one" in text for text in result.notes)
     whole, part = (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from draws import seeds
 from strategies_processes import processes
+from strategy_plans import plan_of
 
 import ddlsim
 from ddlsim import (
@@ -39,7 +40,7 @@ from ddlsim.errors import DdlsimError
 from ddlsim.plan import KINDS
 from ddlsim.plan.execute import columns, key_sizes
 from ddlsim.plan.inserted import with_evaluations
-from ddlsim.plan.live import LIVE, N_STEPS, live_steps
+from ddlsim.plan.program import LIVE, N_STEPS, StepProgram
 from ddlsim.run import run
 from ddlsim.strategies import overlap as overlaps
 
@@ -192,8 +193,8 @@ def test_batches_that_grow(overlap):
 
 def test_evaluations_are_rows_of_their_own():
     result = ddlsim.simulate("minicluster", "alexnet", AllReduce(overlap="priority"), steps=1, warmup=0)
-    plan = AllReduce(overlap="priority").plan(result.workloads, N_STEPS)
-    waiting = ddlsim.ShardedUpdate().plan(result.workloads, N_STEPS)  # for everything at once
+    plan = plan_of(AllReduce(overlap="priority"), result.workloads, N_STEPS)
+    waiting = plan_of(ddlsim.ShardedUpdate(), result.workloads, N_STEPS)  # for everything at once
     for told, needing in ((plan, False), (waiting, True)):
         longer = with_evaluations(told, "evaluation")
         added = np.flatnonzero(longer.name == 0)
@@ -208,12 +209,13 @@ def test_evaluations_are_rows_of_their_own():
 
 def test_steps_that_differ_are_not_repeated():
     result = ddlsim.simulate("minicluster", "alexnet", AllReduce(), steps=1, warmup=0)
-    plan = AllReduce().plan(result.workloads, N_STEPS)
-    steps = live_steps(plan)
-    assert steps is not None
+    plan = plan_of(AllReduce(), result.workloads, N_STEPS)
+    assert StepProgram.of(plan).live_steps().live == LIVE
     seconds = np.where(plan.step == N_STEPS - 1, 2.0, 1.0) * plan.seconds
-    assert live_steps(dataclasses.replace(plan, seconds=seconds)) is None
-    assert live_steps(AllReduce().plan(result.workloads, N_STEPS - 1)) is None
+    shorter = plan_of(AllReduce(), result.workloads, N_STEPS - 1)
+    for wrong in (dataclasses.replace(plan, seconds=seconds), shorter):
+        with pytest.raises(ddlsim.ConfigError, match="they are not alike"):
+            StepProgram.of(wrong).live_steps()
 
 
 @pytest.mark.parametrize(
@@ -224,8 +226,8 @@ def test_steps_that_differ_are_not_repeated():
 def test_steps_that_repeat_are_those_of_a_longer_plan(strategy):
     """Tasks of four slots, made from three steps; what follows the last slot is in the second one."""
     result = ddlsim.simulate("dgx1-v100", "bert-large", strategy, batch_size=64, workers=4, steps=1, warmup=0)
-    steps = live_steps(strategy.plan(result.workloads, N_STEPS, 4))
-    longer = columns(strategy.plan(result.workloads, LIVE + 2, 4))
+    steps = strategy.program(result.workloads, 4).live_steps()
+    longer = columns(plan_of(strategy, result.workloads, LIVE + 2, 4))
     begin, end = steps.rows[1].start, steps.rows[-1].stop
     for name in ("kind", "seconds", "key", "place", "queue", "step", "missing", "slow"):
         assert (getattr(steps.tasks, name) == getattr(longer, name)[:end]).all(), name
@@ -233,7 +235,7 @@ def test_steps_that_repeat_are_those_of_a_longer_plan(strategy):
     following = longer.following[: longer.offsets[end]]
     assert (steps.tasks.following == np.where(following >= end, following - end + begin, following)).all()
     assert (steps.tasks.waits == steps.tasks.missing).all()
-    sizes = key_sizes(strategy.plan(result.workloads, LIVE + 1, 4))[0]
+    sizes = key_sizes(plan_of(strategy, result.workloads, LIVE + 1, 4))[0]
     assert (steps.key_sizes == sizes).all()
     assert [steps.keys[0].start, steps.keys[-1].stop] == [0, len(sizes)]
 
@@ -241,18 +243,20 @@ def test_steps_that_repeat_are_those_of_a_longer_plan(strategy):
 class Growing(PerLayer):
     """Works longer and longer."""
 
-    def plan(self, workloads, steps=1, accumulation=1):
-        plan = overlaps.plan(PerLayer(), workloads, steps, accumulation)
-        return dataclasses.replace(plan, seconds=plan.seconds * (1.0 + plan.step))
+    def program(self, workloads, accumulation=1):
+        program = overlaps.program(PerLayer(), workloads, accumulation)
+        return program.map(lambda plan: dataclasses.replace(plan, seconds=plan.seconds * (1.0 + plan.step)))
 
 
 class Circle(PerLayer):
     """The first task waits for the last of its step."""
 
-    def plan(self, workloads, steps=1, accumulation=1):
-        plan = overlaps.plan(PerLayer(), workloads, steps, accumulation)
-        last = np.flatnonzero((plan.kind == 2) & (plan.rank == 0))
-        first = np.array([np.flatnonzero((plan.step == step) & (plan.rank == 0))[0] for step in range(steps)])
+    def program(self, workloads, accumulation=1):
+        return overlaps.program(PerLayer(), workloads, accumulation).map(self.waiting)
+
+    def waiting(self, plan):
+        last = np.flatnonzero(plan.kind == 2)
+        first = np.array([np.flatnonzero(plan.step == step)[0] for step in range(N_STEPS)])
         lists = [plan.needs[a:b].tolist() for a, b in zip(plan.need_offsets[:-1], plan.need_offsets[1:], strict=True)]
         for row, need in zip(first.tolist(), last.tolist(), strict=True):
             lists[row] = [*lists[row], need]
@@ -264,20 +268,22 @@ class Circle(PerLayer):
 class Sending(PerLayer):
     """Broadcasts what should be summed."""
 
-    def plan(self, workloads, steps=1, accumulation=1):
-        plan = overlaps.plan(PerLayer(), workloads, steps, accumulation)
-        kind = np.where(plan.kind == KINDS.index("all_reduce"), KINDS.index("broadcast"), plan.kind)
-        return dataclasses.replace(plan, kind=kind)
+    def program(self, workloads, accumulation=1):
+        program = overlaps.program(PerLayer(), workloads, accumulation)
+        sums, broadcast = KINDS.index("all_reduce"), KINDS.index("broadcast")
+        return program.map(
+            lambda plan: dataclasses.replace(plan, kind=np.where(plan.kind == sums, broadcast, plan.kind))
+        )
 
 
 class Alone(PerLayer):
     """Nobody waits for anybody: every rank reduces with itself."""
 
-    def plan(self, workloads, steps=1, accumulation=1):
-        plan = overlaps.plan(PerLayer(), workloads, steps, accumulation)
+    def program(self, workloads, accumulation=1):
+        plan = overlaps.program(PerLayer(), workloads, accumulation).unroll(N_STEPS)
         seconds = plan.seconds * np.where(plan.rank == 0, 0.01, 1.0)
         kind = np.where(plan.kind == KINDS.index("all_reduce"), KINDS.index("compute"), plan.kind)
-        return dataclasses.replace(plan, kind=kind, seconds=seconds)
+        return StepProgram.of(dataclasses.replace(plan, kind=kind, seconds=seconds))
 
 
 def test_overlaps_of_ones_own():

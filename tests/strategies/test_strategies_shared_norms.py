@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from draws import few
+from strategy_plans import plan_of
 
 import ddlsim
 from ddlsim import AllReduce, Training
@@ -75,7 +76,7 @@ def test_one_worker_has_nothing_to_gather():
 def test_plans_are_proved(overlap):
     model, device = ddlsim.load_model("resnet50"), ddlsim.load_device("v100")
     workloads = [make_workload(model, device, 32, optimizer="lars")] * 4
-    plain, shared = (AllReduce(overlap=overlap, shared_norms=each).plan(workloads, 3, 2) for each in (None, "ring"))
+    plain, shared = (plan_of(AllReduce(overlap=overlap, shared_norms=each), workloads, 3, 2) for each in (None, "ring"))
     shared.check()
     rows = np.flatnonzero(shared.name == shared.names.index(NORMS))
     assert len(rows) == 2 * 4 * 3

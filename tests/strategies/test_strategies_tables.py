@@ -12,7 +12,8 @@ import pytest
 
 import ddlsim
 from ddlsim.errors import DdlsimError
-from ddlsim.plan import Plan, data_parallel, sharded
+from ddlsim.plan import StepProgram, data_parallel, sharded
+from ddlsim.plan.program import N_STEPS
 from ddlsim.plan.schedules import Schedules
 from ddlsim.run.simulate import run as run_experiment
 from ddlsim.runtime.setting import Setting
@@ -20,7 +21,7 @@ from ddlsim.runtime.table_run import run_table
 from ddlsim.workload.buckets import ddp_buckets
 from ddlsim.workload.compute import Workload
 
-Builder = Callable[[Sequence[Workload], int], Plan]
+Builder = Callable[[Sequence[Workload]], StepProgram]
 KINDS = ["compute", "communication", "waiting", "idle"]
 
 
@@ -36,19 +37,18 @@ class Table:
 
     def start(self, setting: Setting) -> None:
         each = [worker.workload for worker in setting.workers]
-        schedules = Schedules(self.build(each, 1), "ring", setting.cluster, np.array(setting.nodes), "topology")
+        program = self.build(each)
+        schedules = Schedules(program.unroll(1), "ring", setting.cluster, np.array(setting.nodes), "topology")
         run_table(
-            setting, lambda steps: self.build(each, steps), schedules,
+            setting, program, schedules,
             samples=sum(workload.batch_size for workload in each),
         )  # fmt: skip
 
 
 CASES = {
-    "ddp": (lambda each, steps: data_parallel(each, steps=steps), ddlsim.AllReduce()),
-    "sharded": (
-        lambda each, steps: sharded(each, buckets=ddp_buckets, steps=steps), ddlsim.ShardedUpdate(overlap="ddp"),
-    ),
-}  # fmt: skip
+    "ddp": (data_parallel, ddlsim.AllReduce()),
+    "sharded": (lambda each: sharded(each, buckets=ddp_buckets), ddlsim.ShardedUpdate(overlap="ddp")),
+}
 RUNS = {
     "plain": {},
     "jitter": {"jitter": ddlsim.Lognormal(0.2)},
@@ -83,11 +83,11 @@ def test_spans_are_what_is_booked():
 
 
 def test_steps_that_differ_are_refused():
-    def uneven(each: Sequence[Workload], steps: int) -> Plan:
-        plan = data_parallel(each, steps=steps)
+    def uneven(each: Sequence[Workload]) -> StepProgram:
+        plan = data_parallel(each).unroll(N_STEPS)
         seconds = plan.seconds.copy()
         seconds[-2] += 1.0
-        return dataclasses.replace(plan, seconds=seconds)
+        return StepProgram.of(dataclasses.replace(plan, seconds=seconds))
 
     with pytest.raises(DdlsimError, match="not alike"):
         ddlsim.simulate("office-1gbe", "resnet50", Table(uneven), workers=2, batch_size=8)
@@ -96,7 +96,7 @@ def test_steps_that_differ_are_refused():
 
 def test_one_plan_is_of_one_batch_size():
     training = ddlsim.Training("digits", updates=5, phases=(ddlsim.Phase(1, batch=8),))
-    table = Table(lambda each, steps: data_parallel(each, steps=steps))
+    table = Table(data_parallel)
     with pytest.raises(ddlsim.ConfigError, match="growing_batch and phases change the seconds of a step"):
         ddlsim.simulate("office-1gbe", "digits-cnn", table, 8, training=training)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from ddlsim import SlowDown
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 from ddlsim.workload import order_statistics
@@ -19,7 +20,6 @@ from ddlsim.workload.jitter import (
     NoJitter,
     Pareto,
     ShiftedExponential,
-    SlowDown,
     Trace,
     Uniform,
     slowed_duration,
@@ -100,13 +100,12 @@ def test_bad_parameters(make: Callable[[], object], message: str):
 
 def test_slow_downs_stretch_what_they_cover():
     """3 s of work from t = 0; half speed from 1 s to 3 s: 1 + 2 + 1 = 4 s. Two at once: 4x."""
-    slow = SlowDown([0, 2], start="1 s", duration="2 s", factor=2.0)
-    assert slowed_duration(3.0, 0.0, 0, [slow]) == 4.0
-    assert slowed_duration(3.0, 0.0, 1, [slow]) == 3.0
-    assert slowed_duration(3.0, 5.0, 0, [slow]) == 3.0
-    assert slowed_duration(0.5, 1.5, 2, [slow]) == 1.0
-    assert slowed_duration(0.25, 1.0, 0, [slow, slow]) == 1.0
-    assert slowed_duration(3.0, 2.0, 0, []) == 3.0
+    slow = (1.0, 3.0, 2.0)
+    assert slowed_duration(3.0, 0.0, [slow]) == 4.0
+    assert slowed_duration(3.0, 5.0, [slow]) == 3.0
+    assert slowed_duration(0.5, 1.5, [slow]) == 1.0
+    assert slowed_duration(0.25, 1.0, [slow, slow]) == 1.0
+    assert slowed_duration(3.0, 2.0, []) == 3.0
 
 
 #: (expectation of the k-th of n, sampler of that distribution)

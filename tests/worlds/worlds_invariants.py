@@ -12,13 +12,13 @@ import numpy as np
 from worlds_generator import JobsWorld, World
 
 from ddlsim import ConfigError, DdlsimError, Input, OverlapSlowdown, Result, simulate_jobs
+from ddlsim.errors import NoUpdateError
 from ddlsim.jobs import Jobs
 from ddlsim.learning import Learner
 from ddlsim.learning.monitor import Row
 from ddlsim.report.trace import trace_events
 from ddlsim.run import run
 from ddlsim.run.costs import _computed
-from ddlsim.run.shift import NoUpdateError
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies import (

@@ -1,0 +1,67 @@
+"""Machines and racks: which of them devices belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddlsim.cluster.cluster import Cluster
+from ddlsim.errors import ConfigError
+
+
+def host_nodes(cluster: Cluster) -> dict[int, int]:
+    """Return machine number -> its host node."""
+    return {int(cluster.host_of[node]): int(node) for node in cluster.servers}
+
+
+def memory_nodes(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
+    """Return the host node of each device's machine; the device itself where there is none."""
+    host_node = host_nodes(cluster)
+    return [host_node.get(int(cluster.host_of[node]), node) for node in nodes]
+
+
+def machines_of(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
+    """Return the number of the machine that each worker is on, in the order of the workers, from 0."""
+    number: dict[int, int] = {}
+    return [number.setdefault(memory, len(number)) for memory in memory_nodes(cluster, nodes)]
+
+
+def rack_of_hosts(cluster: Cluster, machines_per_rack: int | None = None) -> dict[int, int]:
+    """Return machine number -> its rack, for machines that are in one.
+
+    A rack is the switch that the machine's first link leads to (with several rails, that of the first one), or, with
+    `machines_per_rack`, a run of consecutive machines.
+    """
+    if machines_per_rack is not None:
+        hosts = np.setdiff1d(np.arange(len(cluster.host_names)), cluster.host_of[cluster.storages]).tolist()
+        return {host: place // machines_per_rack for place, host in enumerate(hosts)}
+    up = np.flatnonzero((cluster.host_of[cluster.link_src] >= 0) & cluster.is_fabric_switch[cluster.link_dst])
+    first: dict[int, int] = {}
+    for host, switch in zip(cluster.host_of[cluster.link_src[up]].tolist(), cluster.link_dst[up].tolist(), strict=True):
+        first.setdefault(host, switch)
+    return first
+
+
+def ranks_of_parts(
+    cluster: Cluster, nodes: Sequence[int], per: str, machines_per_rack: int | None = None
+) -> list[list[int]]:
+    """Return the workers on each "device", "host" or "rack" of a run; worker i is at ``nodes[i]``.
+
+    Raises ConfigError for machines whose rack is unknown.
+    """
+    part = list(range(len(nodes))) if per == "device" else machines_of(cluster, nodes)
+    if per == "rack":
+        rack_of = rack_of_hosts(cluster, machines_per_rack)
+        hosts = cluster.host_of[list(nodes)].tolist()
+        for host in hosts:
+            if host not in rack_of:
+                raise ConfigError(
+                    f"failures: per = 'rack', but machine {cluster.host_names[host]!r} of cluster {cluster.name!r} is "
+                    "on no switch; say how many machines a rack has, machines_per_rack = 16"
+                )
+        part = [rack_of[host] for host in hosts]
+    ranks: dict[int, list[int]] = {}
+    for rank, number in enumerate(part):
+        ranks.setdefault(number, []).append(rank)
+    return list(ranks.values())

@@ -1,0 +1,651 @@
+"""The failure engine: what machines that fail do to a training, on one clock, with one pool of spares.
+
+:class:`Outages` are the failures of a run by time, and the machines that they take out of service. What the workers do
+meanwhile is a policy: all wait and go back to a checkpoint (:func:`live`), the others form a new group
+(:class:`TakeTurns`), or the others continue (:func:`windows`). Between two failures every step and checkpoint has a
+known time (:class:`~ddlsim.life.timeline.Timeline`), so the engine goes from failure to failure.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
+from ddlsim.life.failures import Failure, Failures
+from ddlsim.life.timeline import Floats, OnClock, Timeline
+from ddlsim.readable import count, duration, percent
+from ddlsim.text_tables import labelled
+from ddlsim.units import si
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddlsim.learning import Array, Value
+    from ddlsim.learning.monitor import Row
+    from ddlsim.run.elastic import Groups
+
+KINDS = ("useful", "lost", "saving", "noticing", "repairing", "restarting")
+NEVER = Failure(math.inf, 0, 0.0)
+#: failures in a row without a checkpoint between them after which a training is given up
+HOPELESS = 100_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Life:
+    """What a training did with its time. Times in s.
+
+    end          when it was over: it had learned enough, or its time was up
+    finished     whether it had learned enough
+    useful       steps that counted in the end
+    lost         steps, and parts of them, that a failure took back, with their checkpoints
+    saving       standing still for checkpoints that counted
+    noticing     until failures were noticed
+    repairing    waiting for a machine
+    restarting   starting again, with reading the checkpoint
+    steps        steps that counted
+    failures     the time of each, the part that failed, and the seconds of work that it took
+    stretches    (start, position on the timeline at its start, at its end) of each time that it ran, shape (n, 3)
+
+    samples      samples that counted, in elastic runs
+    computed     s that each worker computed, (n_workers,), in elastic runs
+    away         s that each worker was out of service, (n_workers,), in runs that go on without it
+    groups       (s from which on, workers that trained then) of elastic runs; 0 workers: too few machines were there
+    history      evaluations of an elastic run that learns
+    model        what an elastic run that learns hands over
+
+    The six kinds of time add up to `end`.
+    """
+
+    timeline: Timeline
+    end: float
+    finished: bool
+    useful: float
+    lost: float
+    saving: float
+    noticing: float
+    repairing: float
+    restarting: float
+    steps: int
+    events: tuple[tuple[float, int, float], ...]
+    stretches: Floats
+    samples: float | None = None
+    computed: Floats | None = None
+    away: Floats | None = None
+    groups: tuple[tuple[float, int], ...] = ()
+    history: tuple[Row, ...] = ()
+    model: Value[Array] | None = None
+
+    @property
+    def down(self) -> float:
+        """s in which the training did not run."""
+        return self.noticing + self.repairing + self.restarting
+
+    @property
+    def availability(self) -> float:
+        """Share of the time in which the training ran."""
+        return 1.0 - self.down / self.end
+
+    @property
+    def effective(self) -> float:
+        """Share of the time that went into steps that counted: "effective training time", or goodput as a share."""
+        return self.useful / self.end
+
+    @property
+    def goes_to(self) -> str:
+        """What its time went to, in words, e.g. "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
+        parts = [f"{kind} {percent(part / self.end)}" for kind in KINDS[1:] if (part := getattr(self, kind)) > 0.0]
+        return ", ".join([f"useful {percent(self.effective)}", *parts])
+
+    def _rows(self) -> list[tuple[str, str]]:
+        ended = "it had learned enough" if self.finished else "its time was up"
+        return [
+            ("life", f"{duration(self.end)} with {count(len(self.events), 'failure')}, until {ended}"),
+            ("goes to", self.goes_to),
+            ("steps that count", f"{self.steps:,}"),
+            ("work lost", f"{duration(self.lost)}, with its checkpoints" if self.events else ""),
+        ]
+
+    def __repr__(self) -> str:
+        failures = count(len(self.events), "failure")
+        return f"<{type(self).__name__}: {duration(self.end)} with {failures}, {self.goes_to}>"
+
+    def __str__(self) -> str:
+        return "\n".join(labelled([row for row in self._rows() if row[1]]))
+
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import labelled as table
+        from ddlsim.notebook import page
+
+        return page("Life of a training", table(self._rows()))
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the numbers as plain values."""
+        return {
+            **{name: getattr(self, name) for name in ("end", *KINDS)},
+            "finished": self.finished,
+            "steps": self.steps,
+            "availability": self.availability,
+            "effective": self.effective,
+            "failures": len(self.events),
+        }
+
+    @cached_property
+    def failures(self) -> pd.DataFrame:
+        """One row per failure: time (s), unit (number of what failed), lost (s of work)."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.events), columns=["time", "unit", "lost"]).rename_axis("failure")
+
+    @property
+    def workers(self) -> pd.DataFrame:
+        """One row per group of an elastic run: time (s) from which on, workers."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.groups), columns=["time", "workers"]).rename_axis("group")
+
+    def first_reached(self, times: Floats) -> Floats:
+        """Return when the training first got to these times of a run without failures and checkpoints, in s; inf where
+        it did not get there."""
+        pace = self.timeline.pace
+        positions = self.timeline.position(pace.until(np.asarray(times, dtype=np.float64)))
+        starts, froms, tos = self.stretches.T
+        furthest = np.maximum.accumulate(tos)
+        stretch = np.searchsorted(furthest, positions, "left")
+        there = stretch < len(starts)
+        at = np.where(there, stretch, 0)
+        return np.where(there, pace.when(pace.until(starts[at]) + positions - froms[at]), math.inf)
+
+
+class Outages:
+    """The failures of a run by time, the machines that they take out of service, and the spares that replace these.
+
+    parts  machines that each part which can fail takes with it
+    out    machines that are out of service
+    next   the next failure
+    """
+
+    def __init__(self, failures: Failures, parts: Sequence[Sequence[int]], seed: int = 0, life: int = 0) -> None:
+        self.failures, self.parts, self.out = failures, parts, set[int]()
+        self._coming = failures.events(len(parts), seed, life)
+        self._ready = [0.0] * failures.spares
+        self._back: list[tuple[float, int]] = []
+        self.next = next(self._coming, NEVER)
+
+    def advance(self) -> Failure:
+        """Return the next failure, which has happened then."""
+        failure, self.next = self.next, next(self._coming, NEVER)
+        return failure
+
+    def replaced(self, failure: Failure, noticed: float) -> float:
+        """Return when there is a machine in place of one that has failed, from when that is `noticed` on."""
+        if not self.failures.takes_machines:
+            return noticed
+        heapq.heappush(self._ready, failure.time + failure.repair)
+        return max(heapq.heappop(self._ready), noticed)
+
+    def strike(self) -> tuple[Failure, list[tuple[int, float]]]:
+        """Let the next failure happen; return it, with each machine that it takes out of service and when that is
+        back."""
+        failure, hit = self.advance(), []
+        for machine in self.parts[failure.unit]:
+            if machine not in self.out:
+                there = self.replaced(failure, failure.time + self.failures.seconds_to_notice)
+                hit.append((machine, there + si(self.failures.restart, "time")))
+                self.out.add(machine)
+                heapq.heappush(self._back, (hit[-1][1], machine))
+        return failure, hit
+
+    @property
+    def next_back(self) -> float:
+        """When the next machine is back, in s; inf: none is out."""
+        return self._back[0][0] if self._back else math.inf
+
+    def welcome(self, now: float) -> bool:
+        """Let those be there that are back by now; return whether there are any."""
+        before = len(self.out)
+        while self._back and self._back[0][0] <= now:
+            self.out.discard(heapq.heappop(self._back)[1])
+        return len(self.out) < before
+
+
+class _Course:
+    """A training from failure to failure: its clock, and what its time went to."""
+
+    def __init__(self, timeline: Timeline, outages: Outages, length: float) -> None:
+        self.timeline, self.outages, self.length, self.now = timeline, outages, length, 0.0
+        self.failures = outages.failures
+        self.spent = dict.fromkeys(KINDS, 0.0)
+        self.events: list[tuple[float, int, float]] = []
+        self._fruitless = 0
+
+    def book(self, kind: str, seconds: float) -> float:
+        """Book seconds as far as they are within the length; return those."""
+        seconds = max(min(seconds, self.length - self.now), 0.0)
+        self.spent[kind] += seconds
+        return seconds
+
+    def progress(self, made: bool, hopeless: str) -> None:
+        """Note whether a failure has left any progress; raise DdlsimError after too many that have not."""
+        self._fruitless = 0 if made else self._fruitless + 1
+        if self._fruitless > HOPELESS:
+            raise DdlsimError(f"failures: {HOPELESS:,} in a row{hopeless}")
+
+    def over(self, end: float, finished: bool, steps: int, stretches: Sequence[object] = (), **more: Any) -> Life:
+        """Return what has happened until the end, s."""
+        more |= self.spent
+        spans = np.array(stretches, dtype=np.float64).reshape(-1, 3)
+        return Life(self.timeline, end, finished, steps=steps, events=tuple(self.events), stretches=spans, **more)
+
+
+# ------------------------------------------------------------ all wait
+
+
+def live(
+    timeline: Timeline,
+    failures: Failures,
+    parts: Sequence[Sequence[int]],
+    length: float,
+    *,
+    seed: int = 0,
+    life: int = 0,
+) -> Life:
+    """Return what happens to a training that waits after each failure, until it has ended or `length` s are over.
+
+    parts  machines that each part which can fail takes with it
+    Raises ConfigError for a trace of parts that are not there, and DdlsimError where no checkpoint is ever reached.
+    """
+    return _AllWait(timeline, Outages(failures, parts, seed, life), length).run()
+
+
+class _AllWait(_Course):
+    """All workers stop at a failure, wait for a machine, and go on from the latest checkpoint."""
+
+    def run(self) -> Life:
+        timeline, outages, checkpoint, stretches = self.timeline, self.outages, 0, []
+        position = 0.0  # that is gone on from
+        while self.now < self.length:
+            start, begin, ends = self.now, position, self._time(timeline.end, self.now, position)
+            if (left := self._leaves(start, begin, min(ends, self.length))) is not None:
+                position, self.now = left
+                stretches.append((start, begin, position))
+                checkpoint = timeline.latest(position, checkpoint)
+                self.progress(True, "")
+                self._recover(0.0, warned=True)
+                continue
+            self.now = min(ends, self.length, outages.next.time)
+            position = timeline.end if self.now == ends else self._position(self.now, start, begin)
+            stretches.append((start, begin, position))
+            if self.now == ends or self.now >= self.length:
+                return self._over(self.now, position, self.now == ends, stretches)
+            checkpoint = timeline.latest(position, checkpoint)
+            position = max(float(timeline.saved_at[checkpoint]), begin)
+            self.progress(
+                position > begin,
+                f", none of them {timeline.every:.6g} s of training apart, so that no checkpoint is reached; make "
+                "checkpoints more often, or use parts that fail less often",
+            )
+            lost = self.now - self._time(position, start, begin)
+            self.spent["lost"] += lost
+            self._recover(lost)
+        return self._over(self.length, position, False, stretches)
+
+    def _position(self, time: float, start: float, begin: float) -> float:
+        """Return the position at a time of what runs since `start` from the position `begin` on."""
+        return begin + float(self.timeline.pace.until(time) - self.timeline.pace.until(start))
+
+    def _time(self, position: float, start: float, begin: float) -> float:
+        """Return when it gets to a position, the reverse."""
+        return max(float(self.timeline.pace.when(self.timeline.pace.until(start) + (position - begin))), start)
+
+    def _leaves(self, start: float, begin: float, until: float) -> tuple[float, float] | None:
+        """Return where a training that runs since `start` stops because a failure is announced, and when it is saved;
+        None if none is before `until`, or if it is not saved before the failure."""
+        cost, warning, failure = self.timeline.cost, self.failures.seconds_of_warning, self.outages.next
+        if not warning or math.isinf(self.timeline.every):
+            return None
+        warned = max(failure.time - warning, start)
+        if warned >= until:
+            return None
+        end, after = self.timeline.next_end(self._position(warned, start, begin))
+        saved = self._time(end, start, begin) + cost.stall + cost.write
+        if saved > failure.time or saved >= until:
+            return None
+        self.spent["saving"] += cost.stall + cost.write - (after - end)
+        return after, saved
+
+    def _recover(self, lost: float, warned: bool = False) -> None:
+        """Go on to when the training runs again; every failure until then makes it start again."""
+        outages, restart = self.outages, si(self.failures.restart, "time") + self.timeline.cost.load
+        while True:
+            failure = outages.advance()
+            self.events.append((failure.time, failure.unit, lost))
+            lost = 0.0
+            if failure.time >= self.now and not warned:  # what fails while all wait anyway is noticed with the first
+                self._pass("noticing", self.failures.seconds_to_notice)
+            warned = False
+            there = max(outages.replaced(failure, self.now) for _ in outages.parts[failure.unit])
+            self._pass("repairing", there - self.now)
+            if outages.next.time >= self.now + restart or self.now >= self.length:
+                return self._pass("restarting", restart)
+            if outages.next.time > self.now:
+                self._pass("restarting", outages.next.time - self.now)
+
+    def _pass(self, kind: str, seconds: float) -> None:
+        self.book(kind, seconds)
+        self.now += seconds
+
+    def _over(self, end: float, position: float, finished: bool, stretches: list[tuple[float, float, float]]) -> Life:
+        timeline, spent = self.timeline, self.spent
+        saving = timeline.saving(position) if not finished else timeline.cost.stall * len(timeline.saved_steps)
+        waiting = position - float(timeline.saved_at[-1]) if finished and len(timeline.saved_steps) else 0.0
+        # for the last one to be safe, and for those before announced failures
+        spent["saving"] = saving + (waiting + spent["saving"])
+        spent["useful"] = (
+            end - spent["saving"] - spent["noticing"] - spent["repairing"] - spent["restarting"] - spent["lost"]
+        )
+        steps = timeline.n_steps if finished else timeline.steps_at(position)
+        return self.over(end, finished, steps, stretches)
+
+
+# ------------------------------------------------------------ groups take turns
+
+
+class Stretch(NamedTuple):
+    """What a group has done: its steps' timeline, how many there were, samples of the first n; s that it took; the
+    state of what it learns; whether it has learned enough."""
+
+    timeline: Timeline
+    steps: int
+    samples: Callable[[int], float]
+    seconds: float
+    state: Any = None
+    finished: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Workers that train together, of these ranks of the run, and how long their undisturbed steps take.
+
+    computing  share of its time that each computes, (n_workers,)
+    """
+
+    ranks: list[int]
+    timeline: Timeline
+    samples_per_update: float
+    every: float
+    cost: Cost
+    computing: Floats
+
+    @property
+    def n_workers(self) -> int:
+        """How many they are."""
+        return len(self.ranks)
+
+    def at_first(self, timeline: Timeline) -> Group:
+        """Return the group as it begins the run, whose first steps may differ from later ones."""
+        return replace(self, timeline=replace(timeline, every=math.inf, cost=NO_CHECKPOINTS, length=math.inf))
+
+    def saving(self, now: float, seconds: float) -> Timeline:
+        """Return the steps of a stretch from `now` on, with the checkpoints of so many s."""
+        timeline = OnClock.of(self.timeline, now)
+        if math.isinf(self.every) or math.isinf(seconds):
+            return timeline
+        length = float(timeline.end_of(np.array(timeline.count(seconds) + 2)))
+        return replace(timeline, every=self.every, cost=self.cost, length=length)
+
+    def expected(self, state: Any, now: float, length: float, failure: float, back: float) -> Timeline:
+        """Return the steps that it can make until the run is over, a machine fails or one is back (s)."""
+        known = [time for time in (failure, back) if math.isfinite(time)]
+        return self.saving(now, min(length, max(known, default=math.inf)) - now)
+
+    def train(self, state: Any, now: float, seconds: float, goes_on: bool) -> Stretch:
+        """Train for so many s from a state that others have handed over, or None; others may go on after it."""
+        timeline = self.saving(now, seconds)
+        return Stretch(timeline, timeline.ended(seconds), lambda steps: steps * self.samples_per_update, seconds)
+
+    def again(self, state: Any, now: float, seconds: float, timeline: Timeline) -> Any:
+        """Return the state after the first s of a stretch with this timeline."""
+        return None
+
+
+class _Saved(NamedTuple):
+    """A state of the training that can be read: s that led to it, steps, samples, and what had been learned."""
+
+    useful: float = 0.0
+    steps: int = 0
+    samples: float = 0.0
+    learned: Callable[[], Any] = lambda: None
+
+
+class TakeTurns(_Course):
+    """Those who are left form a new group, and another one when a machine is back, until the training has ended or
+    `length` s are over.
+
+    groups    that the machines can form
+    timeline  of all workers, undisturbed
+    """
+
+    def __init__(self, groups: Groups, timeline: Timeline, outages: Outages, length: float) -> None:
+        super().__init__(timeline, outages, length)
+        self.groups, self.saved, self.reads = groups, _Saved(), False  # the latest checkpoint; whether it is to be read
+        self.steps, self.samples = 0, 0.0
+        self.state: Any = None
+        self.last_state: Any = None
+        self.computed, self.away = np.zeros(len(groups.machine)), np.zeros(len(groups.machine))
+        self.turns: list[tuple[float, int]] = []
+        self.finished, self.warned = False, False
+
+    def run(self) -> Life:
+        """Return what happens. Raises ConfigError where all machines are too few, and DdlsimError where too few are
+        left for ever."""
+        group = self.groups.on(range(self.groups.n_machines))
+        if group is None:
+            raise ConfigError(
+                f"elastic: min_workers = {self.groups.elastic.min_workers}, but the run has "
+                f"{len(self.groups.machine)} workers"
+            )
+        self.turns.append((0.0, group.n_workers))
+        if group.n_workers == len(self.groups.machine):
+            group = group.at_first(self.timeline)
+        while self.now < self.length and not self.finished:
+            failed = group is not None and self._train(group)
+            if self.now < self.length and not self.finished:
+                group = self._formed(failed)
+        return self.over(
+            self.now,
+            self.finished,
+            self.steps,
+            samples=self.samples,
+            computed=self.computed,
+            away=self.away,
+            groups=tuple(self.turns),
+            history=() if self.state is None else self.state.history,
+            model=None if self.last_state is None else self.last_state.model,
+        )
+
+    def _train(self, group: Group) -> bool:
+        """Train until a machine fails, or until the end of the step in which one is back, or to the end; return whether
+        one has failed."""
+        outages, start, until, whole = self.outages, self.now, self.length, self.groups.whole
+        back = outages.next_back
+        timeline = group.expected(self.state, start, self.length, outages.next.time, back)
+        if back < until:
+            until = min(start + timeline.end_of_step(max(back - start, 0.0)), until)
+        while outages.next.time <= until and outages.out.issuperset(outages.parts[outages.next.unit]):
+            outages.advance()
+        leaves = self._leaves(group, timeline)
+        until = min(outages.next.time, until)
+        warned = leaves <= until
+        until = min(leaves, until)
+        fails, seconds = warned or until == outages.next.time, until - start
+        done = group.train(self.state, start, seconds, start + seconds < self.length)
+        timeline, steps, seconds = done.timeline, done.steps, done.seconds
+        trained = float(timeline.end_of(np.array(steps))) if steps else 0.0
+        self._note_saved(group, done)
+        saving = 0.0 if math.isinf(timeline.every) else timeline.saving(seconds)
+        self.steps, self.samples = self.steps + steps, self.samples + done.samples(steps)
+        self.state, self.finished = done.state, done.finished
+        self.last_state = self.state or self.last_state
+        self._compute(group, start, start + seconds, saving)
+        self._book("saving", saving)
+        if self.finished:
+            self._book("useful", trained)
+            return False
+        self._book("useful", trained if fails and not warned else seconds - saving)
+        if warned:
+            if not whole:
+                self._save(group)
+            self.warned = True
+            self._fails(0.0)
+        elif fails:
+            lost = seconds - saving - trained
+            self._book("lost", lost)
+            self.progress(trained > 0.0, " without a step between them; use parts that last")
+            self._fails(lost)
+        elif self.now < self.length and not whole and not self._save(group):
+            return True
+        return fails
+
+    def _compute(self, group: Group, start: float, end: float, saving: float) -> None:
+        """Count what the devices of a group compute meanwhile, but for the s in which it saves."""
+        pace = group.timeline.pace
+        each = group.computing * (end - start) if pace.busy is None else pace.computed(start, end)
+        self.computed[group.ranks] += each * (1.0 - saving / (end - start)) if end > start else 0.0
+
+    def _leaves(self, group: Group, timeline: Timeline) -> float:
+        """Return when the group goes on without a machine whose failure is announced: at the end of the step under way
+        then, if that is before (and the state is saved before, where workers hold parts of it); else inf."""
+        failure = self.outages.next.time
+        if not (warning := self.failures.seconds_of_warning) or math.isinf(failure):
+            return math.inf
+        end = self.now + timeline.end_of_step(max(failure - warning - self.now, 0.0))
+        takes = 0.0 if self.groups.whole else group.cost.stall + group.cost.write
+        return end if end + takes <= failure else math.inf
+
+    def _save(self, group: Group) -> bool:
+        """Save the state at hand, as others can only go on from that; return whether no machine fails meanwhile."""
+        if self.saved.steps == self.steps:  # one was due just now
+            return True
+        done = self._pass("saving", min(self.now + group.cost.stall + group.cost.write, self.outages.next.time))
+        if done:
+            state = self.state
+            self.saved = _Saved(self.spent["useful"], self.steps, self.samples, lambda: state)
+        return done
+
+    def _note_saved(self, group: Group, done: Stretch) -> None:
+        """Note the latest checkpoint of a stretch from the state that it has begun with."""
+        timeline = done.timeline
+        if number := 0 if math.isinf(timeline.every) else timeline.latest(done.seconds, 0):
+            step = int(timeline.saved_steps[number - 1])
+            end = float(timeline.end_of(np.array(step)))
+            learned = partial(group.again, self.state, self.now, end, timeline)
+            self.saved = _Saved(
+                self.spent["useful"] + end, self.steps + step, self.samples + done.samples(step), learned
+            )
+
+    def _go_back(self) -> float:
+        """Go back to the latest checkpoint, or to the beginning; return how many s of training that takes."""
+        saved, lost = self.saved, self.spent["useful"] - self.saved.useful
+        self.spent["lost"] += lost
+        self.spent["useful"], self.steps, self.samples = saved.useful, saved.steps, saved.samples
+        self.reads, self.state = saved.steps > 0, saved.learned()
+        self.last_state = self.state or self.last_state
+        return lost
+
+    def _fails(self, lost: float) -> bool:
+        """The next failure happens; return whether it hits a machine in service."""
+        failure, hit = self.outages.strike()
+        if hit:
+            parted = not self.groups.whole and not self.warned
+            if parted or len(self.outages.out) == self.groups.n_machines:  # nobody holds all of the state any more
+                lost += self._go_back()
+            self.events.append((failure.time, failure.unit, lost))
+        return bool(hit)
+
+    def _formed(self, failed: bool) -> Group | None:
+        """Form a group of those that are there, as often as others fail meanwhile; None if time is over."""
+        warned, self.warned = self.warned, False
+        if failed and not warned:
+            self._pass("noticing", self.now + self.failures.seconds_to_notice)
+        while self.now < self.length:
+            grown = self.outages.welcome(self.now)
+            there = set(range(self.groups.n_machines)) - self.outages.out
+            group = self.groups.on(there) if there else None
+            if group is None:
+                self._turn(0)
+                if math.isinf(min(self.outages.next_back, self.length)):
+                    raise DdlsimError(
+                        f"elastic: at {self.now:.6g} s too few machines are left, and none ever comes back; give "
+                        "failures a repair time, or the run a max_time"
+                    )
+                self._pass("repairing", self.outages.next_back)
+                continue
+            reads = self.reads or not self.groups.whole
+            copied = group.cost.load if reads else self.groups.copy if grown else 0.0
+            if self._pass("restarting", self.now + self.groups.elastic.seconds + copied):
+                self.reads = False
+                self._turn(group.n_workers)
+                return group
+        return None
+
+    def _turn(self, n_workers: int) -> None:
+        if self.turns[-1] != (self.now, n_workers):
+            self.turns.append((self.now, n_workers))
+
+    def _pass(self, kind: str, until: float) -> bool:
+        """Let time pass up to `until`, or to a failure of a machine in service; return whether all of it has."""
+        while self.outages.next.time < min(until, self.length):
+            self._book(kind, self.outages.next.time - self.now)
+            if self._fails(0.0) and kind != "noticing":
+                return False
+        self._book(kind, until - self.now)
+        return True
+
+    def _book(self, kind: str, seconds: float) -> None:
+        seconds = self.book(kind, seconds)
+        self.now += seconds
+        self.away[[machine in self.outages.out for machine in self.groups.machine]] += seconds
+
+
+# ------------------------------------------------------------ the others continue
+
+Windows = Sequence[tuple[float, float]]
+
+
+def windows(outages: Outages, n_machines: int, length: float) -> list[list[tuple[float, float]]]:
+    """Return (s, s until which it is not there) of the failures of each machine up to `length` s."""
+    away: list[list[tuple[float, float]]] = [[] for _ in range(n_machines)]
+    while outages.next.time <= length:
+        outages.welcome(outages.next.time)
+        failure, hit = outages.strike()
+        for machine, back in hit:
+            away[machine].append((failure.time, back))
+    return away
+
+
+def seconds_missing(failures: Failures, away: Windows, end: float) -> dict[str, float]:
+    """Return kind -> s that a worker is missing up to the `end` in these windows: a failure is noticed, repaired, and
+    the worker starts again."""
+    spent = dict.fromkeys(KINDS[3:], 0.0)
+    for start, back in away:
+        edges = [start, start + failures.seconds_to_notice, back - si(failures.restart, "time"), back]
+        for kind, first, last in zip(spent, edges[:-1], edges[1:], strict=True):
+            spent[kind] += max(min(last, end) - min(first, end), 0.0)
+    return spent
+
+
+def covered(away: Windows, end: float) -> float:
+    """Return how much of the time up to `end` the windows cover, s."""
+    seconds = until = 0.0
+    for start, back in sorted(away):
+        seconds += max(min(back, end) - max(start, until), 0.0)
+        until = max(until, min(back, end))
+    return seconds

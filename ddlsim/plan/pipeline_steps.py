@@ -1,0 +1,451 @@
+"""What the stages of a pipeline do in a step, as the template of one replica.
+
+A stage does the same with every micro-batch: the rows of each pass that differs are made once, and repeated by numpy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.plan.chunks import Chunk
+from ddlsim.plan.data_parallel import parts_of
+from ddlsim.plan.pipeline_orders import Pass, PassOrder
+from ddlsim.plan.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    COMPUTE,
+    FORWARD,
+    RECEIVE,
+    REDUCE_SCATTER,
+    SEND,
+    UPDATE,
+    Ints,
+    Part,
+    Plan,
+)
+from ddlsim.plan.program import N_STEPS, Row, Step, step_of, template_of
+from ddlsim.workload.buckets import Bucket
+from ddlsim.workload.compute import Workload
+
+
+class Tie(NamedTuple):
+    """Weights that the first chunk's layer `owner` and the last chunk's layer `user` both use."""
+
+    owner: int
+    user: int
+    nbytes: float
+
+
+def tie_of(chunks: Sequence[Chunk]) -> Tie | None:
+    """Return the word embedding that a tied output layer uses too, if there is one."""
+    layers = [(chunk, i, layer) for chunk in chunks for i, layer in enumerate(chunk.workload.model.layers)]
+    for chunk, i, user in layers:
+        if user.type != "tied_dense":
+            continue
+        size = user.in_shape[-1] * user.out_shape[-1]
+        for other, j, owner in layers:
+            for name, n in owner.tensors:
+                if owner.type == "embedding" and n == size:
+                    work = other.workload
+                    names = [each for each, _ in owner.tensors]
+                    nbytes = work.tensor_nbytes[work.tensor_layer == j][names.index(name)]
+                    return Tie(other.first + j, chunk.first + i, float(nbytes))
+    return None
+
+
+def groups_of(stages: Sequence[tuple[int, ...]], ranks: Ints) -> tuple[tuple[tuple[int, ...], ...], Ints]:
+    """Return the groups of a pipeline in replicas, and which of them each of `stages` is, (n_replicas, n).
+
+    stages  one: its replicas; two: of each replica both
+    ranks   (n_replicas, n_stages)
+    """
+    groups: dict[tuple[int, ...], int] = {}
+    number = np.zeros((len(ranks), max(len(stages), 1)), dtype=np.int64)
+    for nth, own in enumerate(stages):
+        for replica in range(len(ranks)):
+            members = ranks[:, own[0]] if len(own) == 1 else ranks[replica, list(own)]
+            number[replica, nth] = groups.setdefault(tuple(members.tolist()), len(groups))
+    return tuple(groups), number
+
+
+#: what the name of the rows says that go forward again
+RECOMPUTE = "recompute"
+Buckets = Callable[[Workload], Sequence[Bucket]]
+
+
+class Template:
+    """The rows of passes and of what follows them, added one by one in whatever order a builder says.
+
+    groups  stages: one means its replicas, two are those of one replica
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], order: PassOrder, buckets: Buckets, replicas: int, *,
+                 recompute: bool, sharded: bool) -> None:  # fmt: skip
+        self.chunks, self.order, self.replicas = chunks, order, replicas
+        self.recompute, self.sharded = recompute, sharded and replicas > 1
+        self.n_layers = chunks[-1].end
+        self.stage_of = {each.chunk: stage for stage, passes in enumerate(order) for each in passes}
+        self.apart = {(each.chunk, each.micro) for passes in order for each in passes if each.kind == "W"}
+        self.rows: list[Row] = []
+        self.groups: list[tuple[int, ...]] = []
+        self.parts: list[Part] = []
+        self.n_alone = self.n_shared = 0
+        self.tie = tie_of(chunks)
+        works = [self._alone(chunk) for chunk in chunks]
+        self.buckets = [buckets(work) if len(work.tensor_layer) else () for work in works]
+        self.ranges = [parts_of(*each) if each[1] else () for each in zip(works, self.buckets, strict=True)]
+        self.arrivals: dict[tuple[str, int, int], int] = {}  # pass -> the receive that it waits for
+        self.passes: list[tuple[int, Pass]] = []  # first row of every pass
+        self.sums: dict[int, list[int]] = {}  # chunk -> its sums
+        self.parts_of: dict[int, list[int]] = {}
+        self.part_of: dict[tuple[int, int], int] = {}  # chunk and bucket -> part
+        self.lanes: dict[tuple[int, str], int] = {}
+
+    def _alone(self, chunk: Chunk) -> Workload:
+        """Return the workload of a chunk without the gradients of tied weights, which are summed apart."""
+        work = chunk.workload
+        if self.tie is not None and chunk.first <= self.tie.owner < chunk.end:
+            mine = (work.tensor_layer == self.tie.owner - chunk.first) & (work.tensor_nbytes == self.tie.nbytes)
+            mine &= np.cumsum(mine) == 1
+            left = np.bincount(work.tensor_layer[mine], work.tensor_nbytes[mine], len(work.forward))
+            work = dataclasses.replace(
+                work, grad_nbytes=work.grad_nbytes - left, tensor_layer=work.tensor_layer[~mine],
+                tensor_nbytes=work.tensor_nbytes[~mine],
+            )  # fmt: skip
+        return work
+
+    def template(self, steps: Sequence[Step], delays: tuple[int, ...] = ()) -> Plan:
+        """Return the template of steps whose lanes are numbered as in `lanes`."""
+        return template_of(
+            steps, self.lanes, groups=self.groups, parts=self.parts, n_layers=self.n_layers, names=(RECOMPUTE,),
+            delays=delays,
+        )  # fmt: skip
+
+    def _add(self, row: Row) -> int:
+        self.rows.append(row)
+        return len(self.rows) - 1
+
+    # ------------------------------------------------------------ passes and messages
+
+    def _forward(self, stage: int, each: Pass) -> None:
+        chunk = self.chunks[each.chunk]
+        holds = chunk.enters if self.recompute else float(chunk.stored.sum())
+        row = self._work(stage, FORWARD, chunk.workload.forward_time, each, holds)
+        self.passes.append((row, each))
+        if each.chunk < len(self.chunks) - 1:
+            self._message(row, Pass("F", each.chunk + 1, each.micro), self.chunks[each.chunk + 1])
+
+    def _backward(self, stage: int, each: Pass, last: bool) -> None:
+        """Add a backward pass; beside the `last` one of a chunk its gradients leave."""
+        chunk = self.chunks[each.chunk]
+        split = (each.chunk, each.micro) in self.apart
+        at = len(self.rows)
+        if each.kind == "B" and self.recompute:
+            held = float(chunk.stored.sum())
+            self._add(Row(stage, "compute", COMPUTE, chunk.workload.forward_time, holds=held, name=0))
+        if each.kind == "B":
+            self.passes.append((at, each))
+        if split and each.kind == "B":
+            seconds = float((chunk.workload.backward - chunk.weight_seconds).sum())
+            row = self._work(stage, BACKWARD_INPUT, seconds, each, 0.0)
+        else:
+            row = self._gradients(stage, each, split, last)
+        if each.kind == "B" and each.chunk > 0:
+            self._message(row, Pass("B", each.chunk - 1, each.micro), chunk)
+
+    def _gradients(self, stage: int, each: Pass, split: bool, last: bool) -> int:
+        """Add what makes the gradients of a chunk's weights, in pieces where buckets are ready; return the last row."""
+        chunk = self.chunks[each.chunk]
+        kind, seconds = (BACKWARD_WEIGHT, chunk.weight_seconds) if split else (BACKWARD, chunk.workload.backward)
+        buckets = self.buckets[each.chunk] if last else ()
+        ready = sorted({bucket.ready_layer for bucket in buckets} | {0}, reverse=True)
+        end, row = len(seconds), -1
+        for layer in ready:
+            given = float(chunk.stored[layer:end].sum())
+            if self.recompute and layer == 0:
+                given += chunk.enters
+            if layer < end:
+                place = (chunk.first + layer, chunk.first + end)
+                row = self._work(stage, kind, float(seconds[layer:end].sum()), each, -given, place)
+            end = layer
+            self._sum(stage, each.chunk, [i for i, bucket in enumerate(buckets) if bucket.ready_layer == layer], row)
+        return row
+
+    def _work(
+        self, stage: int, kind: int, seconds: float, each: Pass, holds: float, layers: tuple[int, int] | None = None
+    ) -> int:
+        chunk = self.chunks[each.chunk]
+        first, end = layers or (chunk.first, chunk.end)
+        return self._add(Row(stage, "compute", kind, seconds, 0.0, each.micro, first, end, holds=holds))
+
+    def _message(self, row: int, to: Pass, cut: Chunk) -> None:
+        """Send what `row` made to the rank of another pass, over the cut before a chunk."""
+        here, there = self.rows[row].place, self.stage_of[to.chunk]
+        if here == there:
+            self.arrivals[to] = row
+            return
+        way, n = "forward" if to.kind == "F" else "backward", len(self.order)
+        for stage, peer, kind, side in ((here, there, SEND, "to"), (there, here, RECEIVE, "from")):
+            name = {1: "next", n - 1: "previous"}.get((peer - stage) % n, f"stage {peer}")
+            if n == 2:
+                name = "the other"
+            self._add(Row(stage, f"{way} {side} {name}", kind, 0.0, cut.enters, to.micro, cut.first, cut.first, to=peer,
+                          number=self.n_alone, needs=[row] if kind == SEND else []))  # fmt: skip
+        self.arrivals[to] = len(self.rows) - 1
+        self.n_alone += 1
+
+    # ------------------------------------------------------------ gradients
+
+    def _sum(self, stage: int, chunk: int, buckets: Sequence[int], row: int) -> None:
+        """Let replicas sum some buckets of a chunk after a row."""
+        at = self.chunks[chunk].first
+        for bucket in buckets:
+            nbytes, first, end, _ = self.ranges[chunk][bucket]
+            part = self.part_of.get((chunk, bucket), -1)
+            if part < 0:
+                part = self.part_of[chunk, bucket] = self._part(nbytes, at + first, at + end)
+            self.parts_of.setdefault(chunk, []).append(part)
+            self.sums.setdefault(chunk, []).append(self._of_replicas(stage, part, row))
+
+    def _part(self, nbytes: float, first: int, end: int, tied: int = -1) -> int:
+        self.parts.append(Part(nbytes, first, end, tied))
+        return len(self.parts) - 1
+
+    def _of_replicas(self, stage: int, part: int, row: int) -> int:
+        """Add a stage's sum over replicas, if there are several, after a row; return the row that has it."""
+        if self.replicas == 1:
+            return row
+        kind = REDUCE_SCATTER if self.sharded else ALL_REDUCE
+        return self._collective(kind, stage, (stage,), part, [row])
+
+    def _collective(self, kind: int, stage: int, stages: tuple[int, ...], part: int, needs: list[int],
+                    number: int | None = None) -> int:  # fmt: skip
+        if stages not in self.groups:
+            self.groups.append(stages)
+        shared = len(stages) == 1
+        if number is None:
+            number = self.n_shared if shared else self.n_alone
+            self.n_shared, self.n_alone = self.n_shared + shared, self.n_alone + (not shared)
+        return self._add(Row(stage, "stream", kind, 0.0, self.parts[part].nbytes, part=part, needs=needs,
+                             group=self.groups.index(stages), number=number))  # fmt: skip
+
+    def _updates(self, stage: int, tied: tuple[int, int] | None) -> dict[int, int]:
+        """Update a stage's chunks, the weights that are tied after their (part, row that has the sum); return the row
+        of each."""
+        mine = [chunk for chunk in sorted(self.stage_of) if self.stage_of[chunk] == stage]
+        share = self.replicas if self.sharded else 1
+        updates = {}
+        for chunk in mine:
+            piece = self.chunks[chunk]
+            sums = list(self.sums.get(chunk, []))
+            if tied is not None and chunk in (0, len(self.chunks) - 1):
+                sums.append(tied[1])
+            if sums:
+                seconds = piece.workload.optimizer / share
+                row = Row(stage, "compute", UPDATE, seconds, first=piece.first, end=piece.end, needs=sums)
+                updates[chunk] = self._add(row)
+        return updates
+
+
+def flushed_template(
+    chunks: Sequence[Chunk],
+    order: PassOrder,
+    buckets: Buckets,
+    replicas: int,
+    *,
+    recompute: bool,
+    sharded: bool,
+    p2p: str,
+) -> Plan:
+    """Return the template of steps in which all micro-batches go forward and back before the update; see
+    :func:`ddlsim.plan.pipeline.pipeline`."""
+    blocks = _Blocks(chunks, order, buckets, replicas, recompute=recompute, sharded=sharded)
+    first, later = blocks.steps(p2p)
+    return blocks.template([first, *[later] * (N_STEPS - 1)])
+
+
+class _Block(NamedTuple):
+    """The rows of a pass: `begin` to `end` - 1, among them the message that it sends and the row that another stage
+    then has it with, -1 if none."""
+
+    begin: int
+    end: int
+    sends: int
+    arrives: int
+
+
+class _Passes(NamedTuple):
+    """All passes, stage by stage in their order, (n_passes,) each: block, and kind as a place in "FBW"."""
+
+    stage: Ints
+    block: Ints
+    kind: Ints
+    chunk: Ints
+    micro: Ints
+
+
+class _Blocks(Template):
+    def steps(self, p2p: str) -> tuple[Step, Step]:
+        """Return the first step and a further one."""
+        blocks, passes = self._different()
+        size = np.array([block.end - block.begin for block in blocks], dtype=np.int64)
+        sizes = size[passes.block]
+        offset = np.cumsum(sizes) - sizes
+        n = int(sizes.sum())
+        begin = np.array([block.begin for block in blocks], dtype=np.int64)
+        made = np.arange(n) + np.repeat(begin[passes.block] - offset, sizes)  # from which each row is copied
+        place = np.empty(len(self.rows), dtype=np.int64)
+        place[made[::-1]] = np.arange(n)[::-1]  # of the first copy
+        n_made, self.n_before = len(self.rows), n - len(self.rows)
+        self.sums = {chunk: place[rows].tolist() for chunk, rows in self.sums.items()}
+        micro = np.repeat(passes.micro, sizes)
+        sends = np.array([row.kind == SEND for row in self.rows])[made]
+        carries = np.array([row.kind in (SEND, RECEIVE) for row in self.rows])[made]
+        self.n_alone = int(sends.sum())
+        numbers = np.cumsum(sends) - 1  # a message is received in the row after it
+        needs = [_copied(self.rows, made), *_between(blocks, passes, offset, len(self.chunks), p2p)]
+        stage_begins = np.searchsorted(passes.stage, np.arange(len(self.order) + 1))
+        ends = np.append(offset, n)[stage_begins[1:]]
+        compute = np.flatnonzero(np.array([row.lane == "compute" for row in self.rows])[made])
+        latest = compute[np.searchsorted(compute, ends) - 1].tolist()
+        tied, before = self._tied_sums(latest), list[tuple[int, int]]()
+        for stage, first in enumerate(offset[stage_begins[:-1]].tolist()):
+            before += [(first, row) for row in self._end_stage(stage, tied.get(stage))]
+        copied = np.concatenate([made, np.arange(n_made, len(self.rows))])
+        column = {name: each[copied] for name, each in step_of(self.rows, self.lanes).columns.items()}
+        column["micro"][:n] = np.where(column["micro"][:n] >= 0, micro, -1)
+        column["number"][:n] = np.where(carries, numbers, column["number"][:n])
+        shared = np.array([len(stages) == 1 for stages in self.groups] + [False])[column["group"]]
+        column["number"] += np.where(shared, self.n_alone, 0)
+        needs.append(_pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows))
+                             for need in self.rows[i].needs]))  # fmt: skip
+        inside, (row, need) = _joined(needs), _pairs(before)
+        return Step(column, inside), Step(column, inside, (row, need, np.ones_like(row)))
+
+    n_before = 0  # rows that there are more than those made
+
+    def _add(self, row: Row) -> int:
+        return super()._add(row) + self.n_before
+
+    def _different(self) -> tuple[list[_Block], _Passes]:
+        """Make the rows of all passes that differ; return them, and which of them each pass is."""
+        blocks: dict[tuple[int, str, int, bool, bool], int] = {}
+        made: list[_Block] = []
+        of_pass: list[int] = []
+        apart = self.apart
+        for stage, passes in enumerate(self.order):
+            last = {each.chunk: at for at, each in enumerate(passes)
+                    if each.kind == "W" or (each.kind == "B" and (each.chunk, each.micro) not in apart)}  # fmt: skip
+            for at, each in enumerate(passes):
+                kind, chunk, micro = each
+                key = stage, kind, chunk, bool(apart) and (chunk, micro) in apart, last[chunk] == at
+                if key not in blocks:
+                    blocks[key] = len(made)
+                    made.append(self._block(stage, each, key[-1]))
+                of_pass.append(blocks[key])
+        stages = np.repeat(np.arange(len(self.order)), [len(passes) for passes in self.order])
+        every = [each for passes in self.order for each in passes]
+        kinds = np.array(["FBW".index(each.kind) for each in every], dtype=np.int64)
+        chunks = np.array([each.chunk for each in every], dtype=np.int64)
+        micros = np.array([each.micro for each in every], dtype=np.int64)
+        return made, _Passes(stages, np.array(of_pass, dtype=np.int64), kinds, chunks, micros)
+
+    def _block(self, stage: int, each: Pass, last: bool) -> _Block:
+        begin = len(self.rows)
+        if each.kind == "F":
+            self._forward(stage, each)
+        else:
+            self._backward(stage, each, last)
+        sends = next((i for i in range(begin, len(self.rows)) if self.rows[i].kind == SEND), -1)
+        to = Pass(each.kind, each.chunk + (1 if each.kind == "F" else -1), each.micro)
+        return _Block(begin, len(self.rows), sends, self.arrivals.get(to, -1))
+
+    # ------------------------------------------------------------ after all passes
+
+    def _tied_sums(self, latest: list[int]) -> dict[int, tuple[int, int]]:
+        """Sum the gradient of tied weights over replicas, then over the two stages that have them; return (part, row
+        that has the sum) by stage.
+
+        latest  the last task of each stage's device
+        """
+        if self.tie is None:
+            return {}
+        part = self._part(self.tie.nbytes, self.tie.owner, self.tie.owner + 1, self.tie.user)
+        stages = list(dict.fromkeys(self.stage_of[chunk] for chunk in (0, len(self.chunks) - 1)))
+        sums = {stage: self._of_replicas(stage, part, latest[stage]) for stage in stages}
+        if len(stages) == 2:
+            number = None
+            for stage in stages:
+                sums[stage] = self._collective(ALL_REDUCE, stage, tuple(stages), part, [sums[stage]], number)
+                number = self.rows[-1].number
+        return {stage: (part, row) for stage, row in sums.items()}
+
+    def _end_stage(self, stage: int, tied: tuple[int, int] | None) -> list[int]:
+        """Update a stage's chunks and, where replicas have shares, gather them for the next forward pass; return the
+        rows that gather."""
+        updates = self._updates(stage, tied)
+        if not self.sharded:
+            return []
+        gathers = [
+            self._collective(ALL_GATHER, stage, (stage,), part, [row])
+            for chunk, row in updates.items() for part in reversed(self.parts_of.get(chunk, []))
+        ]  # fmt: skip
+        if tied is not None:
+            gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
+        return gathers
+
+
+def _pairs(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
+    row, need = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return row, need
+
+
+def _joined(pairs: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    row, need = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    return row, need
+
+
+def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:
+    """Return what copies of rows need of their own pass, if `made` says of which row each is one."""
+    counts = np.array([len(row.needs) for row in rows], dtype=np.int64)
+    flat = np.array([need for row in rows for need in row.needs], dtype=np.int64)
+    own = counts[made]
+    row = np.repeat(np.arange(len(made)), own)
+    at = np.arange(len(row)) + np.repeat((np.cumsum(counts) - counts)[made] - (np.cumsum(own) - own), own)
+    return row, flat[at] + row - made[row]
+
+
+def _between(
+    blocks: Sequence[_Block], passes: _Passes, offset: Ints, n_chunks: int, p2p: str
+) -> list[tuple[Ints, Ints]]:
+    """Return what passes need of others: what has been sent before, what has arrived, and, where neighbours take turns,
+    what has come before something is sent back."""
+    begin, sends, arrives = (
+        np.array([getattr(block, name) for block in blocks], dtype=np.int64)[passes.block]
+        for name in ("begin", "sends", "arrives")
+    )
+    sent = np.where(sends >= 0, offset + sends - begin, -1)
+    shape = 3, n_chunks + 2, int(passes.micro.max(initial=0)) + 1
+    where = np.full(shape, -1)  # the row with which a tensor has arrived for a pass
+    left = np.flatnonzero(arrives >= 0)
+    to = passes.chunk[left] + np.where(passes.kind[left] == 0, 1, -1)
+    where[passes.kind[left], to, passes.micro[left]] = (offset + arrives - begin)[left]
+    needed = where[passes.kind, passes.chunk, passes.micro]
+    coming = np.flatnonzero(needed >= 0)
+    pairs = [(offset[coming], needed[coming])]
+    same = passes.stage[1:] == passes.stage[:-1]
+    if p2p != "overlapped":
+        after = 1 + np.flatnonzero(same & (sent[:-1] >= 0))
+        pairs.insert(0, (offset[after], sent[after - 1]))
+    if p2p == "in turns":
+        back = np.flatnonzero(same & (passes.kind[:-1] == 1) & (passes.kind[1:] == 0) & (sent[:-1] >= 0))
+        back = back[needed[back + 1] >= 0]
+        pairs.append((sent[back], needed[back + 1]))
+    return pairs

@@ -1,0 +1,525 @@
+"""`StepProgram`: one training step, written once for all ranks that do the same, and repeated when it is executed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError
+from ddlsim.network.executor import TaskColumns
+from ddlsim.plan.execute import columns, key_sizes
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Every, Floats, Ints, Lane, Part, Plan
+from ddlsim.plan.queues import Queue
+from ddlsim.workload.compute import Workload
+
+#: Steps that can be in flight. Where no rank updates before all have contributed, a third one begins only after all
+#: ranks have updated in the first.
+LIVE = 3
+#: steps of a template: the first one, the second, and what a further one is to the step before it
+N_STEPS = 3
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepProgram:
+    """One step of every rank: templates of tasks, and the ranks that execute them.
+
+    templates    plans of the first steps, of the *places* 0, 1, ... of one copy: the stages of one replica, or the one
+                 worker that all others equal. A task needs tasks of its own copy. There are so many steps, at least
+                 :data:`N_STEPS`, that the last one shows all that a task needs of steps before. The templates differ
+                 in seconds and bytes held only: one for each kind of device
+    ranks        (n_copies, n_places) the rank that each place of each copy is
+    groups       the ranks of each communicator
+    group_of     (n_copies, n groups of a template) which of `groups` a template's group is in each copy
+    template_of  (n_copies, n_places) the template of each rank
+    batches      (scale, each, later): micro-batch b of a template is number ``b * scale + copy * each``, and
+                 `later` more in each step after the third, where steps overlap
+    """
+
+    templates: tuple[Plan, ...]
+    ranks: Ints
+    groups: tuple[tuple[int, ...], ...]
+    group_of: Ints
+    template_of: Ints
+    batches: tuple[int, int, int] = (1, 0, 0)
+
+    @classmethod
+    def of(cls, plan: Plan) -> StepProgram:
+        """Return the program in which every rank of a plan of :data:`N_STEPS` steps has its own tasks."""
+        ranks = np.arange(plan.n_ranks)[None, :]
+        return cls(
+            templates=(plan,),
+            ranks=ranks,
+            groups=plan.groups,
+            group_of=np.arange(len(plan.groups))[None, :],
+            template_of=np.zeros_like(ranks),
+        )
+
+    @classmethod
+    def replicated(
+        cls,
+        workloads: Sequence[Workload],
+        make: Callable[[Workload], Plan],
+        batches: int,
+        families: Sequence[Sequence[Sequence[int]]] | None = None,
+    ) -> StepProgram:
+        """Return the program in which every rank does the tasks of one template, with the seconds of its workload.
+
+        workloads  of each rank
+        make       workload -> template of one rank
+        batches    micro-batches of a rank in a step
+        families   for each group of the template the groups of ranks; None: one of all ranks
+        """
+        n = len(workloads)
+        different = {id(workload): workload for workload in workloads}
+        number = {key: i for i, key in enumerate(different)}
+        groups = [tuple(group) for family in families or [[range(n)]] for group in family]
+        of, begin = np.zeros((n, len(families or [0])), dtype=np.int64), 0
+        for i, family in enumerate(families or [[range(n)]]):
+            for at, group in enumerate(family, begin):
+                of[list(group), i] = at
+            begin += len(family)
+        return cls(
+            templates=tuple(make(workload) for workload in different.values()),
+            ranks=np.arange(n)[:, None],
+            groups=tuple(groups),
+            group_of=of,
+            template_of=np.array([[number[id(workload)]] for workload in workloads]),
+            batches=(1, batches, 0),
+        )
+
+    def map(self, transform: Callable[..., Plan], *each: Sequence[Any]) -> StepProgram:
+        """Return the program with templates transformed, as the built-in map does: ``transform(template, ...)``, with
+        the template's elements of the sequences `each`.
+
+        New groups of a template must be groups of ranks, in a program of one copy.
+        """
+        templates = tuple(transform(*arguments) for arguments in zip(self.templates, *each, strict=True))
+        groups = templates[0].groups
+        if len(groups) == len(self.templates[0].groups):
+            return dataclasses.replace(self, templates=templates)
+        return dataclasses.replace(
+            self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :]
+        )
+
+    # ------------------------------------------------------------ what follows
+
+    @property
+    def template(self) -> Plan:
+        """The tasks of one copy, with the seconds of the first kind of device."""
+        return self.templates[0]
+
+    @cached_property
+    def _bounds(self) -> list[int]:
+        """Where the steps of a template begin, and the last one ends."""
+        template = self.template
+        bounds: list[int] = np.searchsorted(template.step, np.arange(template.n_steps + 1)).tolist()
+        return bounds
+
+    @cached_property
+    def _group_of(self) -> Ints:
+        """`group_of`, with one group at least."""
+        return self.group_of if self.group_of.size else np.zeros((len(self.ranks), 1), dtype=np.int64)
+
+    @cached_property
+    def _keys(self) -> tuple[Ints, Ints, list[int]]:
+        """Number of each task's first key within its step, (n,); instance of each template's group in each copy,
+        (n_copies, n_groups); keys of each step."""
+        template, n_copies = self.template, len(self.ranks)
+        instance = np.zeros_like(self._group_of)
+        count = np.ones(instance.shape[1], dtype=np.int64)
+        for group, of in enumerate(self._group_of.T):
+            different, which = np.unique(of, return_inverse=True)
+            instance[:, group], count[group] = which.reshape(-1), len(different)
+        first = np.full(len(template), -1)
+        sizes: list[int] = []
+        for begin, end in itertools.pairwise(self._bounds):
+            rows = begin + np.flatnonzero(template.key[begin:end] >= 0)
+            _, at, which = np.unique(template.key[rows], return_index=True, return_inverse=True)
+            grouped = template.kind[rows[at]] >= ALL_REDUCE
+            width = np.where(grouped, count[np.where(grouped, template.peer[rows[at]], 0)], n_copies)
+            first[rows] = (np.cumsum(width) - width)[which.reshape(-1)]
+            sizes.append(int(width.sum()))
+        return first, instance, sizes
+
+    def unroll(self, steps: int) -> Plan:
+        """Return the plan of the first `steps` steps, step by step and copy by copy, for print, pictures and exports.
+
+        Raises ConfigError for fewer than one step.
+        """
+        return _taking_place(self.unroll_all(steps))
+
+    def unroll_all(self, steps: int) -> Plan:
+        """Return the plan of the first `steps` steps with all tasks, also those that do not take place in a step."""
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ConfigError(f"plan: steps = {steps!r}: must be a whole number of at least 1")
+        template, bounds, n_copies = self.template, self._bounds, len(self.ranks)
+        last = template.n_steps - 1
+        sources = [min(step, last) for step in range(steps)]
+        rows = [np.arange(bounds[source], bounds[source + 1]) for source in sources]
+        begins = np.cumsum([0, *(n_copies * len(each) for each in rows)])
+        source = np.concatenate([np.tile(each, n_copies) for each in rows])
+        copy = np.concatenate([np.repeat(np.arange(n_copies), len(each)) for each in rows])
+        step = np.repeat(np.arange(steps), np.diff(begins))
+        place = template.rank[source]
+        first, instance, sizes = self._keys
+        key_begins = np.cumsum([0, *(sizes[each] for each in sources)])
+        grouped = template.kind[source] >= ALL_REDUCE
+        group = np.where(grouped, template.peer[source], 0)
+        peers = np.where(grouped, self._group_of[copy, group], template.peer[source])
+        instances = np.where(grouped, instance[copy, group], copy)
+        sends = ~grouped & (peers >= 0)
+        peers = np.where(sends, self.ranks[copy, np.where(sends, peers, 0)], peers)
+        scale, each, later = self.batches
+        batch = template.batch[source]
+        batch = np.where(batch >= 0, batch * scale + copy * each + later * np.maximum(step - last, 0), -1)
+        of = self.template_of[copy, place]
+        column: dict[str, Any] = {name: getattr(template, name)[source] for name in COLUMNS}
+        for name in ("seconds", "holds") if len(self.templates) > 1 else ():
+            column[name] = np.stack([getattr(one, name) for one in self.templates])[of, source]
+        column |= {
+            "lane": copy * len(template.lanes) + template.lane[source],
+            "peer": peers,
+            "key": np.where(template.key[source] >= 0, key_begins[step] + first[source] + instances, -1),
+            "step": step,
+            "batch": batch,
+        }
+        counts = np.diff(template.need_offsets)[source]
+        at = np.arange(counts.sum()) + np.repeat(
+            template.need_offsets[source] - (np.cumsum(counts) - counts), counts
+        )
+        need = template.needs[at]
+        back = template.step[source].repeat(counts) - template.step[need]
+        needed = step.repeat(counts) - back
+        widths = np.array([len(each) for each in rows])
+        begin_of = np.array(bounds)[template.step[need]]
+        return Plan(
+            lanes=tuple(
+                Lane(int(own[lane.rank]), lane.name, lane.queue) for own in self.ranks for lane in template.lanes
+            ),
+            queues=template.queues,
+            groups=self.groups,
+            parts=template.parts,
+            names=template.names,
+            n_layers=template.n_layers,
+            servers=template.servers,
+            delays=template.delays,
+            cycles=template.cycles,
+            need_offsets=np.concatenate([[0], np.cumsum(counts)]),
+            needs=begins[needed] + copy.repeat(counts) * widths[needed] + need - begin_of,
+            **column,
+        )
+
+    # ------------------------------------------------------------ execution
+
+    def live_steps(self, live: int = LIVE, *, repeat: bool = True) -> LiveSteps:
+        """Return the tasks of the first step (slot 0) and of `live` further ones (slots 1 to `live`), which are gone
+        through over and over, unless it says not to `repeat` them.
+
+        Raises ConfigError if the steps after the first are not alike.
+        """
+        template, bounds = self.template, np.array(self._bounds)
+        every, last = columns(template), template.n_steps - 1 if repeat else live
+        if repeat:
+            self._check_alike(every)
+        sources = np.minimum(np.arange(live + 1), last)
+        begins = np.concatenate([[0], np.cumsum(len(self.ranks) * np.diff(bounds)[sources])])
+        key_begins = np.concatenate([[0], np.cumsum(np.array(self._keys[2])[sources])])
+        groups = [np.arange(slot, slot + 1) for slot in range(last)] + [np.arange(last, live + 1)]
+        parts = [self._slots(slots, every, begins, key_begins, live, repeat=repeat) for slots in groups]
+        column: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        counts = column.pop("counts")
+        tasks = TaskColumns(offsets=np.concatenate([[0], np.cumsum(counts)]), **column)
+        shown = min(live, last) + 1
+        rows = [np.arange(begins[slot], begins[slot + 1]) for slot in range(shown)]
+        return LiveSteps(
+            self.unroll_all(shown), tasks, np.concatenate([*rows, np.tile(rows[-1], live + 1 - shown)]),
+            tuple(slice(a, b) for a, b in itertools.pairwise(begins.tolist())),
+            tuple(slice(a, b) for a, b in itertools.pairwise(key_begins.tolist())), live,
+        )  # fmt: skip
+
+    def _slots(
+        self, slots: Ints, every: TaskColumns, begins: Ints, key_begins: Ints, live: int, *, repeat: bool
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of the tasks of slots that are alike, slot by slot and copy by copy.
+
+        begins, key_begins  the first task and key of each slot, and the end of the last one
+        """
+        template, bounds, n_copies = self.template, np.array(self._bounds), len(self.ranks)
+        last = template.n_steps - 1
+        source = min(int(slots[0]), last)
+        row = np.arange(bounds[source], bounds[source + 1])
+        slot, copy = slots[:, None, None], np.arange(n_copies)[None, :, None]
+
+        def flat(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.broadcast_to(values, (len(slots), n_copies, values.shape[-1])).ravel()
+
+        # what follows a step is known of the second one in a template
+        follows = min(source, 1) if repeat else source
+        begin, end = bounds[follows], bounds[follows + 1]
+        offsets = every.offsets[begin : end + 1]
+        after, counts = every.following[offsets[0] : offsets[-1]], np.diff(offsets)
+        ahead = template.step[after] - follows
+        if not repeat:
+            kept = slots[0] + ahead <= live
+            counts = np.bincount(np.repeat(np.arange(len(row)), counts)[kept], minlength=len(row))
+            after, ahead = after[kept], ahead[kept]
+        to = slot + ahead
+        to = np.where(to > live, to - live, to)
+        width = np.diff(begins)[to] // n_copies
+        following = begins[to] + copy * width + after - bounds[template.step[after]]
+        first, instance, _ = self._keys
+        where = self.ranks[:, template.rank[row]]
+        grouped = template.kind[row] >= ALL_REDUCE
+        group = np.where(grouped, template.peer[row], 0)
+        instances = np.where(grouped, instance[:, group], copy[0])
+        place = np.where(grouped, self._places[self._group_of[:, group], where], 0)
+        seconds = np.stack([one.seconds for one in self.templates])[self.template_of[:, template.rank[row]], row]
+        waits = every.missing[row - bounds[source] + bounds[last if repeat and source else source]]
+        return {
+            "kind": flat(every.kind[row]),
+            "seconds": flat(seconds),
+            "key": flat(np.where(template.key[row] >= 0, key_begins[slot] + first[row] + instances, -1)),
+            "place": flat(place),
+            "queue": flat(every.queue[row]),
+            "step": flat(slot + (live + 1) * self._late(every, follows)),
+            "missing": flat(every.missing[row]),
+            "waits": flat(waits),
+            "slow": flat(every.slow[row]),
+            "counts": flat(counts),
+            "following": following.ravel(),
+        }
+
+    def _late(self, every: TaskColumns, step: int) -> Ints:
+        """Return 1 for collectives of a template's step that no task of the step waits for, (n,): averages that travel
+        beside local steps."""
+        template, (begin, end) = self.template, self._bounds[step : step + 2]
+        waited = np.zeros(len(template), dtype=np.bool_)
+        before = np.repeat(np.arange(len(template)), np.diff(every.offsets))
+        waited[before[template.step[every.following] == template.step[before]]] = True
+        late: Ints = ((template.kind >= ALL_REDUCE) & (template.every > 0) & ~waited)[begin:end] * np.int64(1)
+        return late
+
+    @cached_property
+    def _places(self) -> Ints:
+        """The place of each rank in each group, (n_groups, n_ranks)."""
+        places = np.zeros((max(len(self.groups), 1), int(self.ranks.max()) + 1), dtype=np.int64)
+        for number, members in enumerate(self.groups):
+            places[number, list(members)] = np.arange(len(members))
+        return places
+
+    def _check_alike(self, every: TaskColumns) -> None:
+        """Raise ConfigError unless the last step does the same as the second."""
+        template, bounds, last = self.template, self._bounds, self.template.n_steps - 1
+        first, _, _ = self._keys
+
+        def shape(step: int) -> list[npt.NDArray[Any]]:
+            own = slice(bounds[step], bounds[step + 1])
+            columns_of = [template.lane, template.kind, template.peer, template.part, template.nbytes, template.every]
+            return [*(each[own] for each in (*columns_of, first, *(one.seconds for one in self.templates)))]
+
+        def inside(step: int) -> list[Ints]:
+            offsets = every.offsets[bounds[step] : bounds[step + 1] + 1]
+            row = np.repeat(np.arange(bounds[step + 1] - bounds[step]), np.diff(offsets))
+            after = every.following[offsets[0] : offsets[-1]]
+            same = template.step[after] == step
+            return [row[same], after[same] - bounds[step]]
+
+        if last < N_STEPS - 1 or not all(
+            np.array_equal(a, b) for of in (shape, inside) for a, b in zip(of(1), of(last), strict=True)
+        ):
+            raise ConfigError(
+                "plan: steps after the first one differ: they are not alike, so it cannot be gone through over and "
+                "over; let every step do the same, with keys and rows in the same order"
+            )
+
+
+def _taking_place(plan: Plan) -> Plan:
+    """Return a plan without the tasks that do not take place in their steps; what needed them needs what they need."""
+    left_out = np.zeros(len(plan), dtype=np.bool_)
+    for number, cycle in enumerate(plan.cycles, 1):
+        steps = np.array([not cycle.includes(step + 1) for step in range(plan.n_steps)])
+        left_out |= (plan.every == number) & steps[plan.step]
+    if not left_out.any():
+        return dataclasses.replace(plan, cycles=(), every=np.zeros(len(plan), dtype=np.int64)) if plan.cycles else plan
+    place = np.cumsum(~left_out) - 1
+    offsets, needs, previous = plan.need_offsets.tolist(), plan.needs.tolist(), plan.previous.tolist()
+    instead: dict[int, list[int]] = {}
+
+    def needed(row: int) -> list[int]:
+        own = needs[offsets[row] : offsets[row + 1]]
+        kept: dict[int, None] = {}
+        for need in own:
+            kept |= dict.fromkeys(instead[need] if left_out[need] else [int(place[need])])
+        return list(kept)
+
+    lists = []
+    for row in range(len(plan)):
+        if left_out[row]:
+            before = previous[row]
+            lane = [] if before < 0 else instead[before] if left_out[before] else [int(place[before])]
+            instead[row] = list(dict.fromkeys([*needed(row), *lane]))
+        else:
+            lists.append(needed(row))
+    keys = np.unique(plan.key[~left_out & (plan.key >= 0)])
+    column: dict[str, Any] = {name: getattr(plan, name)[~left_out] for name in COLUMNS}
+    column["key"] = np.where(column["key"] >= 0, np.searchsorted(keys, column["key"]), -1)
+    column["every"] = np.zeros(len(lists), dtype=np.int64)
+    return dataclasses.replace(
+        plan, cycles=(), need_offsets=np.cumsum([0, *map(len, lists)]),
+        needs=np.array([need for each in lists for need in each], dtype=np.int64), **column,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class LiveSteps:
+    """The first step of a program (slot 0) and those after it (slots 1 to `live`, over and over).
+
+    plan   of the first steps, with all tasks; later ones are as its last one
+    tasks  of all slots
+    row    the plan's row that each task is, (n_tasks,)
+    rows   of the tasks of each slot
+    keys   of each slot
+    live   steps that can be in flight
+    """
+
+    plan: Plan
+    tasks: TaskColumns
+    row: Ints
+    rows: tuple[slice, ...]
+    keys: tuple[slice, ...]
+    live: int
+
+    def slot(self, step: int) -> int:
+        """Return where a step is executed."""
+        return step if step <= self.live else 1 + (step - 1) % self.live
+
+    def slot_of(self, task: int) -> int:
+        """Return the slot of a task. Those that a step does not wait for count by themselves: their number in
+        ``tasks.step`` is the slot behind the last one."""
+        return int(self.tasks.step[task]) % (self.live + 1)
+
+    @cached_property
+    def has_late(self) -> bool:
+        """Whether there are tasks that their step does not wait for."""
+        return bool(self.tasks.step.max(initial=0) > self.live)
+
+    @cached_property
+    def key_sizes(self) -> Floats:
+        """Bytes of the buffer of each key's collective, (n_keys,)."""
+        sizes, shown = key_sizes(self.plan)[0], self.plan.n_steps
+        return np.concatenate([sizes[self.keys[min(slot, shown - 1)]] for slot in range(self.live + 1)])
+
+
+# ---------------------------------------------------------------- templates
+
+
+@dataclass(slots=True)
+class Row:
+    """A task of one place in one step.
+
+    micro   the micro-batch, -1 if none
+    to      message: the place at the other end
+    group   collective: the template's group
+    number  of the message or collective within the step
+    needs   rows of the same step
+    before  rows of the step before, or (row, steps back)
+    every   as in a plan
+    """
+
+    place: int
+    lane: str
+    kind: int
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    micro: int = -1
+    first: int = 0
+    end: int = 0
+    part: int = -1
+    holds: float = 0.0
+    to: int = -1
+    group: int = -1
+    number: int = -1
+    name: int = -1
+    needs: list[int] = field(default_factory=list)
+    before: Sequence[int | tuple[int, int]] = ()
+    every: int = 0
+
+
+_NONE: Ints = np.empty(0, dtype=np.int64)
+
+
+class Step(NamedTuple):
+    """The rows of one step of a template: columns of :class:`Row`, (n,) each, and "lane", a place in the template's
+    lanes; (row, row that it needs) of the same step, and with the number of steps back, (n_needs,) each."""
+
+    columns: dict[str, npt.NDArray[Any]]
+    needs: tuple[Ints, Ints]
+    before: tuple[Ints, Ints, Ints] = (_NONE, _NONE, _NONE)
+
+
+_ROW_COLUMNS = (
+    "kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds", "to", "group", "number", "name", "every",
+)  # fmt: skip
+
+
+def pairs_of(lists: Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
+    """Return (row, need) of the needs of each row."""
+    pairs = [(row, need) for row, needs in enumerate(lists) for need in needs]
+    row, need = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return row, need
+
+
+def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
+    """Return rows as a step; new lanes (place and name) are added to `lanes`."""
+    column: dict[str, npt.NDArray[Any]] = {}
+    for name in _ROW_COLUMNS:
+        column[name] = np.array([getattr(row, name) for row in rows])
+    column["lane"] = np.array([lanes.setdefault((row.place, row.lane), len(lanes)) for row in rows], dtype=np.int64)
+    before = [
+        (i, *(each if isinstance(each, tuple) else (each, 1))) for i, row in enumerate(rows) for each in row.before
+    ]
+    row, need, back = np.array(before, dtype=np.int64).reshape(-1, 3).T
+    return Step(column, pairs_of(row.needs for row in rows), (row, need, back))
+
+
+def template_of(
+    steps: Sequence[Step], lanes: Iterable[tuple[int, str]], *, groups: Sequence[tuple[int, ...]],
+    parts: Sequence[Part], n_layers: int, names: tuple[str, ...] = (), queues: Sequence[Queue] = (),
+    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every, ...] = (),
+) -> Plan:  # fmt: skip
+    """Return the template of steps that follow each other.
+
+    lanes   place and name of each
+    groups  places of each, as they stand in one copy
+    queued  the lane whose collectives the queue launches, if there is one
+    """
+    sizes = [len(step.columns["kind"]) for step in steps]
+    begins = np.cumsum([0, *sizes])
+    column: dict[str, Any] = {}
+    for name in (*_ROW_COLUMNS, "lane"):
+        column[name] = np.concatenate([step.columns[name] for step in steps])
+    keys = [int(step.columns["number"].max(initial=-1)) + 1 for step in steps]
+    key_begins = np.repeat(np.cumsum(keys) - keys, sizes)
+    rows, needs = [], []
+    for i, step in enumerate(steps):
+        after, before, back = step.before
+        there = back <= i
+        rows += [begins[i] + step.needs[0], begins[i] + after[there]]
+        needs += [begins[i] + step.needs[1], begins[i - back[there]] + before[there]]
+    row, need = np.concatenate(rows), np.concatenate(needs)
+    order = np.argsort(row, kind="stable")
+    number, group, micro = column.pop("number"), column.pop("group"), column.pop("micro")
+    return Plan(
+        lanes=tuple(Lane(place, name, 0 if queues and name == queued else -1) for place, name in lanes),
+        groups=tuple(groups), parts=tuple(parts), names=names, n_layers=n_layers, queues=tuple(queues), delays=delays,
+        cycles=cycles, step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
+        peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need[order],
+        need_offsets=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=int(begins[-1])))]), **column,
+    )  # fmt: skip

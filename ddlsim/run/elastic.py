@@ -1,0 +1,242 @@
+"""The groups of workers that an elastic run can form, each simulated when it is first asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ddlsim.cluster.machines import machines_of, rack_of_hosts
+from ddlsim.errors import ConfigError, NoUpdateError
+from ddlsim.learning import Array, Value
+from ddlsim.learning.learner import Handover, Shift
+from ddlsim.learning.monitor import Row
+from ddlsim.life import Elastic, Timeline
+from ddlsim.life.checkpoints import NO_CHECKPOINTS
+from ddlsim.life.engine import Group, Stretch
+from ddlsim.life.timeline import OnClock
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.living import THIRTY_DAYS, copy_seconds, holds_parts, interval_of
+from ddlsim.run.paces import Paces
+from ddlsim.strategies import contract
+from ddlsim.units import si
+from ddlsim.workload.input import Input
+from ddlsim.workload.model import load_model
+
+if TYPE_CHECKING:
+    from ddlsim.run.outcome import Outcome
+
+
+class Groups:
+    """The groups that a run's machines can form; see :class:`ddlsim.life.engine.Groups`.
+
+    Machines that are alike in all that is known of them (workers, speed, links, first switch) can stand for each other.
+    """
+
+    def __init__(self, result: Outcome) -> None:
+        self._experiment, self._nodes = result.experiment, result.nodes.tolist()
+        self.machine = machines_of(result.cluster, self._nodes)
+        self._places = {int(node): place for place, node in enumerate(result.cluster.workers.tolist())}
+        self._cluster, self._simulated = result.cluster, dict[tuple[object, ...], Group | None]()
+        self._workload, self._speeds = result.workloads[0], result.experiment.speeds(len(self._nodes))
+        length = si(result.experiment.max_time, "time")
+        self._length = length if math.isfinite(length) else THIRTY_DAYS
+        self.n_machines = max(self.machine) + 1
+        stages = contract.of(result.experiment.strategy).stages_of(result.workloads)
+        self.whole = not holds_parts(stages, result.workloads)
+        self.copy = copy_seconds(result) if self.whole and self.n_machines > 1 else 0.0
+
+    @property
+    def elastic(self) -> Elastic:
+        """How groups form."""
+        assert self._experiment.elastic is not None
+        return self._experiment.elastic
+
+    def on(self, machines: Collection[int]) -> Group | None:
+        """Return the group that these machines form, None where they have fewer workers than there must be: that of the
+        most of them that its strategy can split; others stand by."""
+        key = tuple(sorted((self._kinds[each] for each in machines), key=repr))
+        if key not in self._simulated:
+            sizes = range(len(machines), 0, -1)
+            candidates = [[i for i, each in enumerate(self.machine) if each in sorted(machines)[:n]] for n in sizes]
+            large = [ranks for ranks in candidates if len(ranks) >= self.elastic.min_workers]
+            ranks = next((ranks for ranks in large if self._fits(len(ranks))), None)
+            self._simulated[key] = None if ranks is None else self._group(ranks)
+        return self._simulated[key]
+
+    @cached_property
+    def _kinds(self) -> list[tuple[object, ...]]:
+        """What is known of each machine."""
+        cluster, experiment, switch = self._cluster, self._experiment, rack_of_hosts(self._cluster)
+        kinds: list[tuple[object, ...]] = []
+        for machine in range(self.n_machines):
+            ranks = [rank for rank, other in enumerate(self.machine) if other == machine]
+            nodes = [self._nodes[rank] for rank in ranks]
+            host = int(cluster.host_of[nodes[0]])
+            links = np.isin(cluster.link_src, nodes) | (cluster.host_of[cluster.link_src] == host)
+            rates = np.stack([cluster.channel_capacity[cluster.link_channel[links]], cluster.link_latency[links]])
+            workers = [
+                (cluster.device_of[self._nodes[i]], cluster.speed[self._nodes[i]], self._speeds[i]) for i in ranks
+            ]
+            named = bool(experiment.slow_downs or experiment.faults or experiment.beside)
+            place = switch.get(host, -1 - machine)
+            kinds.append((*workers, np.sort(rates).tobytes(), place, machine if named else -1))
+        return kinds
+
+    def _fits(self, n_workers: int) -> bool:
+        experiment = self._experiment
+        model = load_model(experiment.time_model or experiment.model)
+        try:
+            contract.of(experiment.strategy).check_sizes(model, self._batch_size(n_workers), n_workers)
+        except ConfigError:
+            return False
+        return True
+
+    def _batch_size(self, n_workers: int) -> int:
+        size = self._experiment.batch_size
+        if contract.of(self._experiment.strategy).shares_batch:  # which is that of all workers already
+            return size
+        return self.elastic.batch_size(size, n_workers, len(self._nodes))
+
+    def _group(self, ranks: list[int]) -> Group:
+        from ddlsim.run.simulate import run  # which knows of results, and they of lives
+
+        whole, nodes = self._experiment, [self._nodes[rank] for rank in ranks]
+        speed = None if whole.speed is None else tuple(self._speeds[rank] for rank in ranks)
+        places, size = tuple(self._places[node] for node in nodes), self._batch_size(len(ranks))
+        experiment = whole.with_(failures=None, elastic=None, checkpoints=None, max_time=math.inf).with_(
+            cluster=self._cluster, workers=places, batch_size=size, speed=speed
+        )
+        events = {field: _among(ranks, getattr(whole, field)) for field in ("slow_downs", "faults")}
+        experiment = experiment.with_(**events)
+        if isinstance(whole.input, Input):  # which has been read once when groups change
+            experiment = experiment.with_(input=replace(whole.input, epoch=None))
+        clock = experiment
+        if experiment.training is not None:
+            clock = experiment.with_(training=None, time_model=None, model=experiment.time_model or experiment.model)
+        paces = Paces(clock, self._cluster, nodes)
+        try:
+            result = run(paces.steady)
+            pace = paces.of(None, result, self._length)
+        except ConfigError as error:
+            raise ConfigError(f"elastic: a group of {len(ranks)} workers: {error}") from None
+        ends = np.array([time for time, _ in result.recorder.updates])
+        timeline = Timeline(ends, len(result.measured_updates) - 1, math.inf, NO_CHECKPOINTS, math.inf, pace)
+        every, cost = interval_of(whole.checkpoints, self._cluster, nodes, self._workload)
+        computing = result.device_seconds["compute"] / result.simulated_time
+        group = Group(ranks, timeline, result.samples_per_update, every, cost, computing)
+        if experiment.training is None:
+            return group
+        return Learners(**vars(group), experiment=experiment, n_at_start=len(self._nodes), elastic=self.elastic)
+
+
+def _among(ranks: list[int], events: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the events as a group of these ranks has them, in which its workers have other ranks."""
+    place, kept = {rank: i for i, rank in enumerate(ranks)}, []
+    for each in events:
+        if not hasattr(each, "ranks"):
+            kept.append(each)
+        elif hit := [place[rank] for rank in each.ranks if rank in place]:
+            kept.append(replace(each, ranks=hit))
+    return tuple(kept)
+
+
+class Learned(NamedTuple):
+    """What groups have learned: what the next one takes over, the evaluations, and the model of the last one."""
+
+    handover: Handover | None
+    history: tuple[Row, ...]
+    model: Value[Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Learners(Group):
+    """A group that learns: the simulation says when its steps end, with their own jitter, and when it has learned
+    enough."""
+
+    experiment: Experiment
+    n_at_start: int
+    elastic: Elastic
+
+    def at_first(self, timeline: Timeline) -> Group:
+        return self
+
+    def expected(self, state: Learned | None, now: float, length: float, failure: float, back: float) -> Timeline:
+        if math.isinf(self.every):
+            return OnClock.of(self.timeline, now)
+        slack = 2.0 * (float(np.diff(self.timeline.ends, prepend=0.0).max()) + self.cost.stall)
+        try:
+            result = self._run(state, now, min(length, failure, back + slack) - now)
+        except NoUpdateError:
+            return OnClock.of(self.timeline, now)
+        return self._with_checkpoints(result)
+
+    def train(self, state: Learned | None, now: float, seconds: float, goes_on: bool) -> Stretch:
+        try:
+            result = self._run(state, now, seconds, goes_on)
+        except NoUpdateError:
+            return Stretch(OnClock.of(self.timeline, now), 0, lambda steps: 0.0, seconds, state)
+        updates, timeline = result.recorder.updates, self._with_checkpoints(result)
+        steps = min(timeline.ended(seconds) if math.isfinite(seconds) else len(updates), len(updates))
+        counts = np.array([n for _, n in updates[:steps]], dtype=np.int64)
+
+        def samples(steps: int) -> float:
+            return float(counts[:steps].sum())
+
+        if steps < len(updates):  # checkpoints have left no time for all
+            if steps:
+                state = self.again(state, now, updates[steps - 1][0], timeline)
+            return Stretch(timeline, steps, samples, seconds, state)
+        finished = result.stop_reason != "max_time"
+        if finished:
+            seconds = float(timeline.position(np.array([updates[-1][0]]))[0])
+        return Stretch(timeline, steps, samples, seconds, self._learned(state, now, result, timeline), finished)
+
+    def again(self, state: Learned | None, now: float, seconds: float, timeline: Timeline) -> Learned:
+        return self._learned(state, now, self._run(state, now, seconds), timeline)
+
+    def _begin(self, state: Learned | None, now: float) -> Handover | None:
+        if state is None or state.handover is None:
+            return None
+        return replace(state.handover, time=now, rate_factor=self.elastic.rate_factor(self.n_workers, self.n_at_start))
+
+    def _run(self, state: Learned | None, now: float, seconds: float, goes_on: bool = True) -> Outcome:
+        from ddlsim.run.simulate import run
+
+        return run(self.experiment.with_(max_time=seconds), shift=Shift(self._begin(state, now), goes_on, now))
+
+    def _with_checkpoints(self, result: Outcome) -> Timeline:
+        """Return the steps that it has made, with their checkpoints."""
+        ends = np.array([time for time, _ in result.recorder.updates])
+        plain = Timeline(ends, 1, math.inf, NO_CHECKPOINTS, ends[-1])
+        return plain if math.isinf(self.every) else replace(plain, every=self.every, cost=self.cost)
+
+    def _learned(self, state: Learned | None, now: float, result: Outcome, timeline: Timeline) -> Learned:
+        """Return what the next group takes over."""
+        monitor, begin = result.monitor, self._begin(state, now)
+        assert monitor is not None
+        former, since = (0, 0.0) if begin is None else (len(begin.history), begin.time)
+        rows = list(monitor.history)
+        for i in range(former, len(rows)) if math.isfinite(timeline.every) else ():
+            at = float(timeline.position(np.array([rows[i].time - since]))[0])
+            rows[i] = rows[i]._replace(time=since + at)
+        handover = None if state is None else state.handover
+        if monitor.latest is not None:
+            model, optimizer = monitor.latest
+            updates = result.recorder.updates
+            made, learned, sent = (0, 0, 0.0) if begin is None else (begin.n_updates, begin.n_samples, begin.nbytes)
+            handover = Handover(
+                model.read(),
+                None if model.statistics is None else model.statistics.read(),
+                None if optimizer is None else optimizer.read(),
+                made + len(updates),
+                learned + int(sum(n for _, n in updates)),
+                result.nbytes_sent + sent,
+                now,
+                tuple(rows),
+            )
+        return Learned(handover, tuple(rows), monitor.evaluated)
