@@ -2,7 +2,7 @@
 
 Whoever looks sees the old file or the new one. On a full disk, after Ctrl-C or a crash the old file is still there (or
 none, as before), and nothing lies beside it. Everything that ddlsim writes goes this way; rows that are appended to a
-table of measurements are the one exception (:mod:`ddlsim.measure.table`).
+table of measurements are the one exception (:mod:`ddlsim.measure.reading`).
 """
 
 from __future__ import annotations

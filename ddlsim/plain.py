@@ -78,6 +78,12 @@ def parse_toml(text: str, where: str = "") -> dict[str, object]:
     return table
 
 
+def read_toml(path: Path, where: str = "") -> dict[str, object]:
+    """Return the table in a file, which errors call `where`. Raises ConfigError if it is unreadable or not TOML."""
+    where = where or str(path)
+    return parse_toml(decoded(read_bytes(path), where), where)
+
+
 def parse_json(text: str, where: str = "") -> object:
     """Return the value. Raises ConfigError in one line after `where`."""
     try:

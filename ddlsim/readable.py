@@ -45,7 +45,9 @@ def percent(share: float) -> str:
 
 
 def spread(share: float) -> str:
-    """Return a share that may be tiny as "0.83 %" or "3e-13"."""
+    """Return a share that may be tiny, or above 1, as "0.83 %", "3e-13" or "440.0 %"."""
+    if share >= 0.95:
+        return percent(share)
     return f"{100.0 * share:.2g} %" if share >= 1e-5 or share == 0.0 else f"{share:.0e}"
 
 

@@ -28,12 +28,33 @@ DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
         {"bit/s": 0.125, "b/s": 0.125, "bps": 0.125, "byte/s": 1.0, "B/s": 1.0, "Bps": 1.0},
         "25 Gbit/s",
     ),
-    "time": ("s", {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}, "10 us"),
+    "time": (
+        "s",
+        {
+            **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+            **dict.fromkeys(("min", "minute", "minutes"), 60.0),
+            **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+            **dict.fromkeys(("d", "day", "days"), 86400.0),
+            **dict.fromkeys(("week", "weeks"), 7 * 86400.0),
+            **dict.fromkeys(("y", "year", "years"), 365 * 86400.0),
+        },
+        "10 us",
+    ),
     "bytes": ("byte", {"B": 1.0, "byte": 1.0, "bytes": 1.0, "bit": 0.125}, "100 MB"),
     "flops": ("FLOP/s", {"FLOP/s": 1.0, "FLOPS": 1.0, "flop/s": 1.0}, "15.7 TFLOP/s"),
     "rate": ("1/s", {"1/s": 1.0, "/s": 1.0, "images/s": 1.0, "samples/s": 1.0, "sequences/s": 1.0}, "300 images/s"),
     "power": ("W", {"W": 1.0}, "300 W"),
     "price": ("USD/s", {"USD/h": 1.0 / 3600.0, "USD/s": 1.0}, "3.06 USD/h"),
+}
+
+
+#: dimension -> units to write numbers in, besides the base units; the shortest text that is exact is taken
+_WRITTEN: dict[str, tuple[str, ...]] = {
+    "time": ("us", "ms", "s", "h"),
+    "bytes": ("GiB", "MiB", "KiB", "GB", "MB", "kB", "B"),
+    "bandwidth": ("Gbit/s", "Mbit/s", "GB/s", "MB/s", "B/s"),
+    "price": ("USD/h", "USD/s"),
+    "flops": ("TFLOP/s", "GFLOP/s", "FLOP/s"),
 }
 
 
@@ -83,6 +104,10 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     except InvalidNumber:
         raise UnitError(f"{at} is not a {noun}; write it like {example!r}") from None
     unit = quantity.units
+    number = _NUMBER.match(text.strip())
+    written = text.strip()[number.end() :] if number else ""  # QuantiPhy takes "y" for yocto, and "p" off "parsecs"
+    if unit not in factors and written in factors:
+        unit, quantity = written, _quantity_type()(f"{number[0]} {si_unit}" if number else text)
     if not math.isfinite(float(quantity)):
         raise UnitError(f"{at} is not finite; write a {noun} like {example!r}")
     if unit in factors:
@@ -94,10 +119,20 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     for other, (_, other_factors, _) in DIMENSIONS.items():
         if unit in other_factors:
             raise UnitError(f"{at} is a {_NOUN.get(other, other)}, not a {noun}; write it like {example!r}")
-    written = _NUMBER.sub("", text.strip())  # not `unit`: QuantiPhy takes "p" off "parsecs" as a scale factor
     raise UnitError(f"{at} has the unknown unit {written!r}; write a {noun} like {example!r}")
 
 
 def si(value: float | str, dimension: str) -> float:
     """Return a number as it is, a text with a unit as :func:`parse` reads it."""
     return parse(value, dimension) if isinstance(value, str) else float(value)
+
+
+def quantity_text(value: float | str, dimension: str) -> str:
+    """Return a number in SI units, or a text with a unit, as the shortest text that says it exactly."""
+    number = si(value, dimension)
+    units = dict.fromkeys((*_WRITTEN.get(dimension, ()), *DIMENSIONS[dimension][1]))
+    numbers = ((number / parse(f"1 {unit}", dimension), unit) for unit in units)
+    texts = [(f"{n:.{digits}g} {unit}", not 1.0 <= n < 1000.0) for n, unit in numbers for digits in (12, 17)]
+    exact = [(text, far) for text, far in texts if "e" not in text and parse(text, dimension) == number]
+    shortest = min(exact, key=lambda each: (len(each[0]), each[1]), default=None)
+    return f"{number!r} {DIMENSIONS[dimension][0]}" if shortest is None else shortest[0]

@@ -16,6 +16,7 @@ ORDER = [
     ("units", "readable", "notebook", "bundled", "ties", "output_files", "csv_cells", "named_code", "text_tables"),
     ("plain",),
     ("arguments",),
+    ("schema",),
     ("streams",),
     ("compile_messages",),
     ("compile_cache",),
@@ -52,7 +53,6 @@ ROOMS = {
     "defusedxml": {"cluster", "imports"},
     "yaml": {"imports"},
     "numba": {"compile_messages", "compile_cache", "compiler", "cluster", "network", "nn"},
-    "pydantic": {"cluster", "workload", "measure", "run", "jobs", "study", "planner"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
     "pandas": {"life", "run", "report", "jobs", "study", "planner", "validation"},
@@ -80,7 +80,7 @@ LAZY = {
     "run/seeds.py": {"report"},
 }
 #: what is installed under one name and imported under another
-INSTALLED = {"PIL": "pillow", "llvmlite": "numba", "pydantic_core": "pydantic", "yaml": "pyyaml"}
+INSTALLED = {"PIL": "pillow", "llvmlite": "numba", "yaml": "pyyaml"}
 #: used everywhere
 COMMON = {"ddlsim", "numpy", "lazy_loader"}
 PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -74,7 +74,7 @@ def test_tables_as_csv(tmp_path):
 
 def test_measurements_come_back(tmp_path):
     from ddlsim.measure import Measurement
-    from ddlsim.measure.table import append, open_table
+    from ddlsim.measure.reading import append, open_table
 
     path, _ = open_table(tmp_path)
     for note in ("=cmd()", "-x", "'=quoted", "plain", "-5"):
@@ -139,11 +139,11 @@ def test_in_pictures(result, table):
         result.plot_timeline(), result.plot_cluster(), result.plot_step_times(), table.plot_scaling(),
         table.plot_lines("cluster"), table.plot_pareto("throughput", "efficiency"),
     ]  # fmt: skip
-    from ddlsim.report import study_figures, study_samples
+    from ddlsim.report import study_figures
 
     pictures += [
         study_figures.heat_map(table, "cluster", "workers"), study_figures.breakdown(table),
-        study_figures.one_change(table), study_samples.scatter(table),
+        study_figures.one_change(table), study_figures.scatter(table),
         study_figures.tornado(result.sensitivities(), title=NASTY),
     ]  # fmt: skip
     n_named = 0

@@ -135,8 +135,13 @@ def number(
     return Rule(f"a number, {interval}", _is_number, keep)
 
 
-def quantity(dimension: str, example: str = "", *, zero: bool = False, infinite: bool = False) -> Rule:
-    """Numbers in SI units, or texts with a unit of the `dimension`, above 0 (or 0, with `zero`)."""
+def quantity(
+    dimension: str, example: str = "", *, zero: bool = False, infinite: bool = False, si: bool = False
+) -> Rule:
+    """Numbers in SI units, or texts with a unit of the `dimension`, above 0 (or 0, with `zero`).
+
+    What is kept is what was given; with `si` the number in SI units.
+    """
     example = example or DIMENSIONS[dimension][2]
     interval = _Interval(0.0, math.inf, above=not zero, infinite=infinite, hint=f", e.g. {example!r}")
 
@@ -146,7 +151,9 @@ def quantity(dimension: str, example: str = "", *, zero: bool = False, infinite:
         problem = interval.problem(parse(value, dimension, where) if isinstance(value, str) else _float(value))
         if problem:
             raise wrong(value, where, problem)
-        return value if isinstance(value, str) else keep_number(value, where)
+        if isinstance(value, str):
+            return parse(value, dimension, where) if si else value
+        return float(value) if si else keep_number(value, where)
 
     return Rule(f"a number or a text like {example!r}", lambda v: isinstance(v, str) or _is_number(v), keep, dimension)
 
@@ -156,7 +163,7 @@ def one_of(*names: str, also: str = "") -> Rule:
     if len(names) < 5:
         text = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}".removeprefix(" or ")
     else:
-        text = f"one of {listed(names)}"
+        text = f"one of {listed(name for name in names if name)}"
     text = also + text
 
     def keep(value: str, where: str) -> str:

@@ -91,9 +91,13 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _warn(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
     line: str | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Show a warning as the errors are shown: without the line of the program that it comes from."""
     with suppress(OSError):
         print(shown(f"warning: {message}"), file=sys.stderr, flush=True)

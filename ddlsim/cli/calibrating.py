@@ -28,7 +28,9 @@ def calibrate(
     cluster: Annotated[
         str,
         typer.Option(
-            "--cluster", "-c", help="The cluster that was measured: a file or bundled.",
+            "--cluster",
+            "-c",
+            help="The cluster that was measured: a file or bundled.",
             autocompletion=completing.clusters,
         ),
     ],
@@ -42,9 +44,7 @@ def calibrate(
     ranks: Annotated[int | None, typer.Option("--ranks", help="That took part, where a log does not say it.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", "-m", help="What was trained, where a log has none.", autocompletion=completing.models
-        ),
+        typer.Option("--model", "-m", help="What was trained, where a log has none.", autocompletion=completing.models),
     ] = None,
     software: Annotated[
         str | None, typer.Option("--software", help='What was measured, where a log has none: "NCCL 2.18.3".')

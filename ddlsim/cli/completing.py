@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import DdlsimError
-from ddlsim.plain import decoded, parse_toml, read_bytes
+from ddlsim.plain import read_toml
 
 #: tables of a cluster file whose keys "+key=value" sets
 _SETTABLE = ("generator", "host", "link")
@@ -38,7 +38,7 @@ def _settings(path: Path) -> list[str]:
     from ddlsim.cluster.details import PROTOCOLS
 
     try:
-        file = parse_toml(decoded(read_bytes(path), str(path)), str(path))
+        file = read_toml(path)
     except DdlsimError:  # the command itself will tell
         return []
     found: list[str] = []

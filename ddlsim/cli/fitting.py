@@ -29,7 +29,8 @@ def fits(
     optimizer: Annotated[
         str,
         typer.Option(
-            "--optimizer", help="sgd, momentum, adam, lars or lamb.",
+            "--optimizer",
+            help="sgd, momentum, adam, lars or lamb.",
             autocompletion=completing.words(*completing.OPTIMIZERS),
         ),
     ] = "momentum",

@@ -44,9 +44,7 @@ def import_file(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", "-m", help="What was trained, where a log has none.", autocompletion=completing.models
-        ),
+        typer.Option("--model", "-m", help="What was trained, where a log has none.", autocompletion=completing.models),
     ] = None,
     ignore_unknown: Annotated[
         bool, typer.Option("--ignore-unknown", help="Leave out what is not known, with a warning that counts it.")
@@ -89,8 +87,12 @@ def import_file(
     timings: Sequence[Timing] = ()
     if isinstance(content, MlperfRun):
         time = "time not known" if math.isnan(content.run_s) else f"{content.run_s:.6g} s"
-        typer.echo(shown(f"{content.benchmark}: {content.status or 'no status'}, {time}, "
-                         f"{len(content.accuracies)} accuracies, {len(content.epochs)} epochs"))  # fmt: skip
+        typer.echo(
+            shown(
+                f"{content.benchmark}: {content.status or 'no status'}, {time}, "
+                f"{len(content.accuracies)} accuracies, {len(content.epochs)} epochs"
+            )
+        )
         for note in content.notes:
             typer.echo(shown(f"note: {note}"), err=True)
         timings = content.timings

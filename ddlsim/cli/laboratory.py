@@ -81,14 +81,12 @@ def lab(
         raise typer.Exit(130)
 
 
-def _watched(
-    comparisons: Generator[Comparison, None, None], n: int, out: Path | None
-) -> tuple[list[Comparison], bool]:
+def _watched(comparisons: Generator[Comparison, None, None], n: int, out: Path | None) -> tuple[list[Comparison], bool]:
     """Collect comparisons behind a progress bar and write each to `out`; keep what is there when interrupted."""
     from rich.console import Console
     from rich.progress import track
 
-    from ddlsim.measure.table import append
+    from ddlsim.measure.reading import append
 
     console = Console(stderr=True)
     done: list[Comparison] = []
@@ -111,7 +109,7 @@ def _watched(
 
 def _begin(out: Path) -> None:
     """Begin a table of measurements with the names of its columns."""
-    from ddlsim.measure.table import COLUMNS
+    from ddlsim.measure.reading import COLUMNS
 
     write_text(out, ",".join(COLUMNS) + "\n")
 
@@ -129,10 +127,13 @@ def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
     assert row.min_s is not None
     assert row.max_s is not None
     return {
-        "operation": comparison.label, "bytes": size(row.nbytes), "measured": seconds(row.median_s),
-        "spread": f"{seconds(row.min_s)} - {seconds(row.max_s)}", "predicted": seconds(comparison.predicted),
+        "operation": comparison.label,
+        "bytes": size(row.nbytes),
+        "measured": seconds(row.median_s),
+        "spread": f"{seconds(row.min_s)} - {seconds(row.max_s)}",
+        "predicted": seconds(comparison.predicted),
         "error": f"{comparison.error:+.1%}",
-    }  # fmt: skip
+    }
 
 
 def _sizes(text: str) -> list[int]:

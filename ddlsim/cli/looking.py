@@ -23,8 +23,9 @@ def topologies(as_json: Json = False) -> None:
     rows: list[dict[str, object]] = []
     for name in ddlsim.cluster_names():
         cluster = ddlsim.load_cluster(name)
-        rows.append({"name": name, "workers": len(cluster.workers), "machines": len(cluster.host_names),
-                     "title": cluster.title})  # fmt: skip
+        rows.append(
+            {"name": name, "workers": len(cluster.workers), "machines": len(cluster.host_names), "title": cluster.title}
+        )
     print_table(rows, as_json)
 
 

@@ -14,56 +14,64 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Source = Annotated[
     str,
     typer.Argument(
-        help="A bundled cluster or a topology file (with +key=value), or an experiment file (.toml).", metavar="WHAT",
+        help="A bundled cluster or a topology file (with +key=value), or an experiment file (.toml).",
+        metavar="WHAT",
         autocompletion=completing.clusters,
     ),
-]  # fmt: skip
+]
 Model = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", help="Bundled model or model file, with +option or +key=value.",
+        "--model",
+        "-m",
+        help="Bundled model or model file, with +option or +key=value.",
         autocompletion=completing.models,
     ),
-]  # fmt: skip
+]
 Strat = Annotated[
     str | None,
     typer.Option(
-        "--strategy", "-s", help="all-reduce, parallel+pipeline=8+tensor=8, ..., or package.module:Name.",
+        "--strategy",
+        "-s",
+        help="all-reduce, parallel+pipeline=8+tensor=8, ..., or package.module:Name.",
         autocompletion=completing.strategies,
     ),
-]  # fmt: skip
+]
 Algorithm = Annotated[
     str | None,
     typer.Option(
-        "--algorithm", "-a", help="All-reduce algorithm, auto, or package.module:function.",
+        "--algorithm",
+        "-a",
+        help="All-reduce algorithm, auto, or package.module:function.",
         autocompletion=completing.algorithms,
     ),
-]  # fmt: skip
-AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Let files name code to import, as package.module:Name.")
 ]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let files name code to import, as package.module:Name.")]
 Cost = Annotated[
     str | None,
     typer.Option(
-        "--cost", help="What all-reduces cost: simulated, calibrated (measured curve) or nccl.",
+        "--cost",
+        help="What all-reduces cost: simulated, calibrated (measured curve) or nccl.",
         autocompletion=completing.words(*completing.COSTS),
     ),
-]  # fmt: skip
+]
 Overlap = Annotated[
     str | None,
     typer.Option(
-        "--overlap", help="none, layer, ddp, horovod, priority, while-waiting or module:Name.",
+        "--overlap",
+        help="none, layer, ddp, horovod, priority, while-waiting or module:Name.",
         autocompletion=completing.words(*completing.OVERLAPS),
     ),
-]  # fmt: skip
+]
 Servers = Annotated[int | None, typer.Option("--servers", help="Number of parameter servers.")]
 Placement = Annotated[
     str | None,
     typer.Option(
-        "--placement", help="Parameter servers: own or colocated.",
+        "--placement",
+        help="Parameter servers: own or colocated.",
         autocompletion=completing.words(*completing.PLACEMENTS),
     ),
-]  # fmt: skip
+]
 Batch = Annotated[int | None, typer.Option("--batch-size", "-b", help="Samples per worker and step.")]
 Steps = Annotated[int | None, typer.Option("--steps", help="Steps to measure.")]
 Precision = Annotated[
@@ -75,10 +83,11 @@ Precision = Annotated[
 Optimizer = Annotated[
     str | None,
     typer.Option(
-        "--optimizer", help="Optimizer whose time and memory count: sgd, momentum, adam, lars or lamb.",
+        "--optimizer",
+        help="Optimizer whose time and memory count: sgd, momentum, adam, lars or lamb.",
         autocompletion=completing.words(*completing.OPTIMIZERS),
     ),
-]  # fmt: skip
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of all random streams.")]
 
 

@@ -48,8 +48,9 @@ def print_table(rows: Sequence[dict[str, object]], as_json: bool) -> None:
         return
     words = ("output", "name", "title", "algorithms")
     left = {
-        i for i, column in enumerate(rows[0])
+        i
+        for i, column in enumerate(rows[0])
         if column in words or not all(str(row[column])[:1].isdigit() for row in rows)
-    }  # fmt: skip
+    }
     cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     typer.echo("\n".join(aligned(cells, left, width=160)))

@@ -29,7 +29,9 @@ def recommend(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", help="Bundled model or model file, with +option or +key=value (resnet50).",
+            "--model",
+            "-m",
+            help="Bundled model or model file, with +option or +key=value (resnet50).",
             autocompletion=completing.models,
         ),
     ] = None,
@@ -47,7 +49,8 @@ def recommend(
     precision: Annotated[
         str | None,
         typer.Option(
-            "--precision", help="fp32, tf32, fp16 or bf16 (fp32).",
+            "--precision",
+            help="fp32, tf32, fp16 or bf16 (fp32).",
             autocompletion=completing.words(*completing.PRECISIONS),
         ),
     ] = None,
@@ -97,11 +100,15 @@ def recommend(
     limits = {"deadline": deadline, "budget": budget, "efficiency": efficiency, "throughput": throughput, "aim": aim}
     limits = {name: value for name, value in limits.items() if value is not None}
     options: dict[str, Any] = {
-        "model": model, "target": replace(asked.get("target", ddlsim.Target()), **limits) if limits else None,
-        "samples": samples, "workers": _counts("--workers", workers),
-        "batch_sizes": _counts("--batch-size", batch_size), "n_best": n_best, "stability": stability or None,
+        "model": model,
+        "target": replace(asked.get("target", ddlsim.Target()), **limits) if limits else None,
+        "samples": samples,
+        "workers": _counts("--workers", workers),
+        "batch_sizes": _counts("--batch-size", batch_size),
+        "n_best": n_best,
+        "stability": stability or None,
         "strategies": ways,
-    }  # fmt: skip
+    }
     asked |= {name: value for name, value in options.items() if value is not None}
     fields = {"precision": precision, "optimizer": optimizer}
     base = asked.get("base") or ddlsim.Experiment(priced[0], asked.get("model", "resnet50"))
@@ -116,12 +123,12 @@ def recommend(
 
 def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:
     """Return what a question file asks, or that these clusters are to choose from."""
-    from ddlsim.plain import decoded, parse_toml, read_bytes
+    from ddlsim.plain import read_toml
     from ddlsim.planner import load_question
 
     path = Path(clusters[0])
     asks = len(clusters) == 1 and path.suffix == ".toml" and path.is_file()
-    if asks and "clusters" in parse_toml(decoded(read_bytes(path), clusters[0]), clusters[0]):
+    if asks and "clusters" in read_toml(path, clusters[0]):
         return load_question(path, allow_code=allow_code)
     return {"clusters": clusters}
 

@@ -36,7 +36,7 @@ from ddlsim.cli.options import (
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.named_code import names_code
-from ddlsim.plain import parse_toml
+from ddlsim.plain import parse_value, read_toml
 from ddlsim.printable import shown
 
 if TYPE_CHECKING:
@@ -116,9 +116,11 @@ def run(
         result = _with_sensitivities(result)
     typer.echo(result.to_json() if as_json else str(result))
     outputs: list[tuple[Path | None, Callable[[Path], object]]] = [
-        (trace, lambda path: _trace(result, path, trace_whole)), (timeline, result.plot_timeline),
-        (plot_cluster, result.plot_cluster), (plot_learning, result.plot_learning),
-    ]  # fmt: skip
+        (trace, lambda path: _trace(result, path, trace_whole)),
+        (timeline, result.plot_timeline),
+        (plot_cluster, result.plot_cluster),
+        (plot_learning, result.plot_learning),
+    ]
     if save is not None and result.can_be_saved:
         typer.echo(f"saved {save}; a later --resume {save} goes on from there", err=True)
     if result.interrupted:  # pictures would simulate it all again
@@ -256,27 +258,30 @@ def _is_experiment(what: str) -> bool:
 
 def _has(what: str, keys: set[str]) -> bool:
     """Return whether a file, if it is TOML, has one of the keys."""
-    from ddlsim.plain import decoded, read_bytes
 
     path = Path(what)
     if path.suffix != ".toml":
         return False
     if not os.path.isfile(path):
         raise ConfigError(f"{what}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
-    return bool(keys & parse_toml(decoded(read_bytes(path), what), what).keys())
+    return bool(keys & read_toml(path, what).keys())
 
 
 def _strategy(
-    name: str | None, algorithm: str | None, cost: str | None, overlap: str | None, servers: int | None,
+    name: str | None,
+    algorithm: str | None,
+    cost: str | None,
+    overlap: str | None,
+    servers: int | None,
     placement: str | None,
-) -> Strategy | None:  # fmt: skip
+) -> Strategy | None:
     """Return the strategy that the options describe; an option that it does not have is an error."""
     given = {"algorithm": algorithm, "cost": cost, "overlap": overlap, "servers": servers, "placement": placement}
     options = {option: value for option, value in given.items() if value is not None}
     if name is None and not options:
         return None
-    from ddlsim.run.files import PARTS, STRATEGIES
-    from ddlsim.run.tables import build, class_named
+    from ddlsim.run.files import SCHEMA, STRATEGIES
+    from ddlsim.schema import Source, class_named
 
     chosen, sizes = split_options(name or ("parameter-server" if servers or placement else "all-reduce"))
     if not names_code(chosen) and chosen not in STRATEGIES:
@@ -287,24 +292,17 @@ def _strategy(
     for option in options:
         if option not in takes:
             raise ConfigError(f"--{option} has no effect with --strategy {chosen}; {_taken(takes)}")
-    table = options | {key: _value(key, value) for key, _, value in (each.partition("=") for each in sizes)}
+    parts = (each.partition("=") for each in sizes)
+    table = options | {key: parse_value(value) if value else True for key, _, value in parts}
     for field in fields:
         if field.default is dataclasses.MISSING and field.name not in table:
             raise ConfigError(
                 f"--strategy {chosen} needs {field.name}: --strategy {chosen}+{field.name}=..., or in an experiment "
                 f'file strategy = {{ type = "{chosen}", {field.name} = ... }}'
             )
-    return build(make, table, PARTS, f"--strategy {chosen}", allow_code=True) if sizes else make(**options)
-
-
-def _value(key: str, text: str) -> object:
-    """Return what stands behind "key=" in a strategy's name: what TOML makes of it, else a text; nothing is true."""
-    if not text:
-        return True
-    try:
-        return parse_toml(f"value = {text}", key)["value"]
-    except ConfigError:  # 1f1b, say
-        return text
+    if not sizes:
+        return make(**options)
+    return SCHEMA.build(make, table, f"--strategy {chosen}", Source(allow_code=True))
 
 
 def _taken(options: list[str]) -> str:

@@ -35,7 +35,7 @@ from ddlsim.bundled import bundled_files
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.cluster.details import LinkDetails, with_detail
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.plain import decoded, parse_toml, read_bytes
+from ddlsim.plain import read_toml
 
 #: name of a parameter -> its dimension in :data:`ddlsim.units.DIMENSIONS`
 PARAMETERS = {
@@ -257,7 +257,7 @@ def operation_kind(operation: str, algorithm: str, transport: str, nbytes: float
 def learned() -> dict[str, tuple[float, float]]:
     """Return how much faster and slower measurements were, by kind of prediction; "" is all of them together."""
     path = bundled_files("deviations")["learned"]
-    kinds = cast("dict[str, dict[str, float]]", parse_toml(decoded(read_bytes(path), str(path)), str(path))["kinds"])
+    kinds = cast("dict[str, dict[str, float]]", read_toml(path)["kinds"])
     return {kind: (row["faster"], row["slower"]) for kind, row in kinds.items()}
 
 

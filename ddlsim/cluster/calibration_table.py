@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from ddlsim.cluster import schema
+from ddlsim.arguments import Count, NotNegative, Positive, Share, checked, number, quantity, whole
 from ddlsim.cluster.calibrated import PARAMETERS, with_parameters
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.quantity import positive
-from ddlsim.cluster.schema import Table
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.schema import PLAIN, UNIMPORTED
+
+_Factor = Annotated[float, number(1.0)]
+_Time = Annotated[float, quantity("time", zero=True, si=True)]
+_Matrix = Sequence[Sequence[float]]
+_Bytes = Annotated[int, whole(0, 10**18)]
+_Size = Annotated[int, whole(1, 10**18)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Whole = Annotated[int, Field(ge=1)]
-
-
-class ParameterTable(_Strict):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ParameterTable:
     """One fitted number: text with a unit, with its 95 % confidence interval and what the file said before.
 
     `nbytes` are the least and most that it was fitted to; `informed` is the share that measurements tell;
@@ -42,114 +41,126 @@ class ParameterTable(_Strict):
     low: str
     high: str
     file: str | None = None
-    nbytes: list[int] = []
-    informed: Annotated[float, Field(ge=0, le=1)] = 1.0
+    nbytes: Sequence[_Bytes] = ()
+    informed: Share = 1.0
     prior: str | None = None
-    prior_factor: Annotated[float, Field(ge=1)] = 1.0
-    bounds: list[str] = []
-    scatter: list[NotNegative] = []
+    prior_factor: _Factor = 1.0
+    bounds: Sequence[str] = ()
+    scatter: Sequence[NotNegative] = ()
 
 
-class CurveTable(_Strict):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class CurveTable:
     """How one operation deviates from the simulation on the calibrated cluster, by size."""
 
     operation: str
     backend: str = ""
-    algorithm: str = ""
+    algorithm: Annotated[str, UNIMPORTED] = ""  # refused where it is used, unless code is allowed
     inside: bool = False  # the ranks were on one host
     per_message: NotNegative
-    sizes: list[Annotated[int, Field(ge=1)]] = []  # bytes at which the slope changes
-    per_byte: list[NotNegative]
-    covariance: list[list[float]]
+    sizes: Sequence[_Size] = ()  # bytes at which the slope changes
+    per_byte: Sequence[NotNegative]
+    covariance: _Matrix
     spread: NotNegative
     dof: Positive
-    nbytes: list[int]  # least and most measured
-    ranks: list[int]
-    left_out: list[float] = []  # what a curve through every size is off where one is left out
+    nbytes: Sequence[_Bytes]  # least and most measured
+    ranks: Sequence[int]
+    left_out: Sequence[float] = ()  # what a curve through every size is off where one is left out
 
 
-class ComputeTable(_Strict):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ComputeTable:
     """Seconds of a training step: c0 + c1 * batch size."""
 
     model: str
-    c0: schema.Time
-    c1: schema.Time
-    covariance: list[list[float]]
+    c0: _Time
+    c1: _Time
+    covariance: _Matrix
     spread: NotNegative
     dof: Positive
-    batch_sizes: list[int]
+    batch_sizes: Sequence[int]
 
 
-class JitterTable(_Strict):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class JitterTable:
     """The distribution of a factor on the compute time, with its goodness of fit."""
 
     type: str
     shape: Positive  # coefficient of variation; of a shifted exponential the mean excess
-    base: schema.Time
+    base: _Time
     ks: NotNegative
     p_value: NotNegative
-    n_samples: Whole
+    n_samples: Count
 
 
-class ResidualTable(_Strict):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class ResidualTable:
     """One measurement that was used, and what the calibrated simulation says."""
 
     operation: str
     backend: str = ""
-    n_ranks: Whole
-    n_hosts: Whole
-    nbytes: int
-    measured: schema.Time
-    predicted: schema.Time
+    n_ranks: Count
+    n_hosts: Count
+    nbytes: _Bytes
+    measured: _Time
+    predicted: _Time
     fitted: bool
 
 
-class MeasuredTable(_Strict):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTable:
     """All measurements of messages."""
 
-    residuals: list[ResidualTable] = []
+    residuals: Sequence[ResidualTable] = ()
 
 
-class CalibrationTable(_Strict):
+@checked
+@dataclass(frozen=True, kw_only=True)
+class CalibrationTable:
     """The whole table."""
 
     ddlsim: str = ""
-    sources: list[str] = []
-    notes: list[str] = []
-    versions: list[str] = []
+    sources: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    versions: Sequence[str] = ()
     spread: NotNegative = 0.0
     dof: Positive = 1.0
-    absolute: schema.Time = 0.0
-    ranks: list[Annotated[int, Field(ge=1)]] = [2, 2]
-    covariance: list[list[float]] = []
-    parameters: list[ParameterTable] = []
-    curves: list[CurveTable] = []
-    compute: list[ComputeTable] = []
+    absolute: _Time = 0.0
+    ranks: Sequence[_Size] = (2, 2)
+    covariance: _Matrix = ()
+    parameters: Sequence[ParameterTable] = ()
+    curves: Sequence[CurveTable] = ()
+    compute: Sequence[ComputeTable] = ()
     jitter: JitterTable | None = None
     measured: MeasuredTable = MeasuredTable()
 
 
-def parse_calibration(table: Table) -> CalibrationTable:
+def parse_calibration(table: Mapping[str, object]) -> CalibrationTable:
     """Return the checked table. Raises :class:`ConfigError` in one line, naming the field."""
-    checked = schema.check_table(CalibrationTable, table, "calibration")
-    n = len(checked.parameters)
-    if checked.covariance and (len(checked.covariance) != n or any(len(row) != n for row in checked.covariance)):
+    file = PLAIN.build(CalibrationTable, table, "calibration")
+    n = len(file.parameters)
+    if file.covariance and (len(file.covariance) != n or any(len(row) != n for row in file.covariance)):
         raise ConfigError(f"calibration.covariance: must have {n} rows and columns, one for each of the parameters")
-    if len(checked.ranks) != 2 or checked.ranks[0] > checked.ranks[1]:
-        raise ConfigError(f"calibration.ranks = {checked.ranks!r}: must be the least and the most; calibrate again")
-    for i, row in enumerate(checked.parameters):
+    if len(file.ranks) != 2 or file.ranks[0] > file.ranks[1]:
+        raise ConfigError(f"calibration.ranks = {file.ranks!r}: must be the least and the most; calibrate again")
+    for i, row in enumerate(file.parameters):
         if len(row.scatter) not in (0, 3):
             raise ConfigError(f"calibration.parameters.{i}.scatter: must be three numbers; calibrate again")
         for key, ends in (("nbytes", row.nbytes), ("bounds", row.bounds)):
             if len(ends) not in (0, 2):
                 raise ConfigError(f"calibration.parameters.{i}.{key}: must be the least and the most; calibrate again")
-    for i, curve in enumerate(checked.curves):
+    for i, curve in enumerate(file.curves):
         _check_curve(curve, f"calibration.curves.{i}")
-    return checked
+    return file
 
 
 def _check_curve(curve: CurveTable, place: str) -> None:
-    if len(curve.sizes) + 1 != len(curve.per_byte) or curve.sizes != sorted(set(curve.sizes)):
+    if len(curve.sizes) + 1 != len(curve.per_byte) or list(curve.sizes) != sorted(set(curve.sizes)):
         raise ConfigError(f"{place}.sizes: must rise, one fewer than per_byte; calibrate again")
     if len(curve.left_out) not in (0, len(curve.sizes)):
         raise ConfigError(f"{place}.left_out: must have a number for each of the sizes; calibrate again")
@@ -176,12 +187,12 @@ def value_of(name: str, text: str, place: str) -> float:
     return share
 
 
-def apply(cluster: Cluster, table: Table) -> Cluster:
+def apply(cluster: Cluster, table: Mapping[str, object]) -> Cluster:
     """Return the cluster as the `[calibration]` table of its file says, with that table."""
     found: dict[str, float] = {}
-    checked = parse_calibration(table)
-    for i, row in enumerate(checked.parameters):
+    file = parse_calibration(table)
+    for i, row in enumerate(file.parameters):
         if row.name in found:
             raise ConfigError(f"calibration.parameters.{i}: {row.name!r} is there twice; remove one")
         found[row.name] = value_of(row.name, row.value, f"calibration.parameters.{i}")
-    return dataclasses.replace(with_parameters(cluster, found), calibration=checked)
+    return dataclasses.replace(with_parameters(cluster, found), calibration=file)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Decay, NotNegative, checked, one_of, takes_fields_of
+from ddlsim.arguments import Count, Decay, NotNegative, checked, number, one_of, quantity, takes_fields_of
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.errors import ConfigError, shown, unknown_name
@@ -203,6 +203,11 @@ def transport_of(cluster: Cluster) -> str:
     return str(named.pop()) if len(named) == 1 else ""
 
 
+_Size = Annotated[Quantity, quantity("bytes", zero=True)]
+_Rate = Annotated[Quantity, quantity("bandwidth", zero=True)]
+_Part = Annotated[float, number(0.0, 1.0, below=True)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """The details of a link as files and people write them: sizes are bytes or text such as "66 B", `flow_rate` is
@@ -213,20 +218,20 @@ class Told:
     The other fields are those of :class:`LinkDetail`.
     """
 
-    frame_header: Quantity = 0.0
-    frame_payload: Quantity = 0.0
-    burst: Quantity = 0.0
-    reverse_load: float = 0.0
+    frame_header: _Size = 0.0
+    frame_payload: _Size = 0.0
+    burst: _Size = 0.0
+    reverse_load: _Part = 0.0
     transport: Annotated[str, one_of("", IDEAL, *PROTOCOLS)] = ""
-    mtu: Quantity = 0.0
+    mtu: _Size = 0.0
     connections: Count = 1
-    flow_rate: Quantity = 0.0
-    window: Quantity = 0.0
-    rendezvous: Quantity = 0.0
-    loss: float = 0.0
+    flow_rate: _Rate = 0.0
+    window: _Size = 0.0
+    rendezvous: _Size = 0.0
+    loss: _Part = 0.0
     unordered: bool = False
     warm: bool = False
-    buffer: Quantity = 0.0
+    buffer: _Size = 0.0
 
     def detail(self, where: str = "") -> LinkDetail:
         """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""

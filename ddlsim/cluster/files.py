@@ -2,11 +2,6 @@
 
 Every error is one line that begins with the path. Nothing in a file can run code: TOML and JSON are plain
 data, and XML passes defusedxml (no entities, no DTD) before networkx sees it.
-
-Any cluster can be written as TOML: ``[[nodes]]`` have `names` and what they are, ``[[edges]]`` have `links`, pairs of
-names in one direction, and the attributes of graphs (:mod:`ddlsim.cluster.graphs`). Equal attributes share a table, as
-far as the order of the nodes, and of the links from each, allows. Read back, the cluster is the same, link by link:
-bandwidths and times are rounded nowhere.
 """
 
 from __future__ import annotations
@@ -16,147 +11,272 @@ import fnmatch
 import itertools
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import networkx as nx
 
 from ddlsim import plain
-from ddlsim.cluster import schema
-from ddlsim.cluster.calibration_table import CalibrationTable, apply
+from ddlsim.arguments import Count, Density, Rule, checked, one_of, quantity, whole
+from ddlsim.cluster import calibration_table
+from ddlsim.cluster.calibration_table import CalibrationTable
 from ddlsim.cluster.cluster import Cluster
-from ddlsim.cluster.details import with_detail
+from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, Told, with_detail
+from ddlsim.cluster.generators import (
+    dragonfly,
+    fat_tree,
+    fully_connected,
+    hypercube,
+    leaf_spine,
+    line,
+    racks,
+    ring,
+    star,
+    torus,
+    two_racks,
+)
 from ddlsim.cluster.graphs import from_graph, to_graph
-from ddlsim.cluster.nodes import Graph, Host, add_host, connect, size_of
-from ddlsim.cluster.quantity import check_size
+from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu, add_host, connect, size_of
+from ddlsim.cluster.quantity import MAX_NODES, check_size
+from ddlsim.cluster.routing import POLICIES, check_policy
 from ddlsim.cluster.storage import Storage, add_storage
-from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.errors import ConfigError, listed, shown, unknown_name
 from ddlsim.output_files import replacing, write_text
-from ddlsim.units import si
+from ddlsim.plain import parse_value
+from ddlsim.schema import PLAIN, Source, to_toml
+from ddlsim.units import quantity_text
 
-#: what is below this line is replaced when the file is calibrated
-MARK = "# ---- below: written by ddlsim calibrate; calibrate again to change it ----"
-#: attribute -> its dimension and the units to try, the first that says the number exactly is taken
-_UNITS: dict[str, tuple[str, dict[str, float]]] = {
-    "bandwidth": ("bandwidth", {"Gbit/s": 1.25e8, "Mbit/s": 1.25e5, "GB/s": 1e9, "B/s": 1.0}),
-    **dict.fromkeys(
-        ("latency", "send_overhead", "recv_overhead", "c0", "c1", "base", "measured", "predicted", "absolute"),
-        ("time", {"us": 1e-6, "ms": 1e-3, "ns": 1e-9, "s": 1.0}),
-    ),
+# ---------------------------------------------------------------- TOML tables
+
+#: `type` of `[generator]` -> the function
+GENERATORS: dict[str, Callable[..., Graph]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        star,
+        ring,
+        line,
+        fully_connected,
+        torus,
+        hypercube,
+        leaf_spine,
+        fat_tree,
+        racks,
+        two_racks,
+        dragonfly,
+    )
 }
 
-
-def to_toml(graph: Graph, name: str, calibration: CalibrationTable | None) -> str:
-    """Return the text of the file for the graph of a cluster."""
-    about: dict[str, Any] = {"name": name}
-    about |= {key: graph.graph[key] for key in ("title", "sources", "notes", "routing", "grid") if key in graph.graph}
-    lines = [f"{key} = {_value(key, value)}" for key, value in about.items()]
-    for node_data, nodes in _runs((_told(node, data), node) for node, data in graph.nodes(data=True)):
-        lines += ["", "[[nodes]]", f"names = {_value('names', nodes)}", *_lines(node_data)]
-    for edge_data, links in _alike(graph):
-        lines += ["", "[[edges]]", "links = ["]
-        lines += [f"  {_value('link', [a, b])}," for a, b, _ in links]
-        lines += ["]", *_lines(edge_data)]
-        if edge_data.get("shared"):  # equal keys tie the two directions together
-            lines.append(f"keys = {[key for _, _, key in links]}")
-    for path in graph.graph.get("routes", ()):
-        lines += ["", "[[routes]]", f"path = {_value('path', path)}"]
-    if calibration is not None:
-        lines += ["", MARK, *_tables("calibration", calibration.model_dump(exclude_none=True))]
-    return "\n".join([*lines, ""])
+Table = dict[str, Any]  # as the TOML parser gives it; every value is checked below
+_Names = Annotated[Sequence[str], Rule("a list of at least 2 names", lambda value: _is_names(value, 2), lambda v, _: v)]
+_Pair = Annotated[
+    Sequence[str], Rule("a list of 2 names", lambda value: _is_names(value, 2) and len(value) == 2, lambda v, _: v)
+]
+_Machines = Annotated[int, whole(1, MAX_NODES)]
+_Power = Annotated[float | str, quantity("power", zero=True)]
 
 
-def add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
-    """Add what ``[[nodes]]`` say; the graph's reader checks the attributes."""
-    for i, table in enumerate(tables):
-        names = _texts(table, "names", f"nodes.{i}")
-        check_size(len(graph) + len(names), 0, f"nodes.{i}")
-        for node in names:
-            if node in graph:
-                raise ConfigError(f"nodes.{i}.names: {shown(node)} is taken already; choose another name")
-            graph.add_node(node, **{str(key): value for key, value in table.items() if key != "names"})
+def _is_names(value: Any, least: int) -> bool:
+    return isinstance(value, list | tuple) and len(value) >= least and all(isinstance(name, str) for name in value)
 
 
-def add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
-    """Add what ``[[edges]]`` say; the graph's reader checks the attributes."""
-    n_links = graph.number_of_edges()
-    for i, table in enumerate(tables):
-        links = table.get("links")
-        if not isinstance(links, list) or not all(
-            isinstance(link, list) and len(link) == 2 and all(isinstance(end, str) for end in link) for link in links
-        ):
-            raise ConfigError(f'edges.{i}.links = {shown(links)} must be a list of pairs of nodes like [["a", "b"]]')
-        keys = table.get("keys", [None] * len(links))
-        if not isinstance(keys, list) or len(keys) != len(links) or not all(k is None or type(k) is int for k in keys):
-            raise ConfigError(f"edges.{i}.keys = {shown(keys)} must be {len(links)} whole numbers, one for each link")
-        n_links += len(links)
-        check_size(0, n_links, f"edges.{i}")
-        data = {str(key): value for key, value in table.items() if key not in ("links", "keys")}
-        for (a, b), key in zip(links, keys, strict=True):
-            for end in (a, b):
-                if end not in graph:
-                    raise unknown_name("node", end, graph.nodes, f"edges.{i}.links")
-            graph.add_edge(a, b, key, **data)
+@checked
+@dataclass(frozen=True)
+class Numbered:
+    """The first keys of `[[hosts]]`: one machine, or `count` of them called name0, name1, ..."""
+
+    name: str
+    count: _Machines | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """All names."""
+        return [self.name] if self.count is None else [f"{self.name}{i}" for i in range(self.count)]
 
 
-def _texts(table: Mapping[str, Any], key: str, place: str) -> list[str]:
-    value = table.get(key)
-    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{place}.{key} = {shown(value)} must be a list of names")
-    return value
+@checked
+@dataclass(frozen=True)
+class SwitchTable(Numbered):
+    """`[[switches]]`: one switch, or `count` of them called name0, name1, ..."""
+
+    power: Annotated[float, quantity("power", zero=True, si=True)] | None = None
+    reduces: bool = False
+    source: str | None = None
 
 
-def _runs(pairs: Iterable[tuple[dict[str, Any], Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Yield (attributes, what has them one after the other)."""
-    for _, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
-        run = list(group)
-        yield run[0][0], [what for _, what in run]
+@checked
+@dataclass(frozen=True, kw_only=True)
+class AllLinksTable(Told):
+    """`[link]`: details of all links of the given `kinds` (of all between hosts)."""
+
+    kinds: Sequence[str] | None = None
+    source: str | None = None
 
 
-def _told(node: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a node, without what goes without saying: an endpoint is a machine of its own."""
-    return {key: value for key, value in data.items() if (key, value) != ("host", node) or data["kind"] == "switch"}
+@checked
+@dataclass(frozen=True, kw_only=True)
+class StorageTable(Storage):
+    """`[[storage]]`: where data sets and checkpoints lie, joined to `at`, a switch, say (where there is one, that)."""
+
+    source: str | None = None
 
 
-def _alike(graph: Graph) -> list[tuple[dict[str, Any], list[tuple[str, str, int | None]]]]:
-    """Return (attributes, links that have them), in an order that keeps that of the links from each node."""
-    tables: dict[tuple[int, str], tuple[dict[str, Any], list[tuple[str, str, int | None]]]] = {}
-    for node in graph:
-        edges = graph.out_edges(node, keys=True, data=True)
-        links = ((data, (a, b, key if data.get("shared") else None)) for a, b, key, data in edges)
-        for turn, (data, run) in enumerate(_runs(links)):
-            tables.setdefault((turn, repr(data)), (data, []))[1].extend(run)
-    return [tables[key] for key in sorted(tables, key=lambda key: key[0])]
+@checked
+@dataclass(frozen=True, kw_only=True)
+class LinkTable(Told):
+    """`[[links]]`: between two names; `*` in a name makes one link for each match."""
+
+    between: _Pair
+    bandwidth: Annotated[float, quantity("bandwidth", si=True)]
+    latency: Annotated[float, quantity("time", zero=True, si=True)]
+    reverse_bandwidth: Annotated[float, quantity("bandwidth", si=True)] | None = None
+    efficiency: Density = 1.0
+    shared: bool = False
+    kind: str | None = None
+    source: str | None = None
 
 
-def _lines(attributes: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {_value(key, value)}" for key, value in attributes.items()]
+@checked
+@dataclass(frozen=True)
+class RouteTable:
+    """`[[routes]]`: the path to take from its first to its last node, against the routing policy."""
+
+    path: _Names
+    source: str | None = None
 
 
-def _tables(name: str, table: Mapping[str, Any]) -> list[str]:
-    """Return a table, and those in it below it."""
-    lines = [f"[{name}]"]
-    deeper: list[str] = []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            deeper += ["", *_tables(f"{name}.{key}", value)]
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            deeper += [line for row in value for line in ("", f"[[{name}.{key}]]", *_lines(row))]
-        else:
-            lines.append(f"{key} = {_value(key, value)}")
-    return lines + deeper
+@checked
+@dataclass(frozen=True)
+class ClusterFile:
+    """The whole file. `generator` and `host`, or else `hosts`, `switches`, `links`; `nodes` and `edges`."""
+
+    name: str | None = None
+    title: str = ""
+    sources: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    routing: Annotated[str, one_of(*POLICIES)] | None = None
+    grid: Sequence[Count] = ()
+    switch_power: _Power | None = None  # of every switch between the machines
+    switch_reduces: bool | None = None  # whether each of them adds up what passes through it
+    generator: Mapping[str, object] | None = None
+    link: Mapping[str, object] | None = None
+    host: Mapping[str, object] | None = None
+    hosts: Sequence[Mapping[str, object]] = ()
+    switches: Sequence[Mapping[str, object]] = ()
+    links: Sequence[Mapping[str, object]] = ()
+    storage: Sequence[Mapping[str, object]] = ()
+    nodes: Sequence[Mapping[str, object]] = ()
+    edges: Sequence[Mapping[str, object]] = ()
+    routes: Sequence[Mapping[str, object]] = ()
+    calibration: Mapping[str, object] | None = None  # see calibration_table.py
 
 
-def _value(key: str, value: Any) -> str:
-    if key in _UNITS and isinstance(value, float):
-        dimension, units = _UNITS[key]
-        texts = (f"{value / scale:.12g} {unit}" for unit, scale in units.items())
-        exact = (text for text in texts if len(text) < 16 and si(text, dimension) == value)
-        return json.dumps(next(exact, f"{value!r} {next(reversed(units))}"))
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows, TOML does not
+def _call(make: Callable[..., Any], table: Mapping[str, object], place: str, **more: object) -> tuple[Any, list[str]]:
+    """Return what a function or class makes of the arguments in a table, and the table's source."""
+    arguments = dict(table)
+    source = arguments.pop("source", None)
+    if not isinstance(source, str | None):
+        raise ConfigError(f"{place}.source = {shown(source)}: must be a text")
+    for key in more.keys() & arguments.keys():
+        raise unknown_name("key", key, PLAIN.arguments_of(make).keys() - more, place)
+    checked_arguments = PLAIN.arguments(make, arguments, place)
+    try:
+        return make(**checked_arguments, **more), [source] if source else []
+    except ConfigError as error:
+        text = str(error)
+        raise type(error)(text if text.startswith("host: ") else f"{place}: {text}") from None
 
 
+def interior(table: Mapping[str, object], place: str) -> tuple[Interior, list[str]]:
+    """Return the machine that a `[host]` table describes (GPUs if it has `n_gpus`), and its source."""
+    if "n_gpus" in table:
+        return _call(MultiGpu, table, place)
+    only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
+    for key in sorted(table.keys() & only_gpu):
+        raise ConfigError(f"{place}.{key} = {shown(table[key])} is for machines with GPUs; add n_gpus or remove it")
+    return _call(Host, table, place)
+
+
+def generate(table: Mapping[str, object], host: Interior) -> tuple[Graph, list[str]]:
+    """Return the graph that a `[generator]` table describes, and the table's source."""
+    parameters = dict(table)
+    kind = parameters.pop("type", None)
+    if kind is None:
+        raise ConfigError(f"generator.type is missing; add one of {listed(sorted(GENERATORS))}")
+    if not isinstance(kind, str) or kind not in GENERATORS:
+        raise unknown_name("type", str(kind), GENERATORS, "generator")
+    return _call(GENERATORS[kind], parameters, "generator", host=host)
+
+
+def set_key(file: Table, setting: str) -> None:
+    """Set a key of a file's [generator], [host] or [link] by a text like ``n_hosts=64`` or ``transport=roce``."""
+    key, is_setting, text = setting.partition("=")
+    if not is_setting:
+        raise ConfigError(f"+{setting}: write +key=value with a key of [generator], [host] or [link], like +n_hosts=64")
+    if key == "transport":
+        _set_transport(file, parse_value(text))
+    elif key == "storage":  # of a file whose machines meet in one switch
+        file["storage"] = [*file.get("storage", []), {"name": "storage", "read": text}]
+    elif key in {field.name for field in fields(Told)}:
+        file["link"] = {**file.get("link", {}), key: parse_value(text)}
+    elif key == "routing":
+        file["routing"] = check_policy(text, f"+{setting}")
+    elif key == "switch_reduces":
+        if text not in ("true", "false"):
+            raise ConfigError(f"+{setting}: must be true or false")
+        file["switch_reduces"] = text == "true"
+    else:
+        _set_in_generator(file, key, parse_value(text), setting)
+
+
+def _set_in_generator(file: Table, key: str, value: object, setting: str) -> None:
+    if not isinstance(file.get("generator"), dict):
+        raise ConfigError(f"+{setting}: the file has no [generator] whose keys could be set; change a copy of it")
+    make = GENERATORS.get(str(file["generator"].get("type")))
+    of_network = set() if make is None else PLAIN.arguments_of(make).keys() - {"host"}
+    of_host = {field.name for field in fields(MultiGpu)}
+    if key not in of_network | of_host:
+        raise unknown_name("key", key, of_network | of_host, f"+{setting}")
+    table = "generator" if key in of_network else "host"
+    file[table] = {**file.get(table, {}), key: value}
+
+
+def _set_transport(file: Table, name: object) -> None:
+    """Let the links between hosts have this transport; what the file says of another one does not hold for it."""
+    tables = (file.get("link", {}), *file.get("links", ()), *file.get("edges", ()))
+    for table in tables:
+        if table.get("transport", name) != name:
+            for key in ("transport", "mtu", *TRANSPORT_KEYS):
+                table.pop(key, None)
+    if name != IDEAL and not any(table.get("transport") == name for table in tables):
+        file["link"] = {**file.get("link", {}), "transport": name}
+
+
+def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
+    """Return the checked outline of a file, with some keys set; its tables are checked when they are used."""
+    outline = Source(allow_code=True)  # nothing is imported here: tables are checked when they are used
+    PLAIN.build(ClusterFile, table, "", outline, "")
+    for setting in sorted(settings, key=lambda setting: not setting.startswith("transport=")):
+        set_key(table, setting)
+    file = PLAIN.build(ClusterFile, table, "", outline, "")
+    if file.generator is None and not (file.hosts or file.nodes):
+        raise ConfigError("the file describes no machines; add [generator] (type = 'star', say) or [[hosts]]")
+    if file.generator is not None:
+        for key in ("hosts", "switches", "links", "nodes", "edges", "grid"):
+            if getattr(file, key):
+                raise ConfigError(f"{key} cannot stand beside [generator]; remove one of them")
+    elif file.host is not None:
+        raise ConfigError("[host] goes with [generator]; write these keys into [[hosts]]")
+    return file
+
+
+# ---------------------------------------------------------------- files
+
+#: what is below this line is replaced when a file is calibrated
+MARK = "# ---- below: written by ddlsim calibrate; calibrate again to change it ----"
+#: attribute of nodes and edges -> dimension in which it is written
+_DIMENSIONS = {"bandwidth": "bandwidth", **dict.fromkeys(("latency", "send_overhead", "recv_overhead"), "time")}
 #: graph attributes that GraphML, which knows no lists, carries as JSON text
 _LISTS = ("sources", "notes", "grid", "routes")
 
@@ -185,7 +305,7 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
     """Write the cluster as TOML, node-link JSON (``.json``) or GraphML (``.graphml``), by the suffix of `path`."""
     graph = to_graph(cluster)
     if path.suffix == ".toml":
-        write_text(path, to_toml(graph, cluster.name, cluster.calibration))
+        write_text(path, cluster_toml(graph, cluster.name, cluster.calibration))
     elif path.suffix == ".json":
         data = nx.node_link_data(graph, edges="edges")
         write_text(path, json.dumps(data, indent=1))
@@ -197,28 +317,79 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
         raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .toml, .json or .graphml")
 
 
+def cluster_toml(graph: Graph, name: str, calibration: CalibrationTable | None) -> str:
+    """Return the graph of a cluster as TOML, which :func:`read_cluster` reads as the same cluster.
+
+    Nodes and edges with equal attributes share a table, as far as the order of nodes, and of links from each, allows.
+    """
+    about = {key: graph.graph[key] for key in ("title", "sources", "notes", "routing", "grid") if key in graph.graph}
+    table: dict[str, Any] = {"name": name, "nodes": [], "edges": [], "routes": []} | about
+    for data, nodes in _runs((_without_own_host(node, data), node) for node, data in graph.nodes(data=True)):
+        table["nodes"].append({"names": nodes, **_in_units(data)})
+    for data, links in _alike(graph):
+        keys = {"keys": [key for _, _, key in links]} if data.get("shared") else {}  # ties the two directions together
+        table["edges"].append({"links": [[a, b] for a, b, _ in links], **_in_units(data), **keys})
+    table["routes"] = [{"path": list(path)} for path in graph.graph.get("routes", ())]
+    text = to_toml({key: value for key, value in table.items() if value != [] or key in about})
+    if calibration is None:
+        return text
+    return f"{text}\n{MARK}\n{to_toml({'calibration': PLAIN.table(calibration)}).lstrip()}"
+
+
+def _in_units(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes with bandwidths and times as texts."""
+    return {key: quantity_text(value, _DIMENSIONS[key]) if key in _DIMENSIONS else value for key, value in data.items()}
+
+
+def _without_own_host(node: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a node without its machine, where an endpoint is a machine of its own."""
+    return {key: value for key, value in data.items() if (key, value) != ("host", node) or data["kind"] == "switch"}
+
+
+def _runs(pairs: Iterable[tuple[dict[str, Any], Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Yield (attributes, neighbours in the order that have them)."""
+    for _, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        run = list(group)
+        yield run[0][0], [each for _, each in run]
+
+
+def _alike(graph: Graph) -> list[tuple[dict[str, Any], list[tuple[str, str, int | None]]]]:
+    """Return (attributes, links that have them), in an order that keeps that of the links from each node."""
+    tables: dict[tuple[int, str], tuple[dict[str, Any], list[tuple[str, str, int | None]]]] = {}
+    for node in graph:
+        links = (
+            (data, (a, b, key if data.get("shared") else None))
+            for a, b, key, data in graph.out_edges(node, keys=True, data=True)
+        )
+        for turn, (data, run) in enumerate(_runs(links)):
+            tables.setdefault((turn, repr(data)), (data, []))[1].extend(run)
+    return [tables[key] for key in sorted(tables, key=lambda key: key[0])]
+
+
 def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
-    file = schema.parse_file(plain.parse_toml(text))
-    for setting in sorted(settings, key=lambda setting: not setting.startswith("transport=")):
-        schema.set_key(file, setting)
-    sources: list[str] = list(file.sources)
+    file = parse_file(plain.parse_toml(text), settings)
+    sources: list[str | None] = []
     if file.generator is not None:
-        host, host_sources = schema.interior(file.host, "host") if file.host is not None else (Host(), [])
-        graph, generator_sources = schema.generate(file.generator, host)
+        host, host_sources = interior(file.host, "host") if file.host is not None else (Host(), [])
+        graph, generator_sources = generate(file.generator, host)
         sources += generator_sources + host_sources
     else:
         graph = nx.MultiDiGraph()
-        add_nodes(graph, file.nodes)
+        _add_nodes(graph, file.nodes)
         sources += _add_explicit(graph, file)
-        add_edges(graph, file.edges)
+        _add_edges(graph, file.edges)
     for i, row in enumerate(file.storage):
-        table = schema.check_table(schema.StorageTable, row, f"storage.{i}")
-        sources += [table.source] if table.source else []
-        add_storage(graph, Storage(**table.model_dump(exclude={"source"})), f"storage.{i}")
-    routes = [schema.check_table(schema.RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
-    sources += [route.source for route in routes if route.source]
-    title, paths = ", but ".join((file.title, *settings)), [route.path for route in routes]
-    graph.graph.update(title=title, sources=sources, notes=file.notes, routes=paths)
+        storage = PLAIN.build(StorageTable, row, f"storage.{i}")
+        sources.append(storage.source)
+        add_storage(graph, storage, f"storage.{i}")
+    routes = [PLAIN.build(RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
+    sources += [route.source for route in routes]
+    graph.graph.update(
+        title=", but ".join((file.title, *settings)),
+        sources=[*file.sources, *(source for source in sources if source)],
+        notes=file.notes,
+        routes=[list(route.path) for route in routes],
+    )
     if file.grid:
         graph.graph["grid"] = file.grid
     if file.routing is not None:
@@ -227,54 +398,82 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
     if file.switch_reduces is not None:
         cluster = dataclasses.replace(cluster, switch_reduces=cluster.is_fabric_switch & file.switch_reduces)
     if file.link is not None:
-        cluster = _with_link_table(cluster, file.link)
-    return cluster if file.calibration is None else apply(cluster, file.calibration)
+        link = PLAIN.build(AllLinksTable, file.link, "link")
+        detail = dataclasses.asdict(link.detail("link: "))
+        cluster = with_detail(cluster, **detail, kinds=link.kinds)
+        cluster = dataclasses.replace(cluster, sources=(*cluster.sources, *([link.source] if link.source else [])))
+    return cluster if file.calibration is None else calibration_table.apply(cluster, file.calibration)
 
 
-def _with_link_table(cluster: Cluster, table: dict[str, Any]) -> Cluster:
-    """Return the cluster with the details of a `[link]` table."""
-    link = schema.check_table(schema.AllLinksTable, table, "link")
-    source = (link.source,) if link.source else ()
-    detail = dataclasses.asdict(link.detail("link"))
-    return dataclasses.replace(with_detail(cluster, **detail, kinds=link.kinds), sources=(*cluster.sources, *source))
-
-
-def _numbered(name: str, count: int | None) -> list[str]:
-    return [name] if count is None else [f"{name}{i}" for i in range(count)]
-
-
-def _add_explicit(graph: Graph, file: schema.ClusterFile) -> list[str]:
+def _add_explicit(graph: Graph, file: ClusterFile) -> list[str | None]:
     """Add `[[hosts]]`, `[[switches]]` and `[[links]]` to the graph; return their sources."""
-    sources: list[str] = []
+    sources: list[str | None] = []
     ports: dict[str, list[str]] = {}
     for i, row in enumerate(file.hosts):
         place = f"hosts.{i}"
-        head = schema.check_table(schema.HostTable, {key: row[key] for key in ("name", "count") if key in row}, place)
+        head = PLAIN.build(Numbered, {key: row[key] for key in ("name", "count") if key in row}, place)
         rest = {key: value for key, value in row.items() if key not in ("name", "count")}
-        interior, found = schema.interior(rest, place)
+        machine, found = interior(rest, place)
         sources += found
-        n_hosts, (nodes, links) = head.count or 1, size_of(interior)
+        n_hosts, (nodes, links) = head.count or 1, size_of(machine)
         check_size(len(graph) + n_hosts * nodes, graph.number_of_edges() + n_hosts * links, place)
-        for name in _numbered(head.name, head.count):
+        for name in head.names:
             _check_new(name, ports, place)
             try:
-                ports[name] = add_host(graph, name, interior)
+                ports[name] = add_host(graph, name, machine)
             except ConfigError as error:
                 raise type(error)(f"{place}: {str(error).removeprefix('host: ')}") from None
     for i, row in enumerate(file.switches):
-        switch = schema.check_table(schema.SwitchTable, row, f"switches.{i}")
-        sources += [switch.source] if switch.source else []
+        switch = PLAIN.build(SwitchTable, row, f"switches.{i}")
+        sources.append(switch.source)
         check_size(len(graph) + (switch.count or 1), 0, f"switches.{i}")
-        for name in _numbered(switch.name, switch.count):
+        told: dict[str, Any] = {} if switch.power is None else {"power": switch.power}
+        for name in switch.names:
             _check_new(name, ports, f"switches.{i}")
-            said = {} if switch.power is None else {"power": switch.power}
-            graph.add_node(name, kind="switch", **said, **({"reduces": True} if switch.reduces else {}))
+            graph.add_node(name, kind="switch", **told, **({"reduces": True} if switch.reduces else {}))
             ports[name] = [name]
     for i, row in enumerate(file.links):
-        link = schema.check_table(schema.LinkTable, row, f"links.{i}")
-        sources += [link.source] if link.source else []
+        link = PLAIN.build(LinkTable, row, f"links.{i}")
+        sources.append(link.source)
         _add_links(graph, ports, link, f"links.{i}")
     return sources
+
+
+def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
+    """Add `[[nodes]]`: `names`, and attributes, which the graph's reader checks."""
+    for i, table in enumerate(tables):
+        names = table.get("names")
+        if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"nodes.{i}.names = {shown(names)} must be a list of names")
+        check_size(len(graph) + len(names), 0, f"nodes.{i}")
+        for node in names:
+            if node in graph:
+                raise ConfigError(f"nodes.{i}.names: {shown(node)} is taken already; choose another name")
+            graph.add_node(node, **{str(key): value for key, value in table.items() if key != "names"})
+
+
+def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
+    """Add `[[edges]]`: `links`, pairs of nodes in one direction, and attributes, which the graph's reader checks."""
+    n_links = graph.number_of_edges()
+    for i, table in enumerate(tables):
+        links: Any = table.get("links")
+        if not isinstance(links, list | tuple) or not all(
+            isinstance(link, list | tuple) and len(link) == 2 and all(isinstance(end, str) for end in link)
+            for link in links
+        ):
+            raise ConfigError(f'edges.{i}.links = {shown(links)} must be a list of pairs of nodes like [["a", "b"]]')
+        keys: Any = table.get("keys", [None] * len(links))
+        is_list = isinstance(keys, list | tuple) and len(keys) == len(links)
+        if not is_list or not all(key is None or type(key) is int for key in keys):
+            raise ConfigError(f"edges.{i}.keys = {shown(keys)} must be {len(links)} whole numbers, one for each link")
+        n_links += len(links)
+        check_size(0, n_links, f"edges.{i}")
+        data = {str(key): value for key, value in table.items() if key not in ("links", "keys")}
+        for (a, b), key in zip(links, keys, strict=True):
+            for end in (a, b):
+                if end not in graph:
+                    raise unknown_name("node", end, graph.nodes, f"edges.{i}.links")
+            graph.add_edge(a, b, key, **data)
 
 
 def _check_new(name: str, ports: dict[str, list[str]], place: str) -> None:
@@ -282,7 +481,7 @@ def _check_new(name: str, ports: dict[str, list[str]], place: str) -> None:
         raise ConfigError(f"{place}.name = {name!r} is taken already; choose another name")
 
 
-def _add_links(graph: Graph, ports: dict[str, list[str]], link: schema.LinkTable, place: str) -> None:
+def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place: str) -> None:
     ends = [_matching(pattern, ports, f"{place}.between") for pattern in link.between]
     if link.shared and link.reverse_bandwidth is not None:
         raise ConfigError(
@@ -301,7 +500,7 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: schema.LinkTable
             connect(
                 graph, ports[a][i % len(ports[a])], ports[b][i % len(ports[b])], kind, link.bandwidth,
                 link.latency, efficiency=link.efficiency, reverse_bandwidth=link.reverse_bandwidth,
-                shared=link.shared, detail=link.detail(place),
+                shared=link.shared, detail=link.detail(f"{place}: "),
             )  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """Topology generators: functions returning the networkx graph of a cluster.
 
-All of them take the machine that stands at each place (`host`, see :mod:`ddlsim.cluster.nodes`), and bandwidth (per
-direction, float bytes/s or text like "25 Gbit/s"), latency (float seconds or text) and efficiency (share of the
-bandwidth left to payload) of the link from a machine to the network, of kind "nic". Links between switches are of kind
-"trunk", links between machines without a switch of kind "link". A machine with several NICs gets one such link per NIC.
+All of them take the machine that stands at each place (`host`, see :mod:`ddlsim.cluster.nodes`), and
+bandwidth (per direction, float bytes/s or text like "25 Gbit/s"), latency (float seconds or text) and
+efficiency (share of the bandwidth left to payload) of the link from a machine to the network, of kind "nic".
+Links between switches are of kind "trunk", links between machines without a switch of kind "link". A machine
+with several NICs gets one such link per NIC.
 
-Every generator raises :class:`ddlsim.errors.ConfigError` for a number that makes no sense, naming the parameter.
+Every generator raises :class:`ddlsim.errors.ConfigError` for a number that makes no sense, naming the
+parameter.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from typing import Annotated, TypeAlias
 
 import networkx as nx
 
-from ddlsim.arguments import checked, whole
-from ddlsim.cluster.nodes import Graph, Host, Interior, add_host, connect, size_of
+from ddlsim.arguments import Bandwidth, checked, whole
+from ddlsim.cluster.nodes import Graph, Host, Interior, Latency, add_host, connect, size_of
 from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity, check_size, fraction, nonnegative, positive
 from ddlsim.errors import ConfigError, shown
 
@@ -42,7 +44,10 @@ class Link:
 
     def join(self, graph: Graph, a: str, b: str, kind: str) -> None:
         """Add the pair between `a` and `b`."""
-        connect(graph, a, b, kind, **vars(self))
+        connect(
+            graph, a, b, kind, self.bandwidth, self.latency,
+            efficiency=self.efficiency, reverse_bandwidth=self.reverse_bandwidth, shared=self.shared,
+        )  # fmt: skip
 
 
 def checked_link(
@@ -74,7 +79,12 @@ def trunk_of(link: Link, bandwidth: Quantity | None, latency: Quantity | None, w
 
 
 def oversubscribed(
-    link: Link, n_down: int, n_up: int, oversubscription: float, bandwidth: Quantity | None, latency: Quantity | None
+    link: Link,
+    n_down: int,
+    n_up: int,
+    oversubscription: float,
+    bandwidth: Quantity | None,
+    latency: Quantity | None,
 ) -> Link:
     """Return the trunk of a switch with `n_down` links to machines and `n_up` trunks."""
     factor = positive(oversubscription, None, "oversubscription")
@@ -105,6 +115,134 @@ def add_switch(graph: Graph, name: str) -> str:
     return name
 
 
+# ---------------------------------------------------------------- direct networks
+
+MAX_DIMS = 20  # of a torus: with more, all but a few have size 1
+
+
+def _direct(
+    kind: str, sizes: Sequence[Places], pairs: Iterable[tuple[int, int]], n_pairs: int, link: Link, host: Interior,
+    *, grid: bool,
+) -> Graph:  # fmt: skip
+    """Return machines joined without switches; machines with several NICs use them in turn."""
+    n_hosts = math.prod(sizes)
+    graph, hosts = start(kind, "shortest", n_hosts, host, n_links=2 * n_pairs)
+    if grid:  # with one node per place routes follow by formula
+        graph.graph |= {"grid": list(sizes)} | ({"routing": "dimension-order"} if isinstance(host, Host) else {})
+    used = [0] * n_hosts
+    for a, b in pairs:
+        ends = [hosts[i][used[i] % len(hosts[i])] for i in (a, b)]
+        link.join(graph, ends[0], ends[1], "link")
+        used[a] += 1
+        used[b] += 1
+    return graph
+
+
+def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
+    """Yield the neighbours on a torus, one dimension after the other; nodes in row-major order."""
+    for dim, size in enumerate(sizes):
+        stride = math.prod(sizes[dim + 1 :])
+        for node in range(math.prod(sizes)):
+            place = node // stride % size
+            if place + 1 < size:
+                yield node, node + stride
+            elif size > 2:  # the way round; with two, it would be the same link again
+                yield node, node - place * stride
+
+
+def _n_pairs(sizes: Sequence[Places]) -> int:
+    """Return how many neighbours `_grid_pairs` yields."""
+    n = math.prod(sizes)
+    return sum(0 if size == 1 else n // 2 if size == 2 else n for size in sizes)
+
+
+@checked
+def ring(
+    n_hosts: Places,
+    *,
+    bandwidth: Bandwidth,
+    latency: Latency,
+    efficiency: float = 1.0,
+    reverse_bandwidth: Bandwidth | None = None,
+    shared: bool = False,
+    host: Interior = PLAIN,
+) -> Graph:
+    """Return machines joined in a circle, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
+    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
+    sizes = [n_hosts]
+    return _direct("ring", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)
+
+
+@checked
+def line(
+    n_hosts: Places,
+    *,
+    bandwidth: Bandwidth,
+    latency: Latency,
+    efficiency: float = 1.0,
+    reverse_bandwidth: Bandwidth | None = None,
+    shared: bool = False,
+    host: Interior = PLAIN,
+) -> Graph:
+    """Return machines joined in a row, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
+    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
+    n = n_hosts
+    return _direct("line", [n], itertools.pairwise(range(n)), n - 1, link, host, grid=False)
+
+
+@checked
+def fully_connected(
+    n_hosts: Places,
+    *,
+    bandwidth: Bandwidth,
+    latency: Latency,
+    efficiency: float = 1.0,
+    reverse_bandwidth: Bandwidth | None = None,
+    shared: bool = False,
+    host: Interior = PLAIN,
+) -> Graph:
+    """Return machines with a link between any two. `reverse_bandwidth` is that towards the lower number."""
+    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
+    n = n_hosts
+    pairs = itertools.combinations(range(n), 2)
+    return _direct("fully-connected", [n], pairs, n * (n - 1) // 2, link, host, grid=False)
+
+
+@checked
+def torus(
+    sizes: Sequence[Places],
+    *,
+    bandwidth: Bandwidth,
+    latency: Latency,
+    efficiency: float = 1.0,
+    host: Interior = PLAIN,
+) -> Graph:
+    """Return a torus of machines, e.g. sizes (8, 8) or (4, 4, 4), numbered in row-major order.
+
+    Routes go one dimension after the other, the first one first. A dimension of size 2 has one link, not two.
+    """
+    link = checked_link(bandwidth, latency, efficiency)
+    if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
+        raise ConfigError(f"sizes = {shown(sizes)} must be a list of 1 to {MAX_DIMS} sizes like [8, 8]")
+    checked = list(sizes)
+    return _direct("torus", checked, _grid_pairs(checked), _n_pairs(checked), link, host, grid=True)
+
+
+@checked
+def hypercube(
+    n_dims: Places, *, bandwidth: Bandwidth, latency: Latency, efficiency: float = 1.0, host: Interior = PLAIN
+) -> Graph:
+    """Return 2 ** n_dims machines, joined where their numbers differ in one bit (highest routed first)."""
+    if n_dims > MAX_NODES.bit_length():
+        raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower it")
+    sizes = [2] * n_dims
+    link = checked_link(bandwidth, latency, efficiency)
+    return _direct("hypercube", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)
+
+
+# ---------------------------------------------------------------- switched networks
+
+
 def _n_nics(host: Interior) -> int:
     return 1 if isinstance(host, Host) else host.n_nics
 
@@ -113,16 +251,17 @@ def _n_nics(host: Interior) -> int:
 def star(
     n_hosts: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
+    reverse_bandwidth: Bandwidth | None = None,
     shared: bool = False,
     host: Interior = PLAIN,
 ) -> Graph:
     """Return `n_hosts` machines on one switch (non-blocking inside).
 
-    `reverse_bandwidth` is that from the switch to the machine, if it differs; `shared` makes the links half duplex.
+    `reverse_bandwidth` is that from the switch to the machine, if it differs; `shared` makes the links half
+    duplex.
     """
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
     n_nics = _n_nics(host)
@@ -139,12 +278,12 @@ def leaf_spine(
     hosts_per_leaf: Places,
     n_spines: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
     oversubscription: float = 1.0,
-    trunk_bandwidth: Quantity | None = None,
-    trunk_latency: Quantity | None = None,
+    trunk_bandwidth: Bandwidth | None = None,
+    trunk_latency: Latency | None = None,
     rail_optimised: bool = False,
     routing: str = "d-mod-k",
     host: Interior = PLAIN,
@@ -179,11 +318,11 @@ def leaf_spine(
 def fat_tree(
     k: Annotated[int, whole(2, MAX_NODES)],
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
-    trunk_bandwidth: Quantity | None = None,
-    trunk_latency: Quantity | None = None,
+    trunk_bandwidth: Bandwidth | None = None,
+    trunk_latency: Latency | None = None,
     routing: str = "d-mod-k",
     host: Interior = PLAIN,
 ) -> Graph:
@@ -218,15 +357,16 @@ def racks(
     n_racks: Places,
     hosts_per_rack: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
     oversubscription: float = 1.0,
-    trunk_bandwidth: Quantity | None = None,
-    trunk_latency: Quantity | None = None,
+    trunk_bandwidth: Bandwidth | None = None,
+    trunk_latency: Latency | None = None,
     host: Interior = PLAIN,
 ) -> Graph:
-    """Return racks with a switch each and one trunk to a core switch; two racks have a trunk between them instead.
+    """Return racks with a switch each and one trunk to a core switch; two racks have a trunk between them
+    instead.
 
     The trunk has `trunk_bandwidth`, or 1/oversubscription of what the rack's machines have together.
     """
@@ -253,12 +393,12 @@ def racks(
 def two_racks(
     hosts_per_rack: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     efficiency: float = 1.0,
     oversubscription: float = 1.0,
-    trunk_bandwidth: Quantity | None = None,
-    trunk_latency: Quantity | None = None,
+    trunk_bandwidth: Bandwidth | None = None,
+    trunk_latency: Latency | None = None,
     host: Interior = PLAIN,
 ) -> Graph:
     """Return :func:`racks` with two racks: one trunk joins their switches."""
@@ -275,15 +415,15 @@ def dragonfly(
     group_shape: Sequence[Places],
     hosts_per_router: Places,
     *,
-    bandwidth: Quantity,
-    latency: Quantity,
+    bandwidth: Bandwidth,
+    latency: Latency,
     global_links: Places,
     efficiency: float = 1.0,
-    local_bandwidth: Quantity | None = None,
-    local_latency: Quantity | None = None,
+    local_bandwidth: Bandwidth | None = None,
+    local_latency: Latency | None = None,
     local_cables: Sequence[Places] | None = None,
-    global_bandwidth: Quantity | None = None,
-    global_latency: Quantity | None = None,
+    global_bandwidth: Bandwidth | None = None,
+    global_latency: Latency | None = None,
     n_hosts: Places | None = None,
     routing: str = "ecmp",
     host: Interior = PLAIN,
@@ -339,121 +479,3 @@ def _join_group(graph: Graph, routers: list[str], shape: list[int], cables: list
         for i in range(len(routers)):
             for j in range(i + stride, i + (size - i // stride % size) * stride, stride):
                 wide.join(graph, routers[i], routers[j], "trunk")
-
-
-MAX_DIMS = 20  # of a torus: with more, all but a few have size 1
-
-
-def _direct(
-    kind: str, sizes: Sequence[Places], pairs: Iterable[tuple[int, int]], n_pairs: int, link: Link, host: Interior,
-    *, grid: bool,
-) -> Graph:  # fmt: skip
-    """Return machines joined without switches; machines with several NICs use them in turn."""
-    n_hosts = math.prod(sizes)
-    graph, hosts = start(kind, "shortest", n_hosts, host, n_links=2 * n_pairs)
-    if grid:  # with one node per place routes follow by formula
-        graph.graph |= {"grid": list(sizes)} | ({"routing": "dimension-order"} if isinstance(host, Host) else {})
-    used = [0] * n_hosts
-    for a, b in pairs:
-        ends = [hosts[i][used[i] % len(hosts[i])] for i in (a, b)]
-        link.join(graph, ends[0], ends[1], "link")
-        used[a] += 1
-        used[b] += 1
-    return graph
-
-
-def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
-    """Yield the neighbours on a torus, one dimension after the other; nodes in row-major order."""
-    for dim, size in enumerate(sizes):
-        stride = math.prod(sizes[dim + 1 :])
-        for node in range(math.prod(sizes)):
-            place = node // stride % size
-            if place + 1 < size:
-                yield node, node + stride
-            elif size > 2:  # the way round; with two, it would be the same link again
-                yield node, node - place * stride
-
-
-def _n_pairs(sizes: Sequence[Places]) -> int:
-    """Return how many neighbours `_grid_pairs` yields."""
-    n = math.prod(sizes)
-    return sum(0 if size == 1 else n // 2 if size == 2 else n for size in sizes)
-
-
-@checked
-def ring(
-    n_hosts: Places,
-    *,
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
-    shared: bool = False,
-    host: Interior = PLAIN,
-) -> Graph:
-    """Return machines joined in a circle, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
-    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    sizes = [n_hosts]
-    return _direct("ring", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)
-
-
-@checked
-def line(
-    n_hosts: Places,
-    *,
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
-    shared: bool = False,
-    host: Interior = PLAIN,
-) -> Graph:
-    """Return machines joined in a row, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
-    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    n = n_hosts
-    return _direct("line", [n], itertools.pairwise(range(n)), n - 1, link, host, grid=False)
-
-
-@checked
-def fully_connected(
-    n_hosts: Places,
-    *,
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
-    shared: bool = False,
-    host: Interior = PLAIN,
-) -> Graph:
-    """Return machines with a link between any two. `reverse_bandwidth` is that towards the lower number."""
-    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    n = n_hosts
-    pairs = itertools.combinations(range(n), 2)
-    return _direct("fully-connected", [n], pairs, n * (n - 1) // 2, link, host, grid=False)
-
-
-@checked
-def torus(
-    sizes: Sequence[Places], *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = PLAIN
-) -> Graph:
-    """Return a torus of machines, e.g. sizes (8, 8) or (4, 4, 4), numbered in row-major order.
-
-    Routes go one dimension after the other, the first one first. A dimension of size 2 has one link, not two.
-    """
-    link = checked_link(bandwidth, latency, efficiency)
-    if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
-        raise ConfigError(f"sizes = {shown(sizes)} must be a list of 1 to {MAX_DIMS} sizes like [8, 8]")
-    checked = list(sizes)
-    return _direct("torus", checked, _grid_pairs(checked), _n_pairs(checked), link, host, grid=True)
-
-
-@checked
-def hypercube(
-    n_dims: Places, *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = PLAIN
-) -> Graph:
-    """Return 2 ** n_dims machines, joined where their numbers differ in one bit (highest routed first)."""
-    if n_dims > MAX_NODES.bit_length():
-        raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower it")
-    sizes = [2] * n_dims
-    link = checked_link(bandwidth, latency, efficiency)
-    return _direct("hypercube", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)

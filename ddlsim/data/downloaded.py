@@ -115,9 +115,12 @@ def _read(path: Path, n_dims: int) -> npt.NDArray[np.uint8]:
 Part = Literal["train", "test"]
 #: names in pickles of arrays, which NumPy has moved once
 _ARRAYS = {(f"numpy{core}.multiarray", "_reconstruct") for core in (".core", "._core")} | {
-    ("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_frombuffer"), ("numpy", "ndarray"),
-    ("numpy", "dtype"), ("_codecs", "encode"),
-}  # fmt: skip
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+}
 
 
 @checked

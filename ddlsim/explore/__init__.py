@@ -22,9 +22,13 @@ Port = Annotated[int, whole(0, 65535)]
 
 @checked
 def explore(
-    cluster: str | None = None, model: str | None = None, *, port: Port = 0, browser: bool = True,
+    cluster: str | None = None,
+    model: str | None = None,
+    *,
+    port: Port = 0,
+    browser: bool = True,
     hosts: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Serve the explorer on this machine alone, and open a browser, until Ctrl-C ends it.
 
     cluster, model  what it shows first: names or paths, as in :class:`~ddlsim.Experiment`

@@ -93,14 +93,18 @@ class Chart:
         )  # fmt: skip
         self._glyphs.append(line)
         if not plain:
-            self._glyphs.append(self._figure.scatter(
-                x, y, source=source, color=colour, size=5, marker=MARKS[i % len(MARKS)], legend_label=name
-            ))  # fmt: skip
+            self._glyphs.append(
+                self._figure.scatter(
+                    x, y, source=source, color=colour, size=5, marker=MARKS[i % len(MARKS)], legend_label=name
+                )
+            )
             self._hover.renderers = [*(self._hover.renderers or []), self._glyphs[-1]]
         if "low" in self._columns and not plain and all(map(math.isfinite, source.data["low"])):
-            self._figure.add_layout(models.Band(
-                base=x, lower="low", upper="high", source=source, fill_color=colour, fill_alpha=0.18, line_alpha=0.0
-            ))  # fmt: skip
+            self._figure.add_layout(
+                models.Band(
+                    base=x, lower="low", upper="high", source=source, fill_color=colour, fill_alpha=0.18, line_alpha=0.0
+                )
+            )
         if first:
             self.view[:] = [pn.pane.Bokeh(self._figure, sizing_mode="stretch_width")]
 

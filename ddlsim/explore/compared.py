@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.explore.setup import Setup, beginnings
-from ddlsim.run.files import PARTS, STRATEGIES
-from ddlsim.run.tables import build
+from ddlsim.run.files import SCHEMA, STRATEGIES
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.strategies import Strategy
 
@@ -33,7 +32,7 @@ def chosen_strategies(setup: Setup, others: Sequence[str], workers: int | None =
         begins = beginnings(name, STRATEGIES)
         if workers is not None and "placement" in {each.name for each in dataclasses.fields(STRATEGIES[name])}:  # type: ignore[arg-type]
             begins |= _placement(setup, workers)
-        made: Strategy = build(STRATEGIES[name], begins, PARTS, name)
+        made: Strategy = SCHEMA.build(STRATEGIES[name], begins, name)
         if made != own:
             found[made.label if made.label not in found else f"{made.label} ({name})"] = made
     return found

@@ -23,8 +23,12 @@ MODELS = {"digits": "digits-cnn", "shapes": "shapes-cnn"}
 #: real s between two looks at what a run has learned
 LOOK = 0.2
 #: column of a chart -> what it is called, and the unit that it is shown in
-XS = {"time": ("simulated time (s)", 1.0), "updates": ("updates", 1.0), "nbytes": ("bytes sent (GB)", 1e-9),
-      "epoch": ("epochs", 1.0)}  # fmt: skip
+XS = {
+    "time": ("simulated time (s)", 1.0),
+    "updates": ("updates", 1.0),
+    "nbytes": ("bytes sent (GB)", 1e-9),
+    "epoch": ("epochs", 1.0),
+}
 YS = {"accuracy": ("held-out accuracy (%)", 100.0), "loss": ("held-out loss", 1.0)}
 COLUMNS = (*XS, *YS)
 
@@ -56,9 +60,13 @@ def lessons(setup: Setup, lesson: Lesson, others: Sequence[str]) -> dict[str, Ex
         lesson.data, rate=lesson.rate, epochs=lesson.epochs, evaluate_every=lesson.evaluate_every
     )
     learns = base.with_(
-        model=MODELS[lesson.data], time_model=base.model if lesson.clock else None, workers=lesson.workers,
-        batch_size=lesson.batch_size, training=training, steps=10,
-    )  # fmt: skip
+        model=MODELS[lesson.data],
+        time_model=base.model if lesson.clock else None,
+        workers=lesson.workers,
+        batch_size=lesson.batch_size,
+        training=training,
+        steps=10,
+    )
     strategies = chosen_strategies(setup, others, lesson.workers)
     return {label: learns.with_(strategy=strategy) for label, strategy in strategies.items()}
 

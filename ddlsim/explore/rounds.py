@@ -17,7 +17,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import Progress
 from ddlsim.imports.nccl_tests import bus_factor
 from ddlsim.network import schedule_time
-from ddlsim.run.tables import refuse_code
+from ddlsim.schema import refuse_code
 from ddlsim.units import si
 
 #: what a person can look at

@@ -135,9 +135,11 @@ def matrix(played: Played, number: int) -> str:
                 place = f'x="{x + cell / 2:.1f}" y="{y + cell / 2:.1f}"'
                 parts.append(f'<text {place} font-size="{0.42 * cell:.1f}" {_FONT}>{labels[rank, chunk]}</text>')
     return _svg(
-        left + n_chunks * cell + 4.0, top + n_ranks * cell + 4.0, parts,
+        left + n_chunks * cell + 4.0,
+        top + n_ranks * cell + 4.0,
+        parts,
         f"Ranks by chunks: {int(state.whole.sum())} of {int(state.promised.sum())} that are promised are whole",
-    )  # fmt: skip
+    )
 
 
 def _axis(left: float, top: float, cell: float, n_ranks: int, n_chunks: int) -> str:
@@ -193,10 +195,16 @@ def legend(played: Played) -> str:
     reduces = played.states[0].reduces
     holds = "contributions of some ranks (how many)" if reduces else "data of the rank whose number it has"
     boxes = [(WHOLE, "holds what the collective promises"), (PART, f"holds {holds}")]
-    arrows = [*([(ADDED, "solid", "added to what is there")] if reduces else []),
-              (COPIED, "dashed", "written over what is there")]  # fmt: skip
-    return "".join([
-        *(f'<span class="key"><i style="background:{colour}"></i>{text}</span>' for colour, text in boxes),
-        *(f'<span class="key"><b style="border-top:2px {line} {colour}"></b>{text}</span>'
-          for colour, line, text in arrows),
-    ])  # fmt: skip
+    arrows = [
+        *([(ADDED, "solid", "added to what is there")] if reduces else []),
+        (COPIED, "dashed", "written over what is there"),
+    ]
+    return "".join(
+        [
+            *(f'<span class="key"><i style="background:{colour}"></i>{text}</span>' for colour, text in boxes),
+            *(
+                f'<span class="key"><b style="border-top:2px {line} {colour}"></b>{text}</span>'
+                for colour, line, text in arrows
+            ),
+        ]
+    )

@@ -98,8 +98,9 @@ def _draw(study: Study, summary: pd.DataFrame, progress: Progress) -> None:
     """Fill in the intervals of all points; shares and costs go with the throughput."""
     experiments: dict[tuple[str, int], Experiment] = {
         (str(point.settings["strategy"]), int(str(point.settings["workers"]))): point.experiment
-        for point in study.points if point.experiment is not None
-    }  # fmt: skip
+        for point in study.points
+        if point.experiment is not None
+    }
     for i, (strategy, workers) in enumerate(zip(summary["strategy"], summary["workers"], strict=True)):
         progress.check()
         progress.update((i + 1) / (len(summary) + 1), f"interval of point {i + 1} of {len(summary)}")
@@ -122,9 +123,11 @@ def series(scaled: Scaled, metric: str) -> dict[str, Mapping[str, Sequence[float
         known = part[part[metric].map(math.isfinite)].sort_values("workers")
         found[str(label)] = {
             "workers": known["workers"].astype(int).tolist(),
-            **{column: (factor * known[name]).tolist() for column, name in
-               (("value", metric), ("low", f"{metric}_low"), ("high", f"{metric}_high"))},
-        }  # fmt: skip
+            **{
+                column: (factor * known[name]).tolist()
+                for column, name in (("value", metric), ("low", f"{metric}_low"), ("high", f"{metric}_high"))
+            },
+        }
     if metric == "throughput" and len(scaled.summary):
         first = scaled.summary[scaled.summary["strategy"] == scaled.summary["strategy"].iloc[0]].sort_values("workers")
         ideal = (first["throughput"] / first["efficiency"]).tolist()

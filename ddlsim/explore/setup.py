@@ -11,8 +11,8 @@ import param
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import parse_toml, parse_value
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.files import COMPRESSORS, PARTS, STRATEGIES, fields_from
-from ddlsim.run.tables import Kinds, build
+from ddlsim.run.files import COMPRESSORS, SCHEMA, STRATEGIES, fields_from
+from ddlsim.schema import Names, Source, required
 from ddlsim.strategies import Strategy
 from ddlsim.workload.jitter import Lognormal
 
@@ -73,9 +73,12 @@ class Setup(param.Parameterized):
         for name in ("batch_size", "accumulation", "seed"):
             fields[name] = _given(getattr(self, name), name)
         fields |= {
-            "workers": self.workers, "steps": self.steps, "strategy": self._strategy(), "precision": self.precision,
+            "workers": self.workers,
+            "steps": self.steps,
+            "strategy": self._strategy(),
+            "precision": self.precision,
             "gradient_dtype": self.gradient_dtype,
-        }  # fmt: skip
+        }
         if spread := _given(self.jitter, "jitter"):
             fields["jitter"] = Lognormal(spread)
         if self.compression != "none":
@@ -114,26 +117,24 @@ class Setup(param.Parameterized):
         twice = next((name for name in table if name in own), None)
         if twice is not None:
             raise ConfigError(f"{where}: {twice} has a place of its own in the form; say it there")
-        return fields_from(table, Path(), where)
+        return fields_from(table, where, Source(Path()))
 
 
 #: the parameters that determine an experiment
 FIELDS = tuple(name for name in Setup.param.values() if name not in ("name", "screen", "started"))
 
 
-def beginnings(kind: str, kinds: Kinds) -> dict[str, object]:
+def beginnings(kind: str, kinds: Names) -> dict[str, object]:
     """Return what the form says first for a strategy or a compressor: what has no default."""
-    from ddlsim.explore.settings import needed
-
     either = ("local_steps",) if kind == "fedavg" else ()  # or epochs, where something learns
-    return {name: BEGINNINGS[name] for name in (*needed(kinds[kind]), *either)}
+    return {name: BEGINNINGS[name] for name in (*required(kinds[kind]), *either)}
 
 
-def _built(field: str, kind: str, settings: Mapping[str, object], kinds: Kinds) -> Any:
+def _built(field: str, kind: str, settings: Mapping[str, object], kinds: Names) -> Any:
     if kind not in kinds:
         raise unknown_name(field, kind, kinds)
     values = {name: parse_value(value) if isinstance(value, str) else value for name, value in settings.items()}
-    return build(kinds[kind], values, PARTS, kind)
+    return SCHEMA.build(kinds[kind], values, kind)
 
 
 def _text(value: str, name: str) -> str:

@@ -42,15 +42,21 @@ def timeline(result: Result) -> pn.Column:
         spans = [
             (place[track], span.start, span.end, span.name)
             for span in result.recorder.spans
-            if span.kind == kind and span.end > begin and span.start < end
+            if span.kind == kind
+            and span.end > begin
+            and span.start < end
             and (track := span.track.removesuffix(" network")) in place
-        ][:N_BARS]  # fmt: skip
+        ][:N_BARS]
         if spans:
             columns = list(zip(*spans, strict=True))
             source: dict[str, Any] = {
-                "y": [y + offset for y in columns[0]], "left": columns[1], "right": columns[2], "name": columns[3],
-                "takes": [seconds(stop - start) for _, start, stop, _ in spans], "kind": [label] * len(spans),
-            }  # fmt: skip
+                "y": [y + offset for y in columns[0]],
+                "left": columns[1],
+                "right": columns[2],
+                "name": columns[3],
+                "takes": [seconds(stop - start) for _, start, stop, _ in spans],
+                "kind": [label] * len(spans),
+            }
             plot.hbar(y="y", left="left", right="right", height=height, source=ColumnDataSource(source), color=colour,
                       line_color="white", line_width=0.3)  # fmt: skip
     plot.add_tools(HoverTool(tooltips=[("", "@kind @name"), ("takes", "@takes")]))

@@ -21,9 +21,13 @@ from ddlsim.imports.text import EntryError, LeftOut, SourceText, read_text
 from ddlsim.imports.timing import Timing
 
 _OPERATIONS = {
-    "ALLREDUCE": "all_reduce", "ADASUM": "all_reduce", "ALLGATHER": "all_gather", "BROADCAST": "broadcast",
-    "ALLTOALL": "all_to_all", "REDUCESCATTER": "reduce_scatter",
-}  # fmt: skip
+    "ALLREDUCE": "all_reduce",
+    "ADASUM": "all_reduce",
+    "ALLGATHER": "all_gather",
+    "BROADCAST": "broadcast",
+    "ALLTOALL": "all_to_all",
+    "REDUCESCATTER": "reduce_scatter",
+}
 _TRANSFER = re.compile(r"(?:NCCL|MPI|GLOO|CCL|DDL|MLSL)_(\w+)")
 _WIDTHS = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "uint16": 2}
 _WIDTHS |= {"int8": 1, "uint8": 1, "bool": 1}

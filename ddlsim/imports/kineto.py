@@ -7,12 +7,7 @@ https://pytorch.org/docs/stable/profiler.html and ``torch/csrc/profiler/util.cpp
 * collectives on GPUs: kernels ``nccl...Kernel_AllReduce_...``, their sizes in the kernel's arguments or in those of the
   ``record_param_comms`` with the same ``External id``; on CPUs: the spans ``gloo:all_reduce`` with ``Input Dims``
   (``record_shapes=True``);
-* layers, from traces taken with ``with_stack=True``. Forward: the spans ``nn.Module: Conv2d_0`` that contain no other
-  module. Backward: autograd numbers its nodes as the forward pass creates them; the call
-  ``autograd::engine::evaluate_function: ConvolutionBackward0`` with sequence number n belongs to the module in which
-  the last forward operation with that number ran. With GPU kernels in the trace the times are those of the kernels
-  launched inside these spans (``correlation`` joins launch and kernel), else those of the spans on the CPU. Kernels of
-  collectives, the accumulation of gradients, and work between modules (in a container's forward) belong to no layer.
+* layers: see :mod:`ddlsim.imports.kineto`.
 
 A collective's kernel runs from when its own rank gets there, so its time contains waiting for the slowest rank:
 :func:`fastest_over_ranks` takes the minimum over the ranks' traces.
@@ -41,314 +36,7 @@ from ddlsim.imports.text import EntryError, LeftOut, SourceText, read_text
 from ddlsim.imports.timing import Timing
 from ddlsim.workload.compute import Workload
 
-#: torch.nn class, without its dimension -> layer type of a model file
-_TYPES = {
-    "Conv": "conv", "Linear": "dense", "BatchNorm": "batch_norm", "SyncBatchNorm": "batch_norm",
-    "LayerNorm": "layer_norm", "Embedding": "embedding", "EmbeddingBag": "embedding_bag", "ReLU": "relu",
-    "GELU": "gelu", "Tanh": "tanh", "Sigmoid": "sigmoid", "MaxPool": "max_pool", "AvgPool": "avg_pool",
-    "AdaptiveAvgPool": "adaptive_avg_pool", "Dropout": "dropout", "Flatten": "flatten",
-}  # fmt: skip
-_LEARNED = ("conv", "dense", "batch_norm", "layer_norm", "embedding", "embedding_bag")
-
-
-@checked
-def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workload:
-    """Return `workload` with the forward and backward times that a trace measured.
-
-    layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model at the same batch size
-
-    Modules are matched by class, in order of their calls. Layers with parameters must be as many in the trace as in the
-    model; of the others a module that is called several times has its time shared out as the workload had it. Layers
-    that are no modules in PyTorch (additions, concatenations, attention) keep the workload's times.
-
-    Raises :class:`ConfigError` naming the class and both counts when model and trace do not fit.
-    """
-    if not layers:
-        raise ConfigError("the trace has no layers; take it with torch.profiler.profile(with_stack=True)")
-    found: dict[str, list[LayerTime]] = {}
-    for layer in layers:
-        kind = _type_of(layer)
-        if kind is not None:
-            found.setdefault(kind, []).append(layer)
-    types = [layer.type for layer in workload.model.layers]
-    for kind in _LEARNED:
-        n_model, n_trace = types.count(kind), len(found.get(kind, []))
-        if n_model != n_trace:
-            raise ConfigError(
-                f"the trace calls {n_trace} modules that are {kind!r}, the model {workload.model.name!r} has {n_model};"
-                f" take the model that was traced"
-            )
-    forward, backward = workload.forward.copy(), workload.backward.copy()
-    for kind, modules in found.items():
-        places = np.flatnonzero([name == kind for name in types])
-        for times, key in ((forward, "forward_s"), (backward, "backward_s")):
-            measured = [getattr(module, key) for module in modules]
-            if len(places) == len(modules):
-                times[places] = measured
-            elif len(places):
-                old = times[places]
-                share = old / old.sum() if old.sum() > 0 else np.full(len(places), 1 / len(places))
-                times[places] = sum(measured) * share
-    n_modules = sum(len(modules) for modules in found.values())
-    return replace(workload, forward=forward, backward=backward, basis=f"profile of {n_modules} modules")
-
-
-def _type_of(layer: LayerTime) -> str | None:
-    """Return the layer type of a module; None for those without work of their own in the model."""
-    name = re.sub(r"[123]d$", "", layer.kind)
-    if name == "Identity" or name.endswith("Loss"):
-        return None
-    if name not in _TYPES:
-        raise ConfigError(
-            f"the trace has the module {layer.name!r}, of a class that no layer of a model file stands for; "
-            f"leave its time out, or describe the model with known layers ({listed(sorted(_TYPES))})"
-        )
-    return _TYPES[name]
-
-
-#: kernels of either sort below which nothing is said
-FEWEST = 20
-#: share of a kernel that may be on the other side: seconds since 1970 are exact to 0.2 us
-EDGE = 0.05
-
-
-def overlap_slowdown(spans: Sequence[Event]) -> float:
-    """Return how many times as long kernels take beside a collective's kernel as alone; NaN if the trace does not say.
-
-    Kernels of the same name and launch (grid, block) are alike; those count that ran both wholly beside a kernel of
-    NCCL's and wholly without one: the sum of their seconds beside it over what they would have taken alone, on average.
-    With fewer than 20 of either sort there is no number.
-    """
-    kernels = [event for event in spans if event.category == "kernel" and event.dur > 0]
-    beside: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    alone: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    by_device: dict[str, list[Event]] = defaultdict(list)
-    for event in kernels:
-        by_device[str(event.args.get("device", event.pid))].append(event)
-    for own in by_device.values():
-        busy = _union([event for event in own if event.name.startswith("nccl")])
-        for event in own:
-            if event.name.startswith("nccl"):
-                continue
-            share = _covered(busy, event)
-            launch = event.name, str(event.args.get("grid")), str(event.args.get("block"))
-            if share <= EDGE * event.dur:
-                alone[launch].append(event.dur)
-            elif share >= (1.0 - EDGE) * event.dur:
-                beside[launch].append(event.dur)
-    both = sorted(beside.keys() & alone.keys())
-    if min((sum(len(sort[launch]) for launch in both) for sort in (beside, alone)), default=0) < FEWEST:
-        return float("nan")
-    expected = sum(len(beside[launch]) * float(np.mean(alone[launch])) for launch in both)
-    return float(sum(sum(beside[launch]) for launch in both) / expected)
-
-
-def _union(events: Sequence[Event]) -> npt.NDArray[np.float64]:
-    """Return the intervals in which one of the events runs, (n, 2) s, in their order."""
-    merged: list[list[float]] = []
-    for begin, end in sorted((event.ts, event.end) for event in events):
-        if merged and begin <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([begin, end])
-    return np.array(merged, dtype=float).reshape(-1, 2)
-
-
-def _covered(intervals: npt.NDArray[np.float64], event: Event) -> float:
-    """Return how long any of the intervals runs beside an event, s."""
-    first, last = np.searchsorted(intervals[:, 1], event.ts, "right"), np.searchsorted(intervals[:, 0], event.end)
-    near = intervals[first:last]
-    return float((np.minimum(near[:, 1], event.end) - np.maximum(near[:, 0], event.ts)).sum())
-
-
-_STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
-_KERNEL = re.compile(r"(?:nccl|rccl|msccl)\w*?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
-_CPU = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
-#: names of collectives, in lower case and without underscores
-_OPERATIONS = {
-    "allreduce": "all_reduce", "allreducecoalesced": "all_reduce", "allgather": "all_gather",
-    "allgatherbase": "all_gather", "allgatherintotensorcoalesced": "all_gather", "allgathersingle": "all_gather",
-    "reducescatter": "reduce_scatter", "reducescatterbase": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter", "broadcast": "broadcast", "reduce": "reduce",
-    "alltoall": "all_to_all", "alltoallv": "all_to_all", "alltoallbase": "all_to_all", "gather": "gather",
-    "scatter": "scatter", "send": "p2p", "recv": "p2p", "sendrecv": "p2p",
-}  # fmt: skip
-#: torch's names of types -> numpy's, bytes
-_DTYPES = {
-    "float": ("float32", 4), "double": ("float64", 8), "half": ("float16", 2), "c10::half": ("float16", 2),
-    "bfloat16": ("bfloat16", 2), "c10::bfloat16": ("bfloat16", 2), "int": ("int32", 4), "long": ("int64", 8),
-    "long int": ("int64", 8), "short": ("int16", 2), "byte": ("uint8", 1), "char": ("int8", 1),
-    "unsigned char": ("uint8", 1), "signed char": ("int8", 1), "bool": ("bool", 1),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class KinetoTrace:
-    """What one rank's trace holds.
-
-    steps        the training steps, in order; ``n_samples`` is set where a batch size was given
-    collectives  in order of time; ``nbytes`` 0 where the trace has no sizes
-    layers       leaf modules in order of their first call (empty without ``with_stack=True``)
-    rank, n_ranks   of this trace; 0 and 1 where it was not distributed
-    overlap_slowdown   how many times as long kernels take beside a collective's
-                       (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN where the trace does not say
-    batch_size   length of the first dimension of what the first module computes with; 0 without ``record_shapes=True``
-    """
-
-    steps: tuple[Timing, ...]
-    collectives: tuple[Timing, ...]
-    layers: tuple[LayerTime, ...]
-    rank: int
-    n_ranks: int
-    batch_size: int = 0
-    overlap_slowdown: float = math.nan
-
-
-@checked
-def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoTrace:
-    """Return steps, collectives and layer times of the trace in `path`.
-
-    batch_size   samples per rank and step; sets the steps' ``n_samples``
-
-    Skips events with an impossible value (such as a negative duration or size), with a warning that counts them.
-    Raises :class:`ConfigError` with the place and the reason; also for a trace with none of the three.
-    """
-    source, left_out = read_text(path), LeftOut()
-    top, events = read_events(source, left_out)
-    rank, n_ranks = _distributed(source, top)
-    spans = [event for event in events if event.phase == "X"]
-    marks = [event for event in spans if _STEP.match(event.name) and not event.category.startswith("gpu")]
-    marks.sort(key=lambda event: event.ts)
-    steps: list[Timing] = []
-    for event in marks:
-        with left_out:
-            steps.append(_step(source, event, n_ranks, batch_size))
-    collectives = tuple(_collectives(source, spans, n_ranks, left_out))
-    layers = tuple(layer_times(spans, [(event.ts, event.end) for event in marks]))
-    samples, slowdown = input_samples(spans), overlap_slowdown(spans)
-    trace = KinetoTrace(tuple(steps), collectives, layers, rank, n_ranks, samples, slowdown)
-    left_out.tell(trace.steps or trace.collectives or trace.layers)
-    if not (trace.steps or trace.collectives or trace.layers):
-        raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")
-    return trace
-
-
-def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
-    info = top.get("distributedInfo")
-    if not isinstance(info, dict):
-        return 0, 1
-    rank, n_ranks = info.get("rank", 0), info.get("world_size", 1)
-    if not (isinstance(rank, int) and isinstance(n_ranks, int) and 0 <= rank < n_ranks):
-        raise source.error(
-            None, f"distributedInfo: rank = {shown(rank)} of world_size = {shown(n_ranks)} makes no sense"
-        )
-    return rank, n_ranks
-
-
-def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
-    place = f"{source.path}: traceEvents[{event.index}]"
-    if event.dur <= 0:
-        raise EntryError(f"{place}: {event.name} takes no time; is the trace complete?")
-    n = float((batch_size or 0) * n_ranks)
-    return Timing(
-        "kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, variant=event.name, place=place
-    )
-
-
-# ---------------------------------------------------------------------------------------------------- collectives
-
-
-def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out: LeftOut) -> list[Timing]:
-    described: dict[int, Event] = {}  # External id -> the call that has the sizes
-    for event in spans:
-        external = event.integer("External id")
-        if external is not None and "Collective name" in event.args and event.category != "kernel":
-            described[external] = event
-    found: list[tuple[float, Timing]] = []
-    for event in spans:
-        operation, said = _what(event, described)
-        if operation is not None and event.dur > 0:
-            with left_out:
-                found.append((event.ts, _collective(source, event, operation, said, n_ranks)))
-    return [timing for _, timing in sorted(found, key=lambda pair: pair[0])]
-
-
-def _what(event: Event, described: dict[int, Event]) -> tuple[str | None, dict[str, object]]:
-    """Return the operation that this span is (None: no collective), and the arguments that describe it."""
-    if event.category == "kernel":
-        if not event.name.startswith(("nccl", "rccl", "msccl")):
-            return None, {}
-        args = event.args
-        external = event.integer("External id")
-        if external is None:
-            external = event.integer("external id")
-        if "Collective name" not in args and external in described:
-            args = described[external].args
-        match = _KERNEL.match(event.name)
-        name = str(args.get("Collective name", match[1] if match else ""))
-        return _OPERATIONS.get(name.lower().replace("_", "")), args
-    match = _CPU.fullmatch(event.name)
-    if match is None or event.category.startswith("gpu"):
-        return None, {}
-    return _OPERATIONS.get(match[1].lower().replace("_", "")), event.args
-
-
-def _collective(source: SourceText, event: Event, operation: str, args: dict[str, object], n_ranks: int) -> Timing:
-    group = args.get("Group size")
-    ranks = group if isinstance(group, int) and group > 0 else n_ranks
-    place = f"{source.path}: traceEvents[{event.index}]"
-    dtype, nbytes = _size(operation, args, ranks, place)
-    variant = event.name.split("(")[0]
-    return Timing(
-        "kineto", operation, ranks, nbytes, event.dur, "single", n_reps=1, dtype=dtype, variant=variant, place=place
-    )
-
-
-def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> tuple[str, float]:
-    """Return type and bytes of the whole buffer; "", 0 where the trace does not say."""
-    if "In msg nelems" in args:
-        dtype, width = _DTYPES.get(str(args.get("dtype", "")).lower(), ("", 0))
-        key = "Out msg nelems" if operation in ("all_gather", "gather") else "In msg nelems"
-        return dtype, _elements(args.get(key, 0), f"{place}: {key}") * width
-    dims, types = args.get("Input Dims"), args.get("Input type")
-    if not isinstance(dims, list) or not isinstance(types, list):
-        return "", 0.0
-    dtype, nbytes = "", 0.0
-    for shape, kind in zip(dims, types, strict=False):
-        name, width = _DTYPES.get(str(kind).lower(), ("", 0))
-        if isinstance(shape, list) and width and all(isinstance(size, int) for size in shape):
-            sizes = [_elements(size, f"{place}: Input Dims") for size in shape]
-            dtype, nbytes = dtype or name, nbytes + math.prod(sizes) * width
-    return dtype, nbytes * (n_ranks if operation in ("all_gather", "gather") else 1)
-
-
-def _elements(value: object, place: str) -> float:
-    number = finite(value)
-    if number is None or number < 0 or number != int(number):
-        raise EntryError(f"{place} = {shown(value)} must be a whole number, not negative; is the trace damaged?")
-    return number
-
-
-@checked
-def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
-    """Return the collectives of several ranks' traces of one run, each with the least time that any rank saw.
-
-    The i-th collective of one rank is the i-th of every other. Raises :class:`ConfigError` when they differ in number,
-    operation or size.
-    """
-    if not traces:
-        raise ConfigError("fastest_over_ranks: no traces; give one per rank")
-    rows = [trace.collectives for trace in traces]
-    if len({len(row) for row in rows}) > 1:
-        counts = ", ".join(str(len(row)) for row in rows)
-        raise ConfigError(f"the traces have {counts} collectives; trace the same steps on every rank")
-    fastest = []
-    for same in zip(*rows, strict=True):
-        if len({(timing.operation, timing.nbytes) for timing in same}) > 1:
-            raise ConfigError(f"{same[0].place} and {same[-1].place} are not the same collective; trace the same steps")
-        fastest.append(replace(same[0], seconds=min(timing.seconds for timing in same)))
-    return tuple(fastest)
-
+# ---------------------------------------------------------------- times of layers
 
 _MODULE = re.compile(r"nn\.Module: (.+)")
 _BACKWARD = "autograd::engine::evaluate_function:"
@@ -494,3 +182,328 @@ def _kernel_costs(
                 costs.append((way, name, launch.ts, kernel.dur))
                 break
     return costs
+
+
+# ---------------------------------------------------------------- traces
+
+#: torch.nn class, without its dimension -> layer type of a model file
+_TYPES = {
+    "Conv": "conv", "Linear": "dense", "BatchNorm": "batch_norm", "SyncBatchNorm": "batch_norm",
+    "LayerNorm": "layer_norm", "Embedding": "embedding", "EmbeddingBag": "embedding_bag", "ReLU": "relu",
+    "GELU": "gelu", "Tanh": "tanh", "Sigmoid": "sigmoid", "MaxPool": "max_pool", "AvgPool": "avg_pool",
+    "AdaptiveAvgPool": "adaptive_avg_pool", "Dropout": "dropout", "Flatten": "flatten",
+}  # fmt: skip
+_LEARNED = ("conv", "dense", "batch_norm", "layer_norm", "embedding", "embedding_bag")
+
+
+@checked
+def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workload:
+    """Return `workload` with the forward and backward times that a trace measured.
+
+    layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model at the same batch size
+
+    Modules are matched by class, in order of their calls. Layers with parameters must be as many in the trace as in the
+    model; of the others a module that is called several times has its time shared out as the workload had it. Layers
+    that are no modules in PyTorch (additions, concatenations, attention) keep the workload's times.
+
+    Raises :class:`ConfigError` naming the class and both counts when model and trace do not fit.
+    """
+    if not layers:
+        raise ConfigError("the trace has no layers; take it with torch.profiler.profile(with_stack=True)")
+    found: dict[str, list[LayerTime]] = {}
+    for layer in layers:
+        kind = _type_of(layer)
+        if kind is not None:
+            found.setdefault(kind, []).append(layer)
+    types = [layer.type for layer in workload.model.layers]
+    for kind in _LEARNED:
+        n_model, n_trace = types.count(kind), len(found.get(kind, []))
+        if n_model != n_trace:
+            raise ConfigError(
+                f"the trace calls {n_trace} modules that are {kind!r}, the model {workload.model.name!r} has {n_model};"
+                f" take the model that was traced"
+            )
+    forward, backward = workload.forward.copy(), workload.backward.copy()
+    for kind, modules in found.items():
+        places = np.flatnonzero([name == kind for name in types])
+        for times, measured in (
+            (forward, [module.forward_s for module in modules]),
+            (backward, [module.backward_s for module in modules]),
+        ):
+            if len(places) == len(modules):
+                times[places] = measured
+            elif len(places):
+                old = times[places]
+                share = old / old.sum() if old.sum() > 0 else np.full(len(places), 1 / len(places))
+                times[places] = sum(measured) * share
+    return replace(
+        workload,
+        forward=forward,
+        backward=backward,
+        basis=f"profile of {sum(len(modules) for modules in found.values())} modules",
+    )
+
+
+def _type_of(layer: LayerTime) -> str | None:
+    """Return the layer type of a module; None for those without work of their own in the model."""
+    name = re.sub(r"[123]d$", "", layer.kind)
+    if name == "Identity" or name.endswith("Loss"):
+        return None
+    if name not in _TYPES:
+        raise ConfigError(
+            f"the trace has the module {layer.name!r}, of a class that no layer of a model file stands for; "
+            f"leave its time out, or describe the model with known layers ({listed(sorted(_TYPES))})"
+        )
+    return _TYPES[name]
+
+
+#: kernels of either sort below which nothing is said
+FEWEST = 20
+#: share of a kernel that may be on the other side: seconds since 1970 are exact to 0.2 us
+EDGE = 0.05
+
+
+def overlap_slowdown(spans: Sequence[Event]) -> float:
+    """Return how many times as long kernels take beside a collective's kernel as alone; NaN if the trace does not say.
+
+    Kernels of the same name and launch (grid, block) are alike; those count that ran both wholly beside a kernel of
+    NCCL's and wholly without one: the sum of their seconds beside it over what they would have taken alone, on average.
+    With fewer than 20 of either sort there is no number.
+    """
+    kernels = [event for event in spans if event.category == "kernel" and event.dur > 0]
+    beside: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    alone: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    by_device: dict[str, list[Event]] = defaultdict(list)
+    for event in kernels:
+        by_device[str(event.args.get("device", event.pid))].append(event)
+    for own in by_device.values():
+        busy = _union([event for event in own if event.name.startswith("nccl")])
+        for event in own:
+            if event.name.startswith("nccl"):
+                continue
+            share = _covered(busy, event)
+            launch = event.name, str(event.args.get("grid")), str(event.args.get("block"))
+            if share <= EDGE * event.dur:
+                alone[launch].append(event.dur)
+            elif share >= (1.0 - EDGE) * event.dur:
+                beside[launch].append(event.dur)
+    both = sorted(beside.keys() & alone.keys())
+    if min((sum(len(sort[launch]) for launch in both) for sort in (beside, alone)), default=0) < FEWEST:
+        return float("nan")
+    expected = sum(len(beside[launch]) * float(np.mean(alone[launch])) for launch in both)
+    return float(sum(sum(beside[launch]) for launch in both) / expected)
+
+
+def _union(events: Sequence[Event]) -> npt.NDArray[np.float64]:
+    """Return the intervals in which one of the events runs, (n, 2) s, in their order."""
+    merged: list[list[float]] = []
+    for begin, end in sorted((event.ts, event.end) for event in events):
+        if merged and begin <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([begin, end])
+    return np.array(merged, dtype=float).reshape(-1, 2)
+
+
+def _covered(intervals: npt.NDArray[np.float64], event: Event) -> float:
+    """Return how long any of the intervals runs beside an event, s."""
+    first, last = np.searchsorted(intervals[:, 1], event.ts, "right"), np.searchsorted(intervals[:, 0], event.end)
+    near = intervals[first:last]
+    return float((np.minimum(near[:, 1], event.end) - np.maximum(near[:, 0], event.ts)).sum())
+
+
+_STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
+_KERNEL = re.compile(r"(?:nccl|rccl|msccl)\w*?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
+_CPU = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
+#: names of collectives, in lower case and without underscores
+_OPERATIONS = {
+    "allreduce": "all_reduce", "allreducecoalesced": "all_reduce", "allgather": "all_gather",
+    "allgatherbase": "all_gather", "allgatherintotensorcoalesced": "all_gather", "allgathersingle": "all_gather",
+    "reducescatter": "reduce_scatter", "reducescatterbase": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter", "broadcast": "broadcast", "reduce": "reduce",
+    "alltoall": "all_to_all", "alltoallv": "all_to_all", "alltoallbase": "all_to_all", "gather": "gather",
+    "scatter": "scatter", "send": "p2p", "recv": "p2p", "sendrecv": "p2p",
+}  # fmt: skip
+#: torch's names of types -> numpy's, bytes
+_DTYPES = {
+    "float": ("float32", 4), "double": ("float64", 8), "half": ("float16", 2), "c10::half": ("float16", 2),
+    "bfloat16": ("bfloat16", 2), "c10::bfloat16": ("bfloat16", 2), "int": ("int32", 4), "long": ("int64", 8),
+    "long int": ("int64", 8), "short": ("int16", 2), "byte": ("uint8", 1), "char": ("int8", 1),
+    "unsigned char": ("uint8", 1), "signed char": ("int8", 1), "bool": ("bool", 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KinetoTrace:
+    """What one rank's trace holds.
+
+    steps        the training steps, in order; ``n_samples`` is set where a batch size was given
+    collectives  in order of time; ``nbytes`` 0 where the trace has no sizes
+    layers       leaf modules in order of their first call (empty without ``with_stack=True``)
+    rank, n_ranks   of this trace; 0 and 1 where it was not distributed
+    overlap_slowdown   how many times as long kernels take beside a collective's
+                       (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN where the trace does not say
+    batch_size   length of the first dimension of what the first module computes with; 0 without ``record_shapes=True``
+    """
+
+    steps: tuple[Timing, ...]
+    collectives: tuple[Timing, ...]
+    layers: tuple[LayerTime, ...]
+    rank: int
+    n_ranks: int
+    batch_size: int = 0
+    overlap_slowdown: float = math.nan
+
+
+@checked
+def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoTrace:
+    """Return steps, collectives and layer times of the trace in `path`.
+
+    batch_size   samples per rank and step; sets the steps' ``n_samples``
+
+    Skips events with an impossible value (such as a negative duration or size), with a warning that counts them.
+    Raises :class:`ConfigError` with the place and the reason; also for a trace with none of the three.
+    """
+    source, left_out = read_text(path), LeftOut()
+    top, events = read_events(source, left_out)
+    rank, n_ranks = _distributed(source, top)
+    spans = [event for event in events if event.phase == "X"]
+    marks = sorted((event for event in spans if _is_step(event)), key=lambda event: event.ts)
+    steps: list[Timing] = []
+    for event in marks:
+        with left_out:
+            steps.append(_step(source, event, n_ranks, batch_size))
+    trace = KinetoTrace(
+        steps=tuple(steps),
+        collectives=tuple(_collectives(source, spans, n_ranks, left_out)),
+        layers=tuple(layer_times(spans, [(event.ts, event.end) for event in marks])),
+        rank=rank,
+        n_ranks=n_ranks,
+        batch_size=input_samples(spans),
+        overlap_slowdown=overlap_slowdown(spans),
+    )
+    left_out.tell(trace.steps or trace.collectives or trace.layers)
+    if not (trace.steps or trace.collectives or trace.layers):
+        raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")
+    return trace
+
+
+def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
+    info = top.get("distributedInfo")
+    if not isinstance(info, dict):
+        return 0, 1
+    rank, n_ranks = info.get("rank", 0), info.get("world_size", 1)
+    if not (isinstance(rank, int) and isinstance(n_ranks, int) and 0 <= rank < n_ranks):
+        raise source.error(
+            None, f"distributedInfo: rank = {shown(rank)} of world_size = {shown(n_ranks)} makes no sense"
+        )
+    return rank, n_ranks
+
+
+def _is_step(event: Event) -> bool:
+    return _STEP.match(event.name) is not None and not event.category.startswith("gpu")
+
+
+def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
+    place = f"{source.path}: traceEvents[{event.index}]"
+    if event.dur <= 0:
+        raise EntryError(f"{place}: {event.name} takes no time; is the trace complete?")
+    return Timing(
+        tool="kineto", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=event.dur, statistic="single", n_reps=1,
+        n_samples=float((batch_size or 0) * n_ranks), variant=event.name, place=place,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- collectives
+
+
+def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out: LeftOut) -> list[Timing]:
+    described: dict[int, Event] = {}  # External id -> the call that has the sizes
+    for event in spans:
+        external = event.integer("External id")
+        if external is not None and "Collective name" in event.args and event.category != "kernel":
+            described[external] = event
+    found: list[tuple[float, Timing]] = []
+    for event in spans:
+        operation, said = _what(event, described)
+        if operation is not None and event.dur > 0:
+            with left_out:
+                found.append((event.ts, _collective(source, event, operation, said, n_ranks)))
+    return [timing for _, timing in sorted(found, key=lambda pair: pair[0])]
+
+
+def _what(event: Event, described: dict[int, Event]) -> tuple[str | None, dict[str, object]]:
+    """Return the operation that this span is (None: no collective), and the arguments that describe it."""
+    if event.category == "kernel":
+        if not event.name.startswith(("nccl", "rccl", "msccl")):
+            return None, {}
+        args = event.args
+        external = event.integer("External id")
+        if external is None:
+            external = event.integer("external id")
+        if "Collective name" not in args and external in described:
+            args = described[external].args
+        match = _KERNEL.match(event.name)
+        name = str(args.get("Collective name", match[1] if match else ""))
+        return _OPERATIONS.get(name.lower().replace("_", "")), args
+    match = _CPU.fullmatch(event.name)
+    if match is None or event.category.startswith("gpu"):
+        return None, {}
+    return _OPERATIONS.get(match[1].lower().replace("_", "")), event.args
+
+
+def _collective(source: SourceText, event: Event, operation: str, args: dict[str, object], n_ranks: int) -> Timing:
+    group = args.get("Group size")
+    ranks = group if isinstance(group, int) and group > 0 else n_ranks
+    place = f"{source.path}: traceEvents[{event.index}]"
+    dtype, nbytes = _size(operation, args, ranks, place)
+    return Timing(
+        tool="kineto", operation=operation, n_ranks=ranks, nbytes=nbytes, seconds=event.dur, statistic="single",
+        n_reps=1, dtype=dtype, variant=event.name.split("(")[0], place=place,
+    )  # fmt: skip
+
+
+def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> tuple[str, float]:
+    """Return type and bytes of the whole buffer; "", 0 where the trace does not say."""
+    if "In msg nelems" in args:
+        dtype, width = _DTYPES.get(str(args.get("dtype", "")).lower(), ("", 0))
+        key = "Out msg nelems" if operation in ("all_gather", "gather") else "In msg nelems"
+        return dtype, _elements(args.get(key, 0), f"{place}: {key}") * width
+    dims, types = args.get("Input Dims"), args.get("Input type")
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return "", 0.0
+    dtype, nbytes = "", 0.0
+    for shape, kind in zip(dims, types, strict=False):
+        name, width = _DTYPES.get(str(kind).lower(), ("", 0))
+        if isinstance(shape, list) and width and all(isinstance(size, int) for size in shape):
+            sizes = [_elements(size, f"{place}: Input Dims") for size in shape]
+            dtype, nbytes = dtype or name, nbytes + math.prod(sizes) * width
+    return dtype, nbytes * (n_ranks if operation in ("all_gather", "gather") else 1)
+
+
+def _elements(value: object, place: str) -> float:
+    number = finite(value)
+    if number is None or number < 0 or number != int(number):
+        raise EntryError(f"{place} = {shown(value)} must be a whole number, not negative; is the trace damaged?")
+    return number
+
+
+@checked
+def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
+    """Return the collectives of several ranks' traces of one run, each with the least time that any rank saw.
+
+    The i-th collective of one rank is the i-th of every other. Raises :class:`ConfigError` when they differ in number,
+    operation or size.
+    """
+    if not traces:
+        raise ConfigError("fastest_over_ranks: no traces; give one per rank")
+    rows = [trace.collectives for trace in traces]
+    if len({len(row) for row in rows}) > 1:
+        counts = ", ".join(str(len(row)) for row in rows)
+        raise ConfigError(f"the traces have {counts} collectives; trace the same steps on every rank")
+    fastest = []
+    for same in zip(*rows, strict=True):
+        if len({(timing.operation, timing.nbytes) for timing in same}) > 1:
+            raise ConfigError(f"{same[0].place} and {same[-1].place} are not the same collective; trace the same steps")
+        fastest.append(replace(same[0], seconds=min(timing.seconds for timing in same)))
+    return tuple(fastest)

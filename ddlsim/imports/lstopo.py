@@ -170,10 +170,11 @@ class _Reader:
             self.n_displays += 1
             self.notes.append(f"display left out: {vendor}:{device}, PCI {busid}")
         elif kind.startswith("02"):
-            fabric = (
-                each for each in _devices(element) if not self.rdma or each.get("osdev_type", "") in _OPEN_FABRICS
-            )
-            names = [each.get("name", "?") for each in fabric]
+            names = [
+                each.get("name", "?")
+                for each in _devices(element)
+                if not self.rdma or each.get("osdev_type", "") in _OPEN_FABRICS
+            ]
             nic = Element(element.source, element.line, "nic", {})
             nic.children += [Element(element.source, element.line, "net", {"name": name}) for name in names[:1]]
             pci.children.append(nic)

@@ -145,10 +145,14 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
         benchmark=_benchmark(source, once),
         status="killed" if start is not None and stop is None else _status(stop),
         run_s=stop.time_s - begin if start is not None and stop is not None else math.nan,
-        global_batch_size=batch, train_samples=samples, accuracies=tuple(row for row, _ in accuracies),
+        global_batch_size=batch,
+        train_samples=samples,
+        accuracies=tuple(row for row, _ in accuracies),
         metrics=tuple(name for _, name in accuracies),
-        epochs=tuple((number, seconds) for number, seconds, _ in epochs), timings=tuple(timings), notes=notes,
-    )  # fmt: skip
+        epochs=tuple((number, seconds) for number, seconds, _ in epochs),
+        timings=tuple(timings),
+        notes=notes,
+    )
 
 
 def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> Iterator[_Entry]:

@@ -82,8 +82,12 @@ class PciTree:
         """Return the machine that these <cpu> elements make."""
         machine = Machine()
         self._nets = set()
-        nets = (net for cpu in cpus for net in walk(cpu) if net.tag == "net" and not self.virtual_nics)
-        left_out = dict.fromkeys(net["name"] for net in nets if _VIRTUAL.fullmatch(net.get("name", "")))
+        left_out = dict.fromkeys(
+            net["name"]
+            for cpu in cpus
+            for net in walk(cpu)
+            if net.tag == "net" and not self.virtual_nics and _VIRTUAL.fullmatch(net.get("name", ""))
+        )
         if left_out:
             self.notes.append(f"left out virtual interfaces: {', '.join(left_out)}")
             warn(f"{cpus[0].source.path}: {self.notes[-1]}; virtual_nics=True (--set virtual_nics=true) uses them")
@@ -153,9 +157,7 @@ class PciTree:
         name = f"nic-{nets[0].get('name', place)}"
         if name in machine.switches:
             name = f"{name}-{place}"
-        # files have Mbit/s
-        rates = [net.integer("speed") * 1e6 / 8 if has_speed(net) else self.nic_bandwidth for net in nets]
-        speeds = [rate for rate in rates if rate is not None]
+        speeds = [speed for net in nets if (speed := self._net_speed(net)) is not None]
         machine.switches.append(name)
         if bandwidth is None and not speeds:  # beside the PCIe tree, as fast as its ports
             raise nets[0].error("does not say its speed (Mbit/s); give nic_bandwidth (--set nic_bandwidth=...)")
@@ -194,6 +196,10 @@ class PciTree:
                 f"{bandwidth / 1e9:.4g} GB/s, as NCCL does"
             )
         return bandwidth
+
+    def _net_speed(self, net: Element) -> float | None:
+        """Return bytes/s; the file has Mbit/s. None where neither file nor caller says it."""
+        return net.integer("speed") * 1e6 / 8 if has_speed(net) else self.nic_bandwidth
 
     def _nvlinks(self, machine: Machine, gpus: dict[str, tuple[str, Element]]) -> None:
         """Add the NVLinks and xGMI: to each other, or all to one crossbar; and C2C to the CPU."""

@@ -83,8 +83,11 @@ def read_rocm_smi(
     machine.links += [(a, b, "smp", smp, latency) for a, b in itertools.combinations(machine.cpus, 2)]
     joined = [pair for pair, kind in sorted(tables.links.items()) if kind == "XGMI"]
     if joined and xgmi_bandwidth is None:
-        what = "does not say how fast XGMI is; give xgmi_bandwidth (--bandwidth), of all links between two GPUs"
-        raise source.error(None, f"{what}: RCCL takes 24 GB/s a link, 36 on MI200, 48 on MI300")
+        raise source.error(
+            None,
+            "does not say how fast XGMI is; give xgmi_bandwidth (--bandwidth), of all links between two GPUs: "
+            "RCCL takes 24 GB/s a link, 36 on MI200, 48 on MI300",
+        )
     if not joined and xgmi_bandwidth is not None:
         raise source.error(None, "has no XGMI; leave xgmi_bandwidth out")
     if joined:

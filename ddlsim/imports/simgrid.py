@@ -2,20 +2,7 @@
 
 Shape: https://simgrid.org/doc/latest/XML_reference.html and simgrid.dtd, versions 3 to 4.1 (``AS`` or ``zone``,
 ``ASroute`` or ``zoneRoute``, ``power`` or ``speed``). A link without ``sharing_policy`` is SHARED, as the DTD has it;
-a cluster's links are SPLITDUPLEX. The DTD itself is never loaded. Numbers without a unit, from before version 4, are
-bytes/s, seconds and flop/s.
-
-A SimGrid link joins no two nodes: it is a capacity that routes name, in any order. Each direction of it becomes an
-edge ``link.in -> link.out`` of its bandwidth and latency, joined to hosts, routers and each other by edges of latency 0
-that carry nothing but what crosses the link beside them, so they never limit. Every pair of hosts takes its SimGrid
-route, so that bandwidth sharing and latencies are exactly SimGrid's. A route is composed when a run first asks for it:
-n hosts have n (n - 1) of them. Hosts without a route (routing "fixed") cannot communicate.
-
-Zones: routing Full, Floyd, Dijkstra, DijkstraCache, Cluster (``host_link``, ``backbone``), and flat ``<cluster>``.
-Bandwidths and latencies are those of the file; SimGrid's own default model scales them (LV08: 0.97 and 13.01), ddlsim
-does not. A platform that is one ``<cluster>`` is flat, with or without backbone, a torus, a fat tree or a dragonfly
-(``topo_parameters``, https://simgrid.org/doc/latest/Platform_examples.html), wired as by SimGrid's
-``src/kernel/routing``; nodes keep SimGrid's names, prefix + number + suffix.
+a cluster's links are SPLITDUPLEX. The DTD itself is never loaded.
 """
 
 from __future__ import annotations
@@ -27,83 +14,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster, Host
 from ddlsim.cluster.nodes import Graph, add_host, connect
+from ddlsim.imports import simgrid_units as units
 from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
-from ddlsim.units import LARGEST, in_range
+from ddlsim.units import LARGEST
 
-FASTEST = 1e30
-_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21, "Y": 1e24}
-_BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
-_WORDS = {"kilo": 1e3, "mega": 1e6, "giga": 1e9, "tera": 1e12, "peta": 1e15, "exa": 1e18, "zetta": 1e21, "yotta": 1e24}
-_RATES = {
-    f"{prefix}{unit}": factor * size
-    for unit, size in (("Bps", 1.0), ("bps", 0.125))
-    for prefix, factor in (_DECIMAL | _BINARY).items()
-}
-_TIMES = {
-    "ps": 1e-12,
-    "ns": 1e-9,
-    "us": 1e-6,
-    "ms": 1e-3,
-    "s": 1.0,
-    "m": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-    "w": 604800.0,
-}
-_SPEEDS = {f"{prefix}f": factor for prefix, factor in _DECIMAL.items()} | {
-    f"{word}flops": factor for word, factor in (_WORDS | {"": 1.0}).items()
-}
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
-
-
-def _quantity(element: Element, name: str, text: str, units: dict[str, float], default: str, example: str) -> float:
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
-        raise element.error(f"{name} = {text!r} is not a quantity; write it like {example!r}")
-    unit = match[2] or default
-    if unit not in units:
-        raise element.error(f"{name} = {text!r} has the unknown unit {unit!r}; write it like {example!r}")
-    value = float(match[1]) * units[unit]
-    if not (in_range(value) and value >= 0):
-        rule = f"must not be negative, nor beyond {LARGEST:g} in SI units"
-        raise element.error(f"{name} = {text!r} {rule}; write it like {example!r}")
-    return value
-
-
-def bandwidth_of(element: Element, name: str) -> float:
-    """Return the attribute `name` in bytes/s; it must be above 0."""
-    value = _quantity(element, name, element[name], _RATES, "Bps", "10Gbps")
-    if value == 0:
-        raise element.error(f"{name} = {element[name]!r} must be above 0; write it like '10Gbps'")
-    return value
-
-
-def latency_of(element: Element, name: str, default: str = "0s") -> float:
-    """Return the attribute `name` in seconds."""
-    return _quantity(element, name, element.get(name, default), _TIMES, "s", "50us")
-
-
-def speed_of(element: Element, name: str = "speed") -> float:
-    """Return the attribute in flop/s: of several, one per ``pstate``, the one in use, times ``availability``."""
-    if name not in element.attributes and "power" in element.attributes:  # its name before version 4
-        name = "power"
-    states, state = element[name].split(","), element.integer("pstate", 0)
-    if not 0 <= state < len(states):
-        raise element.error(f"pstate = {state}: {name} = {element[name]!r} has the states 0 to {len(states) - 1}")
-    value = _quantity(element, name, states[state], _SPEEDS, "f", "1Gf")
-    value *= _quantity(element, "availability", element.get("availability", "1"), {"": 1.0}, "", "0.5")
-    if not 1 <= value <= FASTEST:  # speeds are divided by each other
-        what = f"{name} = {element[name]!r} (pstate {state}, times availability)"
-        raise element.error(f"{what} must be from 1 to {FASTEST:g} flop/s; write it like '1Gf'")
-    return value
-
+# ---------------------------------------------------------------- cluster tags
 
 MAX_HOSTS = 100_000  # a runaway radical is a slip of the keyboard, not a cluster
 
@@ -142,10 +64,13 @@ def cluster_graph(cluster: Element) -> Graph:
     builders = {"FLAT": _flat, "TORUS": _torus, "FAT_TREE": _fat_tree, "DRAGONFLY": _dragonfly}
     if topology not in builders:
         raise cluster.error(f"topology = {topology!r} is unknown; known: {', '.join(builders)}")
-    speed_of(cluster)
-    path, speed = cluster.source.path, cluster.get("speed", cluster.get("power", ""))
-    about: dict[str, Any] = {"title": f"SimGrid cluster {cluster.get('id', '')}", "sources": [path.name]}
-    graph: Graph = Graph(name=path.stem, notes=[f"every host computes {speed}"], **about)
+    units.speed(cluster)
+    graph: Graph = Graph(
+        name=cluster.source.path.stem,
+        title=f"SimGrid cluster {cluster.get('id', '')}",
+        sources=[cluster.source.path.name],
+        notes=[f"every host computes {cluster.get('speed', cluster.get('power', ''))}"],
+    )
     hosts = [add_host(graph, host, Host())[0] for host in host_names(cluster)]
     builders[topology](graph, cluster, hosts)
     return graph
@@ -153,8 +78,10 @@ def cluster_graph(cluster: Element) -> Graph:
 
 def _link(graph: Graph, cluster: Element, a: str, b: str, kind: str, n_cables: int = 1) -> None:
     """Join two nodes with the cluster's link, of the bandwidth of `n_cables`."""
-    bandwidth, latency = bandwidth_of(cluster, "bw") * n_cables, latency_of(cluster, "lat")
-    connect(graph, a, b, kind, bandwidth, latency, shared=is_shared(cluster, "SPLITDUPLEX"))
+    connect(
+        graph, a, b, kind, units.bandwidth(cluster, "bw") * n_cables, units.latency(cluster, "lat"),
+        shared=is_shared(cluster, "SPLITDUPLEX"),
+    )  # fmt: skip
 
 
 def _switch(graph: Graph, name: str) -> str:
@@ -175,9 +102,9 @@ def _flat(graph: Graph, cluster: Element, hosts: list[str]) -> None:
         raise cluster.error("a SHARED link beside a backbone is not supported; use SPLITDUPLEX")
     # hosts -> in -> out -> hosts: the one edge between the two is the backbone
     enter, leave = (_switch(graph, f"{name}.backbone.{end}") for end in ("in", "out"))
-    bandwidth, latency = bandwidth_of(cluster, "bb_bw"), latency_of(cluster, "bb_lat")
+    bandwidth, latency = units.bandwidth(cluster, "bb_bw"), units.latency(cluster, "bb_lat")
     graph.add_edge(enter, leave, bandwidth=bandwidth, latency=latency, kind="trunk")
-    bandwidth, latency = bandwidth_of(cluster, "bw"), latency_of(cluster, "lat")
+    bandwidth, latency = units.bandwidth(cluster, "bw"), units.latency(cluster, "lat")
     for host in hosts:
         graph.add_edge(host, enter, bandwidth=bandwidth, latency=latency, kind="nic")
         graph.add_edge(leave, host, bandwidth=bandwidth, latency=latency, kind="nic")
@@ -202,7 +129,7 @@ def _check_size(cluster: Element, hosts: list[str], n_places: int) -> None:
 
 
 def _torus(graph: Graph, cluster: Element, hosts: list[str]) -> None:
-    """Read "3,2,2": nodes per dimension, the first varying fastest."""
+    """ "3,2,2": nodes per dimension, the first varying fastest."""
     sizes = _counts(cluster, cluster["topo_parameters"])
     _check_size(cluster, hosts, math.prod(sizes))
     stride = 1
@@ -219,7 +146,7 @@ def _torus(graph: Graph, cluster: Element, hosts: list[str]) -> None:
 
 
 def _fat_tree(graph: Graph, cluster: Element, hosts: list[str]) -> None:
-    """Read "levels;down;up;cables": the generalised fat tree PGFT of Zahavi (2010), with D-mod-k routing.
+    """ "levels;down;up;cables": the generalised fat tree PGFT of Zahavi (2010), with D-mod-k routing.
 
     A node of level l (hosts 0) has digits: of `down` above l, of `up` up to l. It is joined to the nodes of level
     l + 1 that agree in all digits but the one of that level.
@@ -257,7 +184,7 @@ def _digits(sizes: list[int]) -> list[tuple[int, ...]]:
 
 
 def _dragonfly(graph: Graph, cluster: Element, hosts: list[str]) -> None:
-    """Read "groups,links;chassis,links;routers,links;nodes": the Cray XC's; links in parallel count as one.
+    """ "groups,links;chassis,links;routers,links;nodes": the Cray XC's; links in parallel count as one.
 
     Routers of a chassis are all joined (green), those of the same place in the chassis of a group (black), and group i
     to group j through router j of i and router i of j (blue).
@@ -288,6 +215,8 @@ def _dragonfly(graph: Graph, cluster: Element, hosts: list[str]) -> None:
     for i, j in itertools.combinations(range(n_groups), 2):
         _link(graph, cluster, routers[i][j], routers[j][i], "global", blue)
 
+
+# ---------------------------------------------------------------- platforms of zones
 
 ZONES = ("zone", "AS")
 _ROUTES = ("zoneRoute", "ASroute")
@@ -387,7 +316,7 @@ def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _
         elif child.tag == "cluster":
             zone.inner[child["id"]] = _read_cluster(platform, child, within)
         elif child.tag in ("host", "router"):
-            _add_point(platform, child, child["id"], within, speed_of(child) if child.tag == "host" else None)
+            _add_point(platform, child, child["id"], within, units.speed(child) if child.tag == "host" else None)
             _note_state(platform, child)
         elif child.tag == "link":
             _add_link(platform, child, child["id"], "bandwidth", "latency")
@@ -430,7 +359,7 @@ def _add_link(platform: _Platform, element: Element, name: str, bandwidth: str, 
     if name in platform.links:
         raise element.error(f"id = {name!r} is taken already; choose another name")
     platform.links[name] = element
-    platform.capacity[name] = (bandwidth_of(element, bandwidth), latency_of(element, latency))
+    platform.capacity[name] = (units.bandwidth(element, bandwidth), units.latency(element, latency))
 
 
 def _read_cluster(platform: _Platform, element: Element, parents: list[_Zone]) -> _Zone:
@@ -451,7 +380,7 @@ def _read_cluster(platform: _Platform, element: Element, parents: list[_Zone]) -
 
 def _add_members(platform: _Platform, element: Element, within: list[_Zone]) -> None:
     """Add the hosts of a cluster or cabinet, each with its private link."""
-    speed = speed_of(element)
+    speed = units.speed(element)
     shared = is_shared(element, "SPLITDUPLEX")
     for host in host_names(element):
         _add_point(platform, element, host, within, speed)
@@ -635,6 +564,8 @@ def _lay(graph: Graph, platform: _Platform, piece: Sequence[_Step]) -> None:
                 near = [min(sum(bandwidth for bandwidth, _ in platform.capacity.values()) or 1.0, LARGEST)]
             graph.add_edge(a, b, bandwidth=min(near), latency=0.0, kind="link")
 
+
+# ---------------------------------------------------------------- platforms
 
 _QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connect")  # no part of the network
 

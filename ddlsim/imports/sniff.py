@@ -66,22 +66,14 @@ KINDS = tuple(_READERS)
 MACHINES = ("nccl-topology", "nvidia-smi", "rocm-smi", "lstopo")
 TOPOLOGIES = (*MACHINES, "simgrid", "astra", "graphml")
 #: kind -> what its reader calls the fact that most files of the kind leave out
-_BANDWIDTH = dict.fromkeys(MACHINES, "nvlink_bandwidth") | {"rocm-smi": "xgmi_bandwidth"}
+_BANDWIDTH = {
+    "nvidia-smi": "nvlink_bandwidth",
+    "nccl-topology": "nvlink_bandwidth",
+    "rocm-smi": "xgmi_bandwidth",
+    "lstopo": "nvlink_bandwidth",
+}
 _LATENCY = dict.fromkeys(MACHINES, "network_latency")
 
-_IPERF3 = re.compile(
-    r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf|"intervals"\s*:\s*\[\s*\],\s*"end"'
-    r"|bits/sec.*\breceiver\s*$",
-    re.MULTILINE,
-)
-_ROCM_SMI = re.compile(
-    r"\b(?:Hops|Weight|Link Type) between two GPUs\b|\(Topology\) (?:Weight|Hops|Link type) between|"
-    r'"\(Topology\) Numa Node"'
-)
-_NVIDIA_SMI = re.compile(
-    r"^(?:\x1b\[[0-9;]*m|\s|[\w.-]+: )*GPU0(?:\s+GPU1|\s+CPU Affinity|\s+\S+\s).*$|^\s*GPU 0: .*\n\s*Link 0: ",
-    re.MULTILINE,
-)
 #: kind -> what only that kind has; tried in this order
 _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("simgrid", re.compile(r"<platform\b[^>]*version|<!DOCTYPE\s+platform")),
@@ -93,13 +85,33 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl-tests", re.compile(r'"(?:alg_bw|out_of_place|busBw)"\s*:')),
     ("nccl-tests", CSV_HEADING),
     ("chakra", re.compile(r'"type"\s*:\s*"(?:METADATA|MEM_LOAD|MEM_STORE|COMP|COMM_SEND|COMM_RECV|COMM_COLL)_NODE"')),
-    ("iperf3", _IPERF3),
+    (
+        "iperf3",
+        re.compile(
+            r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf|"intervals"\s*:\s*\[\s*\],\s*"end"'
+            r"|bits/sec.*\breceiver\s*$",
+            re.MULTILINE,
+        ),
+    ),
     ("mllog", re.compile(r":::MLL(?:OG)?\b|:::MLPv0\.[56]|\bMLPerf: \S+ \[\d\d/")),
     ("nccl-tests", re.compile(r"^.*#\s+size\s+count.*\balgbw\s+busbw", re.MULTILINE)),
     ("osu", re.compile(r"#\s*(?:OSU|OMB-Py)\s+\S+\s+.+\sTest\b")),
     ("ping", re.compile(r"(?:rtt|round-trip) min/avg/max|bytes from .*\btime[=<]|^PING\s", re.MULTILINE)),
-    ("rocm-smi", _ROCM_SMI),
-    ("nvidia-smi", _NVIDIA_SMI),
+    (
+        "rocm-smi",
+        re.compile(
+            r"\b(?:Hops|Weight|Link Type) between two GPUs\b|\(Topology\) (?:Weight|Hops|Link type) between|"
+            r'"\(Topology\) Numa Node"'
+        ),
+    ),
+    (
+        "nvidia-smi",
+        re.compile(
+            r"^(?:\x1b\[[0-9;]*m|\s|[\w.-]+: )*GPU0(?:\s+GPU1|\s+CPU Affinity|\s+\S+\s).*$"
+            r"|^\s*GPU 0: .*\n\s*Link 0: ",
+            re.MULTILINE,
+        ),
+    ),
     ("goal", re.compile(r"^\s*num_ranks\s+\d+\s*$", re.MULTILINE)),
     ("astra", re.compile(r"^topology\s*:.*^npus_count\s*:|^npus_count\s*:.*^topology\s*:", re.MULTILINE | re.DOTALL)),
 )

@@ -38,10 +38,9 @@ The keys of the tables are the fields of :class:`ddlsim.Job`, :class:`ddlsim.Bac
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from ddlsim.arguments import checked
 from ddlsim.cluster.cluster import ClusterLike
@@ -49,21 +48,10 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.jobs.jobs import Jobs
 from ddlsim.jobs.simulate import FaultLike, simulate_jobs
 from ddlsim.life import Background
-from ddlsim.run.files import beside, neighbours, value_of
+from ddlsim.plain import read_toml
+from ddlsim.run.files import SCHEMA, with_cluster
 from ddlsim.run.job import Job
-from ddlsim.run.tables import Table
-from ddlsim.workload.toml_files import read_toml, validate
-
-
-class _File(Table):
-    cluster: str
-    jobs: list[dict[str, object]] = []  # noqa: RUF012  # pydantic copies it
-    background: list[dict[str, object]] = []  # noqa: RUF012
-    queue: bool = False
-    faults: list[dict[str, object]] = []  # noqa: RUF012
-    arrivals: str | None = None
-    arriving: dict[str, object] | None = None
-
+from ddlsim.schema import Source
 
 #: columns of a list of arrivals that are fields of the experiment, and how they are read
 _FIELDS = {"model": str, "workers": int, "batch_size": int, "steps": int, "seed": int}
@@ -89,23 +77,33 @@ def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
     """Return the jobs that the TOML file `source` describes. Raises ConfigError in one line, as
     :func:`ddlsim.load_experiment`, which says what `allow_code` is for."""
     path = Path(source)
-    table = read_toml(path)
-    told = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
-    groups = {"jobs": told.jobs, "background": told.background}
-    if told.arrivals is not None:
-        file = path.parent / told.arrivals
-        groups[file.name] = _arrivals(file, told.arriving or {})
-    elif told.arriving is not None:
+    here = Source(path.parent, allow_code)
+    table = with_cluster(read_toml(path), "jobs")
+    file = SCHEMA.build(_File, table, str(path), here, ": ")
+    listed: tuple[Job | Background, ...] = ()
+    if file.arrivals is not None:
+        rows = _arrivals(path.parent / file.arrivals, {"cluster": file.cluster, **(file.arriving or {})})
+        listed = SCHEMA.value(Sequence[Job], rows, f"{path}: {Path(file.arrivals).name}", "", here)  # type: ignore[assignment]
+    elif file.arriving is not None:
         raise ConfigError(f"{path}: arriving has no effect without arrivals, a CSV file of jobs; leave it out")
-    made = [
-        each for field, tables in groups.items()
-        for each in neighbours(path, field, tables, told.cluster, allow_code=allow_code)
-    ]  # fmt: skip
-    faults = value_of(path, "faults", told.faults, f"{path}: faults", allow_code=allow_code)
-    return JobsFile(beside(path, told.cluster), tuple(made), told.queue, faults)  # type: ignore[arg-type]
+    return JobsFile(file.cluster, (*file.jobs, *file.background, *listed), file.queue, tuple(file.faults))
 
 
-def _arrivals(path: Path, common: dict[str, object]) -> list[dict[str, object]]:
+@checked
+@dataclass(frozen=True)
+class _File:
+    """The keys of a file."""
+
+    cluster: str | Path
+    jobs: Sequence[Job | Background] = ()
+    background: Sequence[Background | Job] = ()
+    queue: bool = False
+    faults: Sequence[FaultLike] = ()
+    arrivals: str | None = None
+    arriving: Mapping[str, object] | None = None
+
+
+def _arrivals(path: Path, common: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the jobs of a list of arrivals as tables. Raises ConfigError, with the line, for what cannot be read."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -124,7 +122,7 @@ def _arrivals(path: Path, common: dict[str, object]) -> list[dict[str, object]]:
         raise ConfigError(f"{path}: cannot be read as a CSV file: {error}") from None
 
 
-def _arrival(path: Path, line: int, row: dict[str, str], common: dict[str, object]) -> dict[str, object]:
+def _arrival(path: Path, line: int, row: dict[str, str], common: Mapping[str, object]) -> dict[str, object]:
     experiment = dict(common)
     for name, read in _FIELDS.items():
         if text := (row.get(name) or "").strip():

@@ -170,7 +170,11 @@ class Jobs:
             "end_time": self.end_time,
             "jobs": [
                 {
-                    "name": ran.name, "places": list(ran.places), "came": ran.came, "start": ran.start, "end": ran.end,
+                    "name": ran.name,
+                    "places": list(ran.places),
+                    "came": ran.came,
+                    "start": ran.start,
+                    "end": ran.end,
                     **({"slowdown": self.slowdowns[ran.name]} if self._knows_alone else {}),
                     "result": ran.result.to_dict(),
                 }
@@ -180,7 +184,7 @@ class Jobs:
                 {"name": each.label, "goodput": goodput}
                 for each, goodput in zip(self.traffic, self.goodputs, strict=True)
             ],
-        }  # fmt: skip
+        }
 
     @checked
     def to_json(self, path: str | Path | None = None) -> str:
@@ -247,9 +251,13 @@ class Jobs:
 
     @checked
     def plot_timeline(
-        self, path: str | Path | None = None, *, start: NotNegative | None = None, end: NotNegative | None = None,
+        self,
+        path: str | Path | None = None,
+        *,
+        start: NotNegative | None = None,
+        end: NotNegative | None = None,
         n_workers: Count = 4,
-    ) -> matplotlib.axes.Axes:  # fmt: skip
+    ) -> matplotlib.axes.Axes:
         """Draw what the jobs did between `start` and `end` (s), in a band for each; see
         :func:`ddlsim.report.jobs_plot.jobs_timeline`.
 

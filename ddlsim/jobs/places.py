@@ -72,10 +72,14 @@ class Placements:
 
         names = [each.name or f"job {i}" for i, each in enumerate((e for e in self.given if isinstance(e, Job)), 1)]
         rows = [
-            {"how": each.how, "mean": each.mean, "worst": max(each.slowdowns),
-             **dict(zip(names, each.slowdowns, strict=True))}
+            {
+                "how": each.how,
+                "mean": each.mean,
+                "worst": max(each.slowdowns),
+                **dict(zip(names, each.slowdowns, strict=True)),
+            }
             for each in sorted(self.tried, key=lambda each: each.mean)
-        ]  # fmt: skip
+        ]
         return pd.DataFrame(rows)
 
     def rows(self) -> list[list[str]]:
@@ -118,9 +122,13 @@ class Placements:
 
 @checked
 def place(
-    jobs: Sequence[JobLike], cluster: ClusterLike | None = None, *, tries: Count = 30, shift: bool = False,
+    jobs: Sequence[JobLike],
+    cluster: ClusterLike | None = None,
+    *,
+    tries: Count = 30,
+    shift: bool = False,
     seed: Seed = 0,
-) -> Placements:  # fmt: skip
+) -> Placements:
     """Search where jobs that run at the same time slow each other down least.
 
     jobs     as for :func:`ddlsim.simulate_jobs`; those with named places stay there, and so does background traffic
@@ -142,7 +150,7 @@ def place(
     own = [
         dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded), name=each.name or f"job {number}")
         for number, each in enumerate(own, 1)
-    ]  # fmt: skip
+    ]
     search = _Search(loaded, own, [each for each in jobs if isinstance(each, Background)], seed)
     search.places(tries)
     if shift:
@@ -211,7 +219,7 @@ class _Search:
         times = [
             jobs.step_time_together(ran.name) if ran.result.experiment.training is None else ran.result.end_time
             for ran in jobs.runs
-        ]  # fmt: skip
+        ]
         slow = tuple(seconds / alone for seconds, alone in zip(times, self.alone, strict=True))
         self.tried.append(Placement(how, places, starts, slow))
 
@@ -263,5 +271,3 @@ def _named(job: Job) -> tuple[int, ...]:
         return tuple(job.placement)
     workers = job.experiment.workers
     return () if workers is None or isinstance(workers, int) else tuple(workers)
-
-

@@ -26,9 +26,13 @@ JobLike = Annotated[Job | Background, "a ddlsim.Job or a ddlsim.Background"]
 
 @checked
 def simulate_jobs(
-    jobs: Sequence[JobLike], cluster: ClusterLike | None = None, *, queue: bool = False, timeline: bool = False,
+    jobs: Sequence[JobLike],
+    cluster: ClusterLike | None = None,
+    *,
+    queue: bool = False,
+    timeline: bool = False,
     faults: Sequence[FaultLike] = (),
-) -> Jobs:  # fmt: skip
+) -> Jobs:
     """Simulate several jobs, with any strategies, on one cluster with one clock, until all have ended.
 
     jobs      what runs: :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic

@@ -104,9 +104,7 @@ class Executor:
     schedule works on, shape (copies * n_elements,).
     """
 
-    def __init__(
-        self, program: Program, connections: Mapping[tuple[int, int], socket.socket], buffer: Buffer
-    ) -> None:
+    def __init__(self, program: Program, connections: Mapping[tuple[int, int], socket.socket], buffer: Buffer) -> None:
         self.program, self.buffer = program, buffer
         self._bytes = buffer.data.cast("B")
         self._channels = {
@@ -202,8 +200,9 @@ class Executor:
     def _stuck(self, patience: float) -> str:
         waiting = [
             f"lane {number}, step {lane.now} for rank {part.peer}"
-            for number, lane in enumerate(self._lanes) for part in lane.open
-        ]  # fmt: skip
+            for number, lane in enumerate(self._lanes)
+            for part in lane.open
+        ]
         return f"nothing moved for {patience:g} s: waits in {waiting[0] if waiting else 'a send'}"
 
 

@@ -214,9 +214,7 @@ class Ranks:
         start = time.monotonic() + _LEAD + _LEAD_PER_RANK * len(self.pipes)
         self.tell(Go(start))
         done = [answer for answer in self.hear(PATIENCE + limit) if isinstance(answer, Done)]
-        return Repetition(
-            max(answer.ended for answer in done) - start, max(answer.entered for answer in done) - start
-        )
+        return Repetition(max(answer.ended for answer in done) - start, max(answer.entered for answer in done) - start)
 
 
 def compare(
@@ -314,6 +312,4 @@ def _rank(there: Built, rank: int, address: str, descriptor: int, congestion: st
     path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # a session of its own: Ctrl-C is for the laboratory, which ends its ranks itself
-    return subprocess.Popen(
-        there.inside(rank, command), pass_fds=[descriptor], env=environment, start_new_session=True
-    )
+    return subprocess.Popen(there.inside(rank, command), pass_fds=[descriptor], env=environment, start_new_session=True)

@@ -64,8 +64,10 @@ class Program:
         """Return the connections needed, as (peer, lane)."""
         return {
             (part.peer, number)
-            for number, lane in enumerate(self.lanes) for step in lane for part in (*step.sends, *step.receives)
-        }  # fmt: skip
+            for number, lane in enumerate(self.lanes)
+            for step in lane
+            for part in (*step.sends, *step.receives)
+        }
 
 
 def boundaries(schedule: Schedule, n_elements: int) -> Ints:

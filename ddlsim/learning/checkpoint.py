@@ -25,7 +25,7 @@ from ddlsim.learning.values import Replay
 from ddlsim.output_files import replacing
 
 #: 2: with a digest
-FORMAT = 2
+FORMAT = 3
 #: packages whose dataclasses may be parts of values
 PACKAGES = ("ddlsim.compression", "ddlsim.learning", "ddlsim.optim", "ddlsim.runtime", "ddlsim.strategies")
 
@@ -70,7 +70,7 @@ def write(path: str | Path, checkpoint: Checkpoint, manifest: Mapping[str, objec
 
 
 def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
-    """Return a saved run and its manifest. Raises ConfigError for a file that is none, damaged or too new."""
+    """Return a saved run and its manifest. Raises ConfigError for a file that is none, damaged or other versions."""
     try:
         return _read(Path(path))
     except ConfigError:
@@ -86,9 +86,10 @@ def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
 def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         text = json.loads(file["run"].tobytes())
-        if _whole(text["format"]) > FORMAT:
+        if _whole(text["format"]) != FORMAT:
             raise ConfigError(
-                f"{path}: format = {text['format']}: this ddlsim reads saved runs up to format {FORMAT}; update ddlsim"
+                f"{path}: format = {text['format']}: this ddlsim reads saved runs of format {FORMAT}; continue the run "
+                "with the version that saved it, or start again"
             )
         parts = {name: file[name] for name in file.files if name != "digest"}
         is_whole = "digest" in file.files and file["digest"].tobytes() == _digest(parts)

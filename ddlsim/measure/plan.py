@@ -14,7 +14,9 @@ from ddlsim.measure.transport import ITEM_NBYTES
 
 EXPERIMENTS = ("point_to_point", "collective", "memory", "step")
 #: the most useful first
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all", "reduce_scatter", "reduce", "gather", "scatter")
+COLLECTIVES = (
+    "all_reduce", "broadcast", "all_gather", "all_to_all", "reduce_scatter", "reduce", "gather", "scatter",
+)  # fmt: skip
 #: smaller messages are all latency: whether others are on the way makes no difference to measure
 LEAST_CONTENDED = 64 * 1024
 #: smaller buffers are added in less time than it takes to start
@@ -84,9 +86,13 @@ def _counts(most: int) -> list[int]:
 
 
 def make_plan(
-    hosts: Sequence[str], max_nbytes: int, only: Sequence[str], models: Sequence[str], batch_sizes: Sequence[int],
+    hosts: Sequence[str],
+    max_nbytes: int,
+    only: Sequence[str],
+    models: Sequence[str],
+    batch_sizes: Sequence[int],
     lacking: Collection[str] = (),
-) -> list[Task]:  # fmt: skip
+) -> list[Task]:
     """Return the tasks for ranks on `hosts` (a name per rank).
 
     only         experiments to do; none given: all

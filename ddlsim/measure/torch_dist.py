@@ -170,5 +170,7 @@ def connect_torch(backend: str) -> TorchTransport:
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     if control is None:
         raise ConfigError("torchrun gave no group of ranks; start with torchrun")
-    rank, size, host = dist.get_rank(), dist.get_world_size(), socket.gethostname()
-    return TorchTransport(rank, size, host, backend, f"torch {device.type}", version, device, control)
+    return TorchTransport(
+        dist.get_rank(), dist.get_world_size(), socket.gethostname(), backend, f"torch {device.type}", version,
+        device, control,
+    )  # fmt: skip

@@ -138,8 +138,9 @@ def _narrow_product(
 
 
 @kernel
-def attend(rows: _Floats, weights: _Floats, mixed: _Floats, n: int, tokens: int, heads: int, d: int,
-           causal: bool) -> None:  # fmt: skip
+def attend(
+    rows: _Floats, weights: _Floats, mixed: _Floats, n: int, tokens: int, heads: int, d: int, causal: bool
+) -> None:
     """Write weights (n, heads, tokens, tokens) and mixed (n, tokens, heads * d) for rows (n, tokens, 3 * heads * d) of
     queries, keys and values (Vaswani et al. 2017, equation 1). With `causal`, tokens see none that come later."""
     width, scale = 3 * heads * d, 1.0 / math.sqrt(d)

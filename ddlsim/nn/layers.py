@@ -20,8 +20,343 @@ from ddlsim.nn import conv_kernels, dense_kernels, map_kernels, row_kernels
 from ddlsim.nn.conv_kernels import plane_size
 from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
 
+# ---------------------------------------------------------------- convolution and pooling
+
+Pair = tuple[int, int]
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Taps:
+    """For each output o of one dimension, which input meets which tap of the kernel: entries
+    ``at[o] .. at[o + 1] - 1`` of ``tap`` and ``source``; pairs that fall on padding are not there."""
+
+    at: Ints
+    tap: Ints
+    source: Ints
+
+
+def taps(n_in: int, n_out: int, kernel: int, stride: int, padding: int, *, back: bool) -> Taps:
+    """Return the taps of a convolution, or with `back` those of its input gradient (sizes as forward)."""
+    pairs = [(o, t, o * stride - padding + t) for o in range(n_out) for t in range(kernel)]
+    pairs = [(o, t, i) for o, t, i in pairs if 0 <= i < n_in]
+    if back:
+        pairs = sorted((i, t, o) for o, t, i in pairs)
+    counts = np.bincount([pair[0] for pair in pairs], minlength=n_in if back else n_out)
+    at = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    table = np.array(pairs, dtype=np.int64).reshape(-1, 3)
+    return Taps(at, table[:, 1].copy(), table[:, 2].copy())
+
+
+def _tile(n_channels: int) -> int:
+    return 6 if n_channels % 6 == 0 else 4
+
+
+@dataclass
+class Conv2d:
+    """Cross-correlation with stride, zero padding and groups: y[o] = b[o] + sum w[o, c, i, j] x[c, ...].
+
+    The weight has shape (channels, inputs per group, kernel height, kernel width).
+    """
+
+    channels: int
+    in_channels: int
+    in_space: Pair
+    out_space: Pair
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    groups: int
+    weight: Slot
+    bias: Slot | None
+    input_grad: bool
+    buffers: Buffers
+    x: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = list(zip(self.in_space, self.out_space, self.kernel, self.stride, self.padding, strict=True))
+        self._tables = [taps(*size, back=False) for size in sizes]
+        self._back_tables = [taps(*size, back=True) for size in sizes]
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        self.x = x
+        out = self.buffers.get("out", run.n_blocks, self.channels * plane_size(self.out_space))
+        self._correlate(x, out, run, back=False)
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        per_group = self.in_channels // self.groups, self.channels // self.groups
+        add_weights = conv_kernels.weight_gradient if per_group[0] > 2 else conv_kernels.weight_gradient1
+        add_weights(
+            self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.into()), run.n_samples, self.groups,
+            *per_group, self.in_space, self.out_space, self.kernel, self.stride, self.padding,
+        )  # fmt: skip
+        if self.bias is not None:
+            into = self.bias.flat(run.into())
+            conv_kernels.bias_gradient(dy.reshape(-1), into, run.n_blocks, self.channels, self.out_space)
+        if not self.input_grad:
+            return None
+        dx = self.buffers.get("dx", run.n_blocks, self.in_channels * plane_size(self.in_space))
+        self._correlate(dy, dx, run, back=True)
+        return dx
+
+    def _correlate(self, source: Array, out: Array, run: Pass, *, back: bool) -> None:
+        """The convolution, or `back` from outputs to inputs with the transposed weights."""
+        n_in, n_out = self.in_channels // self.groups, self.channels // self.groups
+        n_from, n_to = (n_out, n_in) if back else (n_in, n_out)
+        spaces = (self.out_space, self.in_space) if back else (self.in_space, self.out_space)
+        tile, n_taps = _tile(n_to), self.kernel[0] * self.kernel[1]
+        packed = self.buffers.get("back" if back else "packed", self.groups, -(-n_to // tile) * tile * n_taps * n_from)
+        packed = packed.reshape(-1)
+        conv_kernels.pack(self.weight.flat(run.params), packed, self.groups, n_out, n_in, n_taps, tile, back)
+        if back or self.bias is None:
+            bias = self.buffers.get("zeros", 1, max(self.channels, self.in_channels)).reshape(-1)
+        else:
+            bias = self.bias.flat(run.params)
+        rows, columns = self._back_tables if back else self._tables
+        correlate = conv_kernels.correlate6 if tile == 6 else conv_kernels.correlate4
+        correlate(
+            source.reshape(-1), packed, bias, out.reshape(-1), run.n_samples, self.groups, n_from, n_to,
+            *spaces, self.kernel[1], rows.at, rows.tap, rows.source, columns.at, columns.tap, columns.source,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Of one dimension: output o covers inputs ``first[o] .. last[o] - 1``, each with weight ``share[o]``."""
+
+    first: Ints
+    last: Ints
+    share: npt.NDArray[np.float64]
+
+
+def pool_windows(n_in: int, n_out: int, kernel: int, stride: int, padding: int, *, count_padding: bool) -> Windows:
+    """Return the windows of ordinary pooling (torch.nn.AvgPool2d, ``count_include_pad``)."""
+    start = np.arange(n_out) * stride - padding
+    stop = np.minimum(start + kernel, n_in + padding)
+    first, last = np.maximum(start, 0), np.minimum(stop, n_in)
+    return Windows(first, last, 1.0 / (stop - start if count_padding else last - first))
+
+
+def adaptive_windows(n_in: int, n_out: int) -> Windows:
+    """Return windows from floor(o n_in / n_out) to ceil((o + 1) n_in / n_out) (AdaptiveAvgPool2d)."""
+    o = np.arange(n_out)
+    first, last = o * n_in // n_out, -(-(o + 1) * n_in // n_out)
+    return Windows(first, last, 1.0 / (last - first))
+
+
+@dataclass
+class Pool2d:
+    """Maximum or average of every window, per channel."""
+
+    kind: Literal["max", "average"]
+    channels: int
+    in_space: Pair
+    out_space: Pair
+    windows: tuple[Windows, Windows]  # rows, columns
+    input_grad: bool
+    buffers: Buffers
+    x: Array = field(init=False)
+    out: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows, columns = self.windows
+        self._bounds = (rows.first, rows.last, columns.first, columns.last)
+        self._shares = [windows.share.astype(self.buffers.dtype) for windows in self.windows]
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        n_maps = run.n_blocks * self.channels
+        out = self.buffers.get("out", run.n_blocks, self.channels * plane_size(self.out_space))
+        arrays = (x.reshape(-1), out.reshape(-1), n_maps, self.in_space, self.out_space)
+        if self.kind == "max":
+            map_kernels.max_pool(*arrays, *self._bounds)
+        else:
+            map_kernels.average_pool(*arrays, *self._bounds, *self._shares)
+        self.x, self.out = x, out
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        if not self.input_grad:
+            return None
+        n_maps, spaces = run.n_blocks * self.channels, (self.in_space, self.out_space)
+        dx = self.buffers.get("dx", run.n_blocks, self.channels * plane_size(self.in_space))
+        grads = (dy.reshape(-1), dx.reshape(-1), n_maps, *spaces)
+        if self.kind == "max":
+            map_kernels.max_pool_gradient(self.x.reshape(-1), self.out.reshape(-1), *grads, *self._bounds)
+        else:
+            map_kernels.average_pool_gradient(*grads, *self._bounds, *self._shares)
+        return dx
+
+
+# ---------------------------------------------------------------- batch and layer normalisation
+
 _Doubles = npt.NDArray[np.float64]
+
+
+@dataclass
+class BatchNorm2d:
+    """y = weight * (x - mean) / sqrt(variance + eps) + bias, per channel (Ioffe and Szegedy 2015, algorithm 1).
+
+    Training uses the statistics of the batch's samples; running mean and (unbiased) variance, in ``Pass.state``
+    at ``mean`` and ``variance``, become (1 - momentum) * old + momentum * new. Prediction uses the running ones.
+    """
+
+    channels: int
+    space: tuple[int, int]
+    eps: float
+    momentum: float
+    weight: Slot
+    bias: Slot
+    mean: Slot
+    variance: Slot
+    buffers: Buffers
+    x: Array = field(init=False)
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        mean, variance = self._batch_statistics(x, run) if run.training else self._running(run)
+        inverse = 1.0 / np.sqrt(variance + self.eps)
+        scale = self.weight.of(run.params) * inverse
+        shift = self.bias.of(run.params) - mean * scale
+        out, dtype = self.buffers.get("out", *x.shape), self.buffers.dtype
+        map_kernels.scale_channels(
+            x.reshape(-1), out.reshape(-1), scale.astype(dtype), shift.astype(dtype), run.n_blocks,
+            self.channels, self.space,
+        )  # fmt: skip
+        self.x, self._mean, self._inverse = x, mean, inverse
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        """dx = scale * (dy - mean(dy) - xhat * mean(dy * xhat)), xhat being the normalised input."""
+        count, dtype = run.n_samples * math.prod(self.space), self.buffers.dtype
+        along = self._sums(dy, self.x, 0.0, 1.0, -self._mean, run) * self._inverse
+        total = self._sums(dy, dy, 0.0, 0.0, 1.0, run)
+        self.weight.of(run.into())[...] += along
+        self.bias.of(run.into())[...] += total
+        scale = self.weight.of(run.params) * self._inverse
+        on_x = -scale * self._inverse * along / count
+        shift = -scale * total / count - on_x * self._mean
+        dx = self.buffers.get("dx", *dy.shape)
+        map_kernels.scale_channels_gradient(
+            dy.reshape(-1), self.x.reshape(-1), dx.reshape(-1), scale.astype(dtype), on_x.astype(dtype),
+            shift.astype(dtype), run.n_samples, self.channels, self.space,
+        )  # fmt: skip
+        return dx
+
+    def _batch_statistics(self, x: Array, run: Pass) -> tuple[_Doubles, _Doubles]:
+        """Return mean and biased variance per channel (two passes), and update the running ones."""
+        count = run.n_samples * math.prod(self.space)
+        mean = self._sums(x, x, 0.0, 0.0, 1.0, run) / count
+        variance = self._sums(x, x, -mean, 1.0, -mean, run) / count
+        if run.state is not None:
+            unbiased = variance * (count / max(count - 1, 1))
+            for slot, new in ((self.mean, mean), (self.variance, unbiased)):
+                slot.of(run.state)[...] += self.momentum * (new - slot.of(run.state))
+        return mean, variance
+
+    def _running(self, run: Pass) -> tuple[_Doubles, _Doubles]:
+        assert run.state is not None
+        mean, variance = self.mean.of(run.state), self.variance.of(run.state)
+        return mean.astype(np.float64), variance.astype(np.float64)
+
+    def _sums(
+        self, a: Array, b: Array, shift_a: float | Array, scale_b: float, shift_b: float | Array, run: Pass
+    ) -> _Doubles:
+        """Return the channels' sums of (a + shift_a) * (b * scale_b + shift_b)."""
+        sums = np.empty(self.channels)
+        u, v, w = (np.full(self.channels, value, self.buffers.dtype) for value in (shift_a, scale_b, shift_b))
+        map_kernels.channel_sums(a.reshape(-1), b.reshape(-1), u, v, w, sums, run.n_samples, self.channels, self.space)
+        return sums
+
+
+@dataclass
+class LayerNorm:
+    """The same formula over the last dimension of each sample (Ba, Kiros and Hinton 2016, section 3)."""
+
+    features: int
+    eps: float
+    weight: Slot
+    bias: Slot
+    buffers: Buffers
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        rows = x.reshape(-1, self.features)
+        out, self._scaled = (self.buffers.get(name, *rows.shape) for name in ("out", "scaled"))
+        self._inverse = self.buffers.get("inverse", 1, len(rows)).reshape(-1)
+        weight, bias = self.weight.of(run.params), self.bias.of(run.params)
+        row_kernels.layer_norm(rows, weight, bias, out, self._scaled, self._inverse, self.eps)
+        return out.reshape(x.shape)
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        rows = dy.reshape(-1, self.features)
+        dx = self.buffers.get("dx", *rows.shape)
+        into = run.into()
+        row_kernels.layer_norm_gradient(
+            rows, self._scaled, self._inverse, self.weight.of(run.params), self.weight.of(into),
+            self.bias.of(into), dx,
+        )  # fmt: skip
+        return dx.reshape(dy.shape)
+
+
+# ---------------------------------------------------------------- recommendation models
+
+
+@dataclass
+class EmbeddingBag:
+    """y_t = sum of `pooling` rows of table t, side by side; tables have shape (rows, features). The numbers of these
+    rows are the last of a sample, table by table."""
+
+    name: str
+    tables: Sequence[Slot]
+    pooling: int
+    buffers: Buffers
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        d, k = self.tables[0].shape[1], self.pooling
+        out = self.buffers.get("out", len(x), len(self.tables) * d)
+        first = x.shape[1] - len(self.tables) * k
+        self._ids = []
+        for t, table in enumerate(self.tables):
+            ids = whole_ids(x[:, first + t * k : first + (t + 1) * k], table.shape[0], self.name)
+            out[:, t * d : (t + 1) * d] = table.of(run.params)[ids].sum(axis=1)
+            self._ids.append(ids)
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        d = self.tables[0].shape[1]
+        for t, (table, ids) in enumerate(zip(self.tables, self._ids, strict=True)):
+            np.add.at(table.of(run.into()), ids, dy[:, None, t * d : (t + 1) * d])
+        return None
+
+
+@dataclass
+class Interaction:
+    """(x_0, all x_i . x_j with j < i) of the vectors x_i of `features` numbers that a sample is made of (Naumov et al.
+    2019, arXiv:1906.00091, section 2.1.3)."""
+
+    features: int
+    buffers: Buffers
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        self._vectors = x.reshape(len(x), -1, self.features)
+        self._pairs = np.tril_indices(self._vectors.shape[1], -1)
+        products = np.einsum("nid,njd->nij", self._vectors, self._vectors)
+        out = self.buffers.get("out", len(x), self.features + len(self._pairs[0]))
+        out[:, : self.features] = self._vectors[:, 0]
+        out[:, self.features :] = products[:, *self._pairs]
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        n, count, d = self._vectors.shape
+        slopes = np.zeros((n, count, count), dy.dtype)
+        slopes[:, *self._pairs] = dy[:, d:]
+        dx = self.buffers.get("dx", n, count * d)
+        vectors = dx.reshape(n, count, d)
+        vectors[...] = np.einsum("nij,njd->nid", slopes + slopes.swapaxes(1, 2), self._vectors)
+        vectors[:, 0] += dy[:, :d]
+        return dx
+
+
+# ---------------------------------------------------------------- other layers
 
 
 @dataclass
@@ -322,265 +657,6 @@ class Join:
 
 
 @dataclass
-class BatchNorm2d:
-    """y = weight * (x - mean) / sqrt(variance + eps) + bias, per channel (Ioffe and Szegedy 2015, algorithm 1).
-
-    Training uses the statistics of the batch's samples; running mean and (unbiased) variance, in ``Pass.state``
-    at ``mean`` and ``variance``, become (1 - momentum) * old + momentum * new. Prediction uses the running ones.
-    """
-
-    channels: int
-    space: tuple[int, int]
-    eps: float
-    momentum: float
-    weight: Slot
-    bias: Slot
-    mean: Slot
-    variance: Slot
-    buffers: Buffers
-    x: Array = field(init=False)
-
-    def forward(self, x: Array, run: Pass) -> Array:
-        mean, variance = self._batch_statistics(x, run) if run.training else self._running(run)
-        inverse = 1.0 / np.sqrt(variance + self.eps)
-        scale = self.weight.of(run.params) * inverse
-        shift = self.bias.of(run.params) - mean * scale
-        out, dtype = self.buffers.get("out", *x.shape), self.buffers.dtype
-        factors = scale.astype(dtype), shift.astype(dtype)
-        map_kernels.scale_channels(x.reshape(-1), out.reshape(-1), *factors, run.n_blocks, self.channels, self.space)
-        self.x, self._mean, self._inverse = x, mean, inverse
-        return out
-
-    def backward(self, dy: Array, run: Pass) -> Array | None:
-        """dx = scale * (dy - mean(dy) - xhat * mean(dy * xhat)), xhat being the normalised input."""
-        count, dtype = run.n_samples * math.prod(self.space), self.buffers.dtype
-        along = self._sums(dy, self.x, 0.0, 1.0, -self._mean, run) * self._inverse
-        total = self._sums(dy, dy, 0.0, 0.0, 1.0, run)
-        self.weight.of(run.into())[...] += along
-        self.bias.of(run.into())[...] += total
-        scale = self.weight.of(run.params) * self._inverse
-        on_x = -scale * self._inverse * along / count
-        shift = -scale * total / count - on_x * self._mean
-        dx = self.buffers.get("dx", *dy.shape)
-        arrays = dy.reshape(-1), self.x.reshape(-1), dx.reshape(-1)
-        factors = scale.astype(dtype), on_x.astype(dtype), shift.astype(dtype)
-        map_kernels.scale_channels_gradient(*arrays, *factors, run.n_samples, self.channels, self.space)
-        return dx
-
-    def _batch_statistics(self, x: Array, run: Pass) -> tuple[_Doubles, _Doubles]:
-        """Return mean and biased variance per channel (two passes), and update the running ones."""
-        count = run.n_samples * math.prod(self.space)
-        mean = self._sums(x, x, 0.0, 0.0, 1.0, run) / count
-        variance = self._sums(x, x, -mean, 1.0, -mean, run) / count
-        if run.state is not None:
-            unbiased = variance * (count / max(count - 1, 1))
-            for slot, new in ((self.mean, mean), (self.variance, unbiased)):
-                slot.of(run.state)[...] += self.momentum * (new - slot.of(run.state))
-        return mean, variance
-
-    def _running(self, run: Pass) -> tuple[_Doubles, _Doubles]:
-        assert run.state is not None
-        mean, variance = self.mean.of(run.state), self.variance.of(run.state)
-        return mean.astype(np.float64), variance.astype(np.float64)
-
-    def _sums(
-        self, a: Array, b: Array, shift_a: float | Array, scale_b: float, shift_b: float | Array, run: Pass
-    ) -> _Doubles:
-        """Return the channels' sums of (a + shift_a) * (b * scale_b + shift_b)."""
-        sums = np.empty(self.channels)
-        u, v, w = (np.full(self.channels, value, self.buffers.dtype) for value in (shift_a, scale_b, shift_b))
-        map_kernels.channel_sums(a.reshape(-1), b.reshape(-1), u, v, w, sums, run.n_samples, self.channels, self.space)
-        return sums
-
-
-@dataclass
-class LayerNorm:
-    """The same formula over the last dimension of each sample (Ba, Kiros and Hinton 2016, section 3)."""
-
-    features: int
-    eps: float
-    weight: Slot
-    bias: Slot
-    buffers: Buffers
-
-    def forward(self, x: Array, run: Pass) -> Array:
-        rows = x.reshape(-1, self.features)
-        out, self._scaled = (self.buffers.get(name, *rows.shape) for name in ("out", "scaled"))
-        self._inverse = self.buffers.get("inverse", 1, len(rows)).reshape(-1)
-        weight, bias = self.weight.of(run.params), self.bias.of(run.params)
-        row_kernels.layer_norm(rows, weight, bias, out, self._scaled, self._inverse, self.eps)
-        return out.reshape(x.shape)
-
-    def backward(self, dy: Array, run: Pass) -> Array | None:
-        rows = dy.reshape(-1, self.features)
-        dx = self.buffers.get("dx", *rows.shape)
-        into = run.into()
-        row_kernels.layer_norm_gradient(
-            rows, self._scaled, self._inverse, self.weight.of(run.params), self.weight.of(into), self.bias.of(into), dx
-        )
-        return dx.reshape(dy.shape)
-
-
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Taps:
-    """For each output o of one dimension, which input meets which tap of the kernel: entries
-    ``at[o] .. at[o + 1] - 1`` of ``tap`` and ``source``; pairs that fall on padding are not there."""
-
-    at: Ints
-    tap: Ints
-    source: Ints
-
-
-def taps(n_in: int, n_out: int, kernel: int, stride: int, padding: int, *, back: bool) -> Taps:
-    """Return the taps of a convolution, or with `back` those of its input gradient (sizes as forward)."""
-    pairs = [(o, t, o * stride - padding + t) for o in range(n_out) for t in range(kernel)]
-    pairs = [(o, t, i) for o, t, i in pairs if 0 <= i < n_in]
-    if back:
-        pairs = sorted((i, t, o) for o, t, i in pairs)
-    counts = np.bincount([pair[0] for pair in pairs], minlength=n_in if back else n_out)
-    at = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    table = np.array(pairs, dtype=np.int64).reshape(-1, 3)
-    return Taps(at, table[:, 1].copy(), table[:, 2].copy())
-
-
-@dataclass
-class Conv2d:
-    """Cross-correlation with stride, zero padding and groups: y[o] = b[o] + sum w[o, c, i, j] x[c, ...].
-
-    The weight has shape (channels, inputs per group, kernel height, kernel width).
-    """
-
-    channels: int
-    in_channels: int
-    in_space: Pair
-    out_space: Pair
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    groups: int
-    weight: Slot
-    bias: Slot | None
-    input_grad: bool
-    buffers: Buffers
-    x: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        sizes = list(zip(self.in_space, self.out_space, self.kernel, self.stride, self.padding, strict=True))
-        self._tables = [taps(*size, back=False) for size in sizes]
-        self._back_tables = [taps(*size, back=True) for size in sizes]
-
-    def forward(self, x: Array, run: Pass) -> Array:
-        self.x = x
-        out = self.buffers.get("out", run.n_blocks, self.channels * plane_size(self.out_space))
-        self._correlate(x, out, run, back=False)
-        return out
-
-    def backward(self, dy: Array, run: Pass) -> Array | None:
-        per_group = self.in_channels // self.groups, self.channels // self.groups
-        add_weights = conv_kernels.weight_gradient if per_group[0] > 2 else conv_kernels.weight_gradient1
-        arrays = self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.into())
-        spaces = self.in_space, self.out_space, self.kernel, self.stride, self.padding
-        add_weights(*arrays, run.n_samples, self.groups, *per_group, *spaces)
-        if self.bias is not None:
-            into = self.bias.flat(run.into())
-            conv_kernels.bias_gradient(dy.reshape(-1), into, run.n_blocks, self.channels, self.out_space)
-        if not self.input_grad:
-            return None
-        dx = self.buffers.get("dx", run.n_blocks, self.in_channels * plane_size(self.in_space))
-        self._correlate(dy, dx, run, back=True)
-        return dx
-
-    def _correlate(self, source: Array, out: Array, run: Pass, *, back: bool) -> None:
-        """The convolution, or `back` from outputs to inputs with the transposed weights."""
-        n_in, n_out = self.in_channels // self.groups, self.channels // self.groups
-        n_from, n_to = (n_out, n_in) if back else (n_in, n_out)
-        spaces = (self.out_space, self.in_space) if back else (self.in_space, self.out_space)
-        tile, n_taps = 6 if n_to % 6 == 0 else 4, self.kernel[0] * self.kernel[1]
-        packed = self.buffers.get("back" if back else "packed", self.groups, -(-n_to // tile) * tile * n_taps * n_from)
-        packed = packed.reshape(-1)
-        conv_kernels.pack(self.weight.flat(run.params), packed, self.groups, n_out, n_in, n_taps, tile, back)
-        if back or self.bias is None:
-            bias = self.buffers.get("zeros", 1, max(self.channels, self.in_channels)).reshape(-1)
-        else:
-            bias = self.bias.flat(run.params)
-        rows, columns = self._back_tables if back else self._tables
-        correlate = conv_kernels.correlate6 if tile == 6 else conv_kernels.correlate4
-        arrays = source.reshape(-1), packed, bias, out.reshape(-1)
-        taps = rows.at, rows.tap, rows.source, columns.at, columns.tap, columns.source
-        correlate(*arrays, run.n_samples, self.groups, n_from, n_to, *spaces, self.kernel[1], *taps)
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Of one dimension: output o covers inputs ``first[o] .. last[o] - 1``, each with weight ``share[o]``."""
-
-    first: Ints
-    last: Ints
-    share: npt.NDArray[np.float64]
-
-
-def pool_windows(n_in: int, n_out: int, kernel: int, stride: int, padding: int, *, count_padding: bool) -> Windows:
-    """Return the windows of ordinary pooling (torch.nn.AvgPool2d, ``count_include_pad``)."""
-    start = np.arange(n_out) * stride - padding
-    stop = np.minimum(start + kernel, n_in + padding)
-    first, last = np.maximum(start, 0), np.minimum(stop, n_in)
-    return Windows(first, last, 1.0 / (stop - start if count_padding else last - first))
-
-
-def adaptive_windows(n_in: int, n_out: int) -> Windows:
-    """Return windows from floor(o n_in / n_out) to ceil((o + 1) n_in / n_out) (AdaptiveAvgPool2d)."""
-    o = np.arange(n_out)
-    first, last = o * n_in // n_out, -(-(o + 1) * n_in // n_out)
-    return Windows(first, last, 1.0 / (last - first))
-
-
-@dataclass
-class Pool2d:
-    """Maximum or average of every window, per channel."""
-
-    kind: Literal["max", "average"]
-    channels: int
-    in_space: Pair
-    out_space: Pair
-    windows: tuple[Windows, Windows]  # rows, columns
-    input_grad: bool
-    buffers: Buffers
-    x: Array = field(init=False)
-    out: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        rows, columns = self.windows
-        self._bounds = (rows.first, rows.last, columns.first, columns.last)
-        self._shares = [windows.share.astype(self.buffers.dtype) for windows in self.windows]
-
-    def forward(self, x: Array, run: Pass) -> Array:
-        n_maps = run.n_blocks * self.channels
-        out = self.buffers.get("out", run.n_blocks, self.channels * plane_size(self.out_space))
-        arrays = (x.reshape(-1), out.reshape(-1), n_maps, self.in_space, self.out_space)
-        if self.kind == "max":
-            map_kernels.max_pool(*arrays, *self._bounds)
-        else:
-            map_kernels.average_pool(*arrays, *self._bounds, *self._shares)
-        self.x, self.out = x, out
-        return out
-
-    def backward(self, dy: Array, run: Pass) -> Array | None:
-        if not self.input_grad:
-            return None
-        n_maps, spaces = run.n_blocks * self.channels, (self.in_space, self.out_space)
-        dx = self.buffers.get("dx", run.n_blocks, self.channels * plane_size(self.in_space))
-        grads = (dy.reshape(-1), dx.reshape(-1), n_maps, *spaces)
-        if self.kind == "max":
-            map_kernels.max_pool_gradient(self.x.reshape(-1), self.out.reshape(-1), *grads, *self._bounds)
-        else:
-            map_kernels.average_pool_gradient(*grads, *self._bounds, *self._shares)
-        return dx
-
-
-@dataclass
 class Embedding:
     """y = E[token] + P[place] + T[0]; E has shape (vocabulary, features).
 
@@ -658,8 +734,10 @@ class Attention:
         tokens = n_rows // n
         self._softmax = self.buffers.get("softmax", n * self.heads, tokens * tokens)
         mixed, out = self.buffers.get("mixed", n_rows, d), self.buffers.get("out", n_rows, d)
-        arrays = rows.reshape(-1), self._softmax.reshape(-1), mixed.reshape(-1)
-        dense_kernels.attend(*arrays, n, tokens, self.heads, d // self.heads, self.causal)
+        dense_kernels.attend(
+            rows.reshape(-1), self._softmax.reshape(-1), mixed.reshape(-1), n, tokens, self.heads, d // self.heads,
+            self.causal,
+        )  # fmt: skip
         self._rows, self._mixed = rows, mixed
         _project(mixed, self.out_weight, self.out_bias, out, run.params)
         return out.reshape(n, -1)
@@ -671,8 +749,10 @@ class Attention:
         dmixed, drows = self.buffers.get("dmixed", n_rows, d), self.buffers.get("drows", n_rows, 3 * d)
         self._projected_gradient(grads, self._mixed, self.out_weight, self.out_bias, dmixed, run)
         slopes = self.buffers.get("slopes", 1, n_rows // n)
-        arrays = (array.reshape(-1) for array in (self._rows, self._softmax, dmixed, drows, slopes))
-        dense_kernels.attend_gradient(*arrays, n, n_rows // n, self.heads, d // self.heads, self.causal)
+        dense_kernels.attend_gradient(
+            self._rows.reshape(-1), self._softmax.reshape(-1), dmixed.reshape(-1), drows.reshape(-1),
+            slopes.reshape(-1), n, n_rows // n, self.heads, d // self.heads, self.causal,
+        )  # fmt: skip
         dx, share = self.buffers.get("dx", n_rows, d), self.buffers.get("share", n_rows, d)
         dx[...] = 0.0
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -751,60 +831,4 @@ class Take:
         dx = self.buffers.get("dx", len(dy), self._size)
         dx[:, : self.kept] = dy
         dx[:, self.kept :] = 0.0
-        return dx
-
-
-@dataclass
-class EmbeddingBag:
-    """y_t = sum of `pooling` rows of table t, side by side; tables have shape (rows, features). The numbers of these
-    rows are the last of a sample, table by table."""
-
-    name: str
-    tables: Sequence[Slot]
-    pooling: int
-    buffers: Buffers
-
-    def forward(self, x: Array, run: Pass) -> Array:
-        d, k = self.tables[0].shape[1], self.pooling
-        out = self.buffers.get("out", len(x), len(self.tables) * d)
-        first = x.shape[1] - len(self.tables) * k
-        self._ids = []
-        for t, table in enumerate(self.tables):
-            ids = whole_ids(x[:, first + t * k : first + (t + 1) * k], table.shape[0], self.name)
-            out[:, t * d : (t + 1) * d] = table.of(run.params)[ids].sum(axis=1)
-            self._ids.append(ids)
-        return out
-
-    def backward(self, dy: Array, run: Pass) -> Array | None:
-        d = self.tables[0].shape[1]
-        for t, (table, ids) in enumerate(zip(self.tables, self._ids, strict=True)):
-            np.add.at(table.of(run.into()), ids, dy[:, None, t * d : (t + 1) * d])
-        return None
-
-
-@dataclass
-class Interaction:
-    """(x_0, all x_i . x_j with j < i) of the vectors x_i of `features` numbers that a sample is made of (Naumov et al.
-    2019, arXiv:1906.00091, section 2.1.3)."""
-
-    features: int
-    buffers: Buffers
-
-    def forward(self, x: Array, run: Pass) -> Array:
-        self._vectors = x.reshape(len(x), -1, self.features)
-        self._pairs = np.tril_indices(self._vectors.shape[1], -1)
-        products = np.einsum("nid,njd->nij", self._vectors, self._vectors)
-        out = self.buffers.get("out", len(x), self.features + len(self._pairs[0]))
-        out[:, : self.features] = self._vectors[:, 0]
-        out[:, self.features :] = products[:, *self._pairs]
-        return out
-
-    def backward(self, dy: Array, run: Pass) -> Array | None:
-        n, count, d = self._vectors.shape
-        slopes = np.zeros((n, count, count), dy.dtype)
-        slopes[:, *self._pairs] = dy[:, d:]
-        dx = self.buffers.get("dx", n, count * d)
-        vectors = dx.reshape(n, count, d)
-        vectors[...] = np.einsum("nij,njd->nid", slopes + slopes.swapaxes(1, 2), self._vectors)
-        vectors[:, 0] += dy[:, :d]
         return dx

@@ -28,129 +28,9 @@ from ddlsim.workload import layers as specs
 from ddlsim.workload.layer_rules import Shape, spread
 from ddlsim.workload.model import Concat, Leaf, Model, ModelLike, Node, Residual, load_model
 
-Labels = npt.NDArray[np.int64] | Array
-Loss = Literal["cross_entropy", "mean_squared_error"]
-LOSSES: tuple[Loss, ...] = ("cross_entropy", "mean_squared_error")
-
-
-def each_label(out_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a sample's classes: one, or one for each token where the output is (tokens, classes)."""
-    return out_shape[:1] if len(out_shape) == 2 else ()
-
-
-def classes(out_shape: tuple[int, ...]) -> int:
-    """Return among how many classes a network with such outputs chooses."""
-    return out_shape[-1] if len(out_shape) == 2 else math.prod(out_shape)
-
-
-def check_labels(
-    kind: Loss, labels: npt.ArrayLike, n_samples: int, out_shape: tuple[int, ...], dtype: np.dtype[np.floating]
-) -> Labels:
-    """Return `labels` as classes, int64, or as targets (n, n_outputs) for the squared error.
-
-    Classes are (n,), or (n, tokens) where a network answers (tokens, classes) for each sample. Raises ConfigError when
-    number, type or range do not fit.
-    """
-    array, n_outputs = np.asarray(labels), math.prod(out_shape)
-    if array.shape[:1] != (n_samples,):
-        raise ConfigError(f"labels of shape {array.shape} do not fit {n_samples} samples; give one each")
-    if kind == "mean_squared_error":
-        if array.size != n_samples * n_outputs:
-            raise ConfigError(
-                f"targets of shape {array.shape} do not fit {n_outputs} outputs; give ({n_samples}, {n_outputs})"
-            )
-        return np.ascontiguousarray(array, dtype).reshape(n_samples, n_outputs)
-    shape = (n_samples, *each_label(out_shape))
-    if array.shape != shape or array.dtype.kind not in "iu":
-        raise ConfigError(
-            f"labels of shape {array.shape} and type {array.dtype}: cross-entropy needs {shape} whole numbers"
-        )
-    n_classes = classes(out_shape)
-    if array.min() < 0 or array.max() >= n_classes:
-        bad = int(array.min() if array.min() < 0 else array.max())
-        raise ConfigError(f"label {bad} is not one of the network's {n_classes} classes 0..{n_classes - 1}")
-    return array.astype(np.int64, copy=False)
-
-
-def loss_of(kind: Loss, outputs: Array, labels: Labels, n_total: int, buffers: Buffers) -> tuple[float, Array]:
-    """Return the samples' part of the mean loss over `n_total` samples, and its gradient, shape of `outputs`.
-
-    Cross-entropy: -log softmax(outputs)[label], the mean over the tokens where each has a label. Squared error: the
-    mean over the outputs of (output - target)^2.
-    """
-    gradient = buffers.get("gradient", *outputs.shape)
-    if kind == "cross_entropy":
-        flat = labels.reshape(-1)
-        n_total *= len(flat) // len(outputs)
-        rows, slopes = (array.reshape(len(flat), -1) for array in (outputs, gradient))
-        total = row_kernels.cross_entropy(rows, flat, slopes, n_total)  # type: ignore[arg-type,unused-ignore]
-    else:
-        total = row_kernels.squared_error(outputs, labels, gradient, n_total)  # type: ignore[arg-type,unused-ignore]
-    return total / n_total, gradient
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A tensor to be learned, and how it starts: constant ``value``, or random from its fans and what follows.
-
-    ``follows`` is the activation that the tensor's layer feeds ("" for none), ``momentum`` the weight of a new batch
-    where the tensor is a running statistic; ``draw`` makes the tensor where its layer says itself how it starts.
-    """
-
-    slot: Slot
-    value: float | None
-    fan_in: int = 0
-    fan_out: int = 0
-    follows: str = ""
-    momentum: float = 0.0
-    draw: Callable[[np.random.Generator], Array] | None = None
-
-
-def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Draw an embedding: deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
-    return 0.02 * rng.standard_normal(shape)
-
-
-def uniform(shape: tuple[int, int], rng: np.random.Generator) -> Array:
-    """Draw an embedding table of a recommendation model: within +-1 / sqrt(rows)."""
-    bound = 1.0 / math.sqrt(shape[0])
-    return rng.uniform(-bound, bound, shape)
-
-
-def kept_shares(state: Sequence[Parameter], dtype: np.dtype[np.floating]) -> Array:
-    """Return how much of each running statistic a batch leaves, (n_state,), read-only."""
-    flat = np.empty(state[-1].slot.stop if state else 0, dtype)
-    for parameter in state:
-        parameter.slot.flat(flat)[:] = 1.0 - parameter.momentum
-    flat.setflags(write=False)
-    return flat
-
-
-def initial_values(parameters: Sequence[Parameter], seed: int, dtype: np.dtype[np.floating]) -> Array:
-    """Return all tensors as they start, flat and read-only, each from a random stream of its own."""
-    flat = np.empty(parameters[-1].slot.stop if parameters else 0, dtype)
-    for parameter in parameters:
-        into = parameter.slot.flat(flat)
-        if parameter.value is not None:
-            into[:] = parameter.value
-            continue
-        draws = stream(seed, 0, f"initial {parameter.slot.name}")
-        if parameter.draw is not None:
-            into[:] = np.ravel(parameter.draw(draws))
-            continue
-        if parameter.follows in ("relu", "gelu"):
-            into[:] = draws.standard_normal(len(into)) * math.sqrt(2.0 / parameter.fan_in)
-        else:
-            bound = math.sqrt(6.0 / (parameter.fan_in + parameter.fan_out))
-            into[:] = draws.uniform(-bound, bound, len(into))
-    flat.setflags(write=False)
-    return flat
-
-
 _OF_TOKENS = (specs.Embedding, specs.Attention, specs.TiedDense, specs.Take)
 _OF_ROWS = (specs.Dense, specs.LayerNorm, specs.Flatten, specs.EmbeddingBag, specs.Interaction, *_OF_TOKENS)
-#: their output is theirs alone and they do not look at it again
-_FRESH = (nn.Conv2d, nn.Dense, nn.BatchNorm2d, nn.Sum)
+_FRESH = (nn.Conv2d, nn.Dense, nn.BatchNorm2d, nn.Sum)  # their output is theirs alone and they do not look at it again
 
 
 @dataclass
@@ -314,8 +194,9 @@ class Builder:
                 raise self._cannot(name, f"attention with {key} set has costs but no gradients; leave it out")
         d = shape[-1]
         projections = ("qkv",) if spec.fused else ("query", "key", "value")
-        widths = {what: 3 * d if what == "qkv" else d for what in (*projections, "out")}
-        *first, last = (self._projection(f"{name}.{what}", d, width) for what, width in widths.items())
+        *first, last = (
+            self._projection(f"{name}.{what}", d, 3 * d if what == "qkv" else d) for what in (*projections, "out")
+        )
         weights, biases = [slots[0] for slots in first], [slots[1] for slots in first]
         return nn.Attention(d, spec.heads, spec.causal, weights, biases, *last, buffers)
 
@@ -446,6 +327,125 @@ def _activation_after(nodes: Sequence[Node], i: int, follows: str) -> str:
     return follows
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor to be learned, and how it starts: constant ``value``, or random from its fans and what follows.
+
+    ``follows`` is the activation that the tensor's layer feeds ("" for none), ``momentum`` the weight of a new batch
+    where the tensor is a running statistic; ``draw`` makes the tensor where its layer says itself how it starts.
+    """
+
+    slot: Slot
+    value: float | None
+    fan_in: int = 0
+    fan_out: int = 0
+    follows: str = ""
+    momentum: float = 0.0
+    draw: Callable[[np.random.Generator], Array] | None = None
+
+
+def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Draw an embedding: deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
+    return 0.02 * rng.standard_normal(shape)
+
+
+def uniform(shape: tuple[int, int], rng: np.random.Generator) -> Array:
+    """Draw an embedding table of a recommendation model: within +-1 / sqrt(rows)."""
+    bound = 1.0 / math.sqrt(shape[0])
+    return rng.uniform(-bound, bound, shape)
+
+
+def kept_shares(state: Sequence[Parameter], dtype: np.dtype[np.floating]) -> Array:
+    """Return how much of each running statistic a batch leaves, (n_state,), read-only."""
+    flat = np.empty(state[-1].slot.stop if state else 0, dtype)
+    for parameter in state:
+        parameter.slot.flat(flat)[:] = 1.0 - parameter.momentum
+    flat.setflags(write=False)
+    return flat
+
+
+def initial_values(parameters: Sequence[Parameter], seed: int, dtype: np.dtype[np.floating]) -> Array:
+    """Return all tensors as they start, flat and read-only, each from a random stream of its own."""
+    flat = np.empty(parameters[-1].slot.stop if parameters else 0, dtype)
+    for parameter in parameters:
+        into = parameter.slot.flat(flat)
+        if parameter.value is not None:
+            into[:] = parameter.value
+            continue
+        draws = stream(seed, 0, f"initial {parameter.slot.name}")
+        if parameter.draw is not None:
+            into[:] = np.ravel(parameter.draw(draws))
+            continue
+        if parameter.follows in ("relu", "gelu"):
+            into[:] = draws.standard_normal(len(into)) * math.sqrt(2.0 / parameter.fan_in)
+        else:
+            bound = math.sqrt(6.0 / (parameter.fan_in + parameter.fan_out))
+            into[:] = draws.uniform(-bound, bound, len(into))
+    flat.setflags(write=False)
+    return flat
+
+
+Labels = npt.NDArray[np.int64] | Array
+Loss = Literal["cross_entropy", "mean_squared_error"]
+LOSSES: tuple[Loss, ...] = ("cross_entropy", "mean_squared_error")
+
+
+def each_label(out_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a sample's classes: one, or one for each token where the output is (tokens, classes)."""
+    return out_shape[:1] if len(out_shape) == 2 else ()
+
+
+def classes(out_shape: tuple[int, ...]) -> int:
+    """Return among how many classes a network with such outputs chooses."""
+    return out_shape[-1] if len(out_shape) == 2 else math.prod(out_shape)
+
+
+def check_labels(
+    kind: Loss, labels: npt.ArrayLike, n_samples: int, out_shape: tuple[int, ...], dtype: np.dtype[np.floating]
+) -> Labels:
+    """Return `labels` as classes, int64, or as targets (n, n_outputs) for the squared error.
+
+    Classes are (n,), or (n, tokens) where a network answers (tokens, classes) for each sample. Raises ConfigError when
+    number, type or range do not fit.
+    """
+    array, n_outputs = np.asarray(labels), math.prod(out_shape)
+    if array.shape[:1] != (n_samples,):
+        raise ConfigError(f"labels of shape {array.shape} do not fit {n_samples} samples; give one each")
+    if kind == "mean_squared_error":
+        if array.size != n_samples * n_outputs:
+            raise ConfigError(
+                f"targets of shape {array.shape} do not fit {n_outputs} outputs; give ({n_samples}, {n_outputs})"
+            )
+        return np.ascontiguousarray(array, dtype).reshape(n_samples, n_outputs)
+    shape = (n_samples, *each_label(out_shape))
+    if array.shape != shape or array.dtype.kind not in "iu":
+        raise ConfigError(
+            f"labels of shape {array.shape} and type {array.dtype}: cross-entropy needs {shape} whole numbers"
+        )
+    n_classes = classes(out_shape)
+    if array.min() < 0 or array.max() >= n_classes:
+        bad = int(array.min() if array.min() < 0 else array.max())
+        raise ConfigError(f"label {bad} is not one of the network's {n_classes} classes 0..{n_classes - 1}")
+    return array.astype(np.int64, copy=False)
+
+
+def loss_of(kind: Loss, outputs: Array, labels: Labels, n_total: int, buffers: Buffers) -> tuple[float, Array]:
+    """Return the samples' part of the mean loss over `n_total` samples, and its gradient, shape of `outputs`.
+
+    Cross-entropy: -log softmax(outputs)[label], the mean over the tokens where each has a label. Squared error: the
+    mean over the outputs of (output - target)^2.
+    """
+    gradient = buffers.get("gradient", *outputs.shape)
+    if kind == "cross_entropy":
+        flat = labels.reshape(-1)
+        n_total *= len(flat) // len(outputs)
+        rows, slopes = (array.reshape(len(flat), -1) for array in (outputs, gradient))
+        total = row_kernels.cross_entropy(rows, flat, slopes, n_total)  # type: ignore[arg-type,unused-ignore]
+    else:
+        total = row_kernels.squared_error(outputs, labels, gradient, n_total)  # type: ignore[arg-type,unused-ignore]
+    return total / n_total, gradient
+
+
 #: samples that go through the network at once: their activations should fit the second-level cache, and
 #: memory stays bounded whatever the batch. Batch normalisation needs the whole batch together.
 _CHUNK = 64
@@ -521,9 +521,13 @@ class Network:
         return {slot.name: slot.of(params) for slot in self.slots}
 
     def loss_and_gradient(
-        self, params: Array, x: npt.ArrayLike, labels: npt.ArrayLike, rng: np.random.Generator | None = None,
+        self,
+        params: Array,
+        x: npt.ArrayLike,
+        labels: npt.ArrayLike,
+        rng: np.random.Generator | None = None,
         state: Array | None = None,
-    ) -> tuple[float, Array]:  # fmt: skip
+    ) -> tuple[float, Array]:
         """Return the mean loss over the batch and its gradient, a new vector of shape (n_params,).
 
         params  (n_params,)              never changed

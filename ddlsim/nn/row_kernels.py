@@ -72,8 +72,9 @@ def gelu_gradient(x: _Floats, dy: _Floats) -> None:
 
 
 @kernel
-def layer_norm(x: _Floats, weight: _Floats, bias: _Floats, out: _Floats, scaled: _Floats, inverse: _Floats,
-               eps: float) -> None:  # fmt: skip
+def layer_norm(
+    x: _Floats, weight: _Floats, bias: _Floats, out: _Floats, scaled: _Floats, inverse: _Floats, eps: float
+) -> None:
     """Normalise each row of `x` (rows, d); keeps the normalised rows and 1 / deviation for the gradient."""
     n_rows, d = x.shape
     for r in range(n_rows):
@@ -90,8 +91,9 @@ def layer_norm(x: _Floats, weight: _Floats, bias: _Floats, out: _Floats, scaled:
 
 
 @kernel
-def layer_norm_gradient(dy: _Floats, scaled: _Floats, inverse: _Floats, weight: _Floats, dweight: _Floats,
-                        dbias: _Floats, dx: _Floats) -> None:  # fmt: skip
+def layer_norm_gradient(
+    dy: _Floats, scaled: _Floats, inverse: _Floats, weight: _Floats, dweight: _Floats, dbias: _Floats, dx: _Floats
+) -> None:
     """Add to dweight and dbias (d,), write dx (rows, d) (Ba, Kiros and Hinton 2016, arXiv:1607.06450)."""
     n_rows, d = dy.shape
     for r in range(n_rows):

@@ -10,7 +10,7 @@ from ddlsim.plan.interfaces import interfaces
 from ddlsim.planner import guidelines
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
-from ddlsim.readable import count, percent, seconds, size
+from ddlsim.readable import count, percent, seconds, size, spread
 from ddlsim.run.collective import collective_time
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE, prepare
@@ -113,7 +113,7 @@ def _gpus(case: _Case, efficiency: float, plain: Outcome) -> Guideline:
     ratio = overhead / (n * case.compute)
     most = guidelines.largest_n_gpus(ratio, efficiency)
     says = (
-        f"exchange and update take {100.0 * ratio:.2g} % of the time in which one GPU computes the global batch: {n} "
+        f"exchange and update take {spread(ratio)} of the time in which one GPU computes the global batch: {n} "
         f"share it with an efficiency of {percent(guidelines.scaling_efficiency(ratio, n))}, up to {most:,.0f} with "
         f"{percent(efficiency)}"
     )

@@ -155,8 +155,14 @@ def _canvas(played: list[State]) -> tuple[Figure, Axes]:
         handles.append(Line2D([], [], color=SENT, marker=">", markersize=4, label="sent, combined"))
     if not reduced.all():
         handles.append(Line2D([], [], color=SENT, marker=">", markersize=4, linestyle="--", label="sent, overwritten"))
-    made.legend(handles=handles, loc="outside lower center", ncols=3 if n_chunks > 4 else 2, fontsize=8, frameon=False,
-                handlelength=2.8)
+    made.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=3 if n_chunks > 4 else 2,
+        fontsize=8,
+        frameon=False,
+        handlelength=2.8,
+    )
     axes.set_title("two\nlines", fontsize=9)
     axes.hlines(np.arange(1, n_ranks) - 0.5, -0.5, n_chunks - 0.5, color="#888888", linewidth=0.5)
     axes.vlines(np.arange(1, n_chunks) - 0.5, -0.5, n_ranks - 0.5, color="#888888", linewidth=0.5)
@@ -201,10 +207,11 @@ def _arrows(state: State) -> list[tuple[int, int, float, bool]]:
             for i in sorted(mine, key=lambda i: (min(state.src[i], state.dst[i]), max(state.src[i], state.dst[i]))):
                 low, high = sorted((int(state.src[i]), int(state.dst[i])))
                 column = next((k for k, end in enumerate(ends) if end < low), len(ends))
-                ends[column:column + 1] = [high]
+                ends[column : column + 1] = [high]
                 place[i] = column
             for i, column in place.items():
                 away = 0.2 + 0.24 * (column + 0.5) / len(ends)
-                found.append((int(state.src[i]), int(state.dst[i]), chunk + (away if down else -away),
-                              bool(state.reduced[i])))  # fmt: skip
+                found.append(
+                    (int(state.src[i]), int(state.dst[i]), chunk + (away if down else -away), bool(state.reduced[i]))
+                )
     return found

@@ -16,7 +16,7 @@ from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.readable import percent, seconds, size
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
-from ddlsim.run.seeds import Seeds
+from ddlsim.run.seeds import Seeds, interval_of
 from ddlsim.text_tables import aligned
 
 if TYPE_CHECKING:
@@ -113,5 +113,4 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _typical(values: Sequence[float]) -> float:
-    """Return the mean, or the median if a value is infinite."""
-    return float(np.mean(values) if np.isfinite(values).all() else np.median(values))
+    return interval_of(values, 0.95).typical

@@ -19,9 +19,13 @@ _ROW, _GAP = 1.0, 0.6
 
 
 def jobs_timeline(
-    bands: Sequence[tuple[str, float, Result]], path: str | Path | None = None, *, start: float | None = None,
-    end: float | None = None, n_workers: int = 4,
-) -> Axes:  # fmt: skip
+    bands: Sequence[tuple[str, float, Result]],
+    path: str | Path | None = None,
+    *,
+    start: float | None = None,
+    end: float | None = None,
+    n_workers: int = 4,
+) -> Axes:
     """Draw what the workers of each job did between `start` and `end` (s); by default four steps of the slowest job,
     from where the last one begins.
 
@@ -70,8 +74,9 @@ def jobs_timeline(
     axes.set_xlabel("simulated time (s)")
     handles = [
         Patch(facecolor=colour, hatch=2 * hatch, edgecolor="white", label=label)
-        for kind, (colour, hatch, label) in styles.items() if kind != "idle"
-    ]  # fmt: skip
+        for kind, (colour, hatch, label) in styles.items()
+        if kind != "idle"
+    ]
     made.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
     titled(made, f"{len(bands)} jobs on {bands[0][2].cluster.name}")
     save(made, path)

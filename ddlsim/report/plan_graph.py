@@ -60,13 +60,38 @@ def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Ax
     for row in mine.tolist():
         colour, hatch = STYLES[KINDS[plan.kind[row]]]
         critical = row in chain
-        axes.add_patch(Rectangle((x[row] - 0.36, y[row] - 0.3), 0.72, 0.6, facecolor=colour, zorder=3, hatch=hatch,
-                                 edgecolor=CRITICAL if critical else "white", linewidth=1.6 if critical else 0.5))
+        axes.add_patch(
+            Rectangle(
+                (x[row] - 0.36, y[row] - 0.3),
+                0.72,
+                0.6,
+                facecolor=colour,
+                zorder=3,
+                hatch=hatch,
+                edgecolor=CRITICAL if critical else "white",
+                linewidth=1.6 if critical else 0.5,
+            )
+        )
         if len(mine) <= LABELLED:
-            axes.text(x[row], y[row], drawn(_label(plan, row)), fontsize=6, ha="center", va="center", zorder=4,
-                      bbox={"facecolor": "white", "alpha": 0.65, "pad": 0.6, "edgecolor": "none"})
-    handles = [Patch(facecolor=STYLES[KINDS[kind]][0], hatch=2 * STYLES[KINDS[kind]][1], edgecolor="white",
-                     label=KINDS[kind].replace("_", "-")) for kind in np.unique(plan.kind[mine]).tolist()]
+            axes.text(
+                x[row],
+                y[row],
+                drawn(_label(plan, row)),
+                fontsize=6,
+                ha="center",
+                va="center",
+                zorder=4,
+                bbox={"facecolor": "white", "alpha": 0.65, "pad": 0.6, "edgecolor": "none"},
+            )
+    handles = [
+        Patch(
+            facecolor=STYLES[KINDS[kind]][0],
+            hatch=2 * STYLES[KINDS[kind]][1],
+            edgecolor="white",
+            label=KINDS[kind].replace("_", "-"),
+        )
+        for kind in np.unique(plan.kind[mine]).tolist()
+    ]
     handles.append(Patch(facecolor="white", edgecolor=CRITICAL, linewidth=1.6, label="longest chain of work"))
     picture.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), fontsize=8)
     axes.set_title(_title(plan, mine, ranks), fontsize=9)
@@ -95,8 +120,14 @@ def _rows(axes: Axes, plan: Plan, lanes: list[int], heights: Floats, width: floa
     for number, (lane, start, height) in enumerate(zip(lanes, begin.tolist(), heights.tolist(), strict=True)):
         if np.unique(plan.lane_rank[lanes[: number + 1]]).size % 2 == 0:
             axes.axhspan(start - 0.5, start + height - 0.5, color="#f2f2f2", zorder=0)
-        axes.text(-0.7, start + (height - 1.0) / 2, drawn(f"rank {plan.lanes[lane].rank} {plan.lanes[lane].name}"),
-                  fontsize=8, ha="right", va="center")
+        axes.text(
+            -0.7,
+            start + (height - 1.0) / 2,
+            drawn(f"rank {plan.lanes[lane].rank} {plan.lanes[lane].name}"),
+            fontsize=8,
+            ha="right",
+            va="center",
+        )
     axes.set_xlim(-0.6, width - 0.3)
     axes.set_ylim(float(heights.sum()) - 0.4, -0.6)
     axes.axis("off")

@@ -44,9 +44,11 @@ def scaling(
     left.plot(workers, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
     for i, (label, rs) in enumerate(series.items()):
         style = {
-            "color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5,
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "markersize": 5,
             "linestyle": STYLES[i % len(STYLES)],
-        }  # fmt: skip
+        }
         n = [r.n_workers for r in rs]
         left.plot(n, [r.throughput for r in rs], label=wrapped(label, 34), **style)
         right.plot(n, [100.0 * r.efficiency for r in rs], label=label, **style)

@@ -1,33 +1,40 @@
-"""More plots of studies: heat map, breakdown of time, what one change makes, sensitivities, learning curves.
-
-Like those of :mod:`ddlsim.report.study_plots` they take a :class:`ddlsim.study.Table`, return the matplotlib axes and
-write a picture if `path` is given; values are means over seeds. What cannot be drawn is a ConfigError that says why.
-"""
+"""Pictures of a study: bars, maps, samples, learning curves, and those of its HTML report."""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import functools
+import io
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
-from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.readable import seconds
+from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.readable import seconds, si, size
 from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save, time_styles, titled, wrapped
-from ddlsim.report.study_words import label_of, plain, rows_of, varied
+from ddlsim.report.study_plots import describe, is_wide, log_axis, pareto, scaling
+from ddlsim.report.study_words import front_of, label_of, numbers_of, plain, rows_of, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width, joined_lines
+from ddlsim.units import DIMENSIONS, parse
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.run.sensitivity import Sensitivity
     from ddlsim.study.table import Table
+
+# ---------------------------------------------------------------- figures
 
 Floats = npt.NDArray[np.float64]
 #: values of a field beyond which cells of a heat map cannot be read
@@ -95,9 +102,7 @@ def _write_cells(axes: Axes, cells: Floats, metric: str) -> str:
     return units.pop() if len(units) == 1 else ""
 
 
-def breakdown(
-    table: Table, path: str | Path | None = None, *, metric: str = "throughput", n: int = N_BARS
-) -> Axes:
+def breakdown(table: Table, path: str | Path | None = None, *, metric: str = "throughput", n: int = N_BARS) -> Axes:
     """Draw how the workers spent their time, a bar for each of the `n` best configurations by `metric`."""
     best = table.best(metric, n=n)
     fields = varied(table)
@@ -239,3 +244,246 @@ def _mean_curve(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats | None]:
     if len(values) < 2:
         return at, values[0], None
     return at, values.mean(axis=0), half_width(values, 0.95)
+
+
+# ---------------------------------------------------------------- samples
+
+#: panels, and texts beside each other on an axis, that can be read
+N_PANELS, N_TEXTS = 6, 8
+#: how the numbers behind texts with a unit are written
+_WRITE: dict[str, Callable[[float], str]] = {
+    "": lambda number: f"{number:g}",
+    "bandwidth": functools.partial(si, unit="bit/s"), "time": seconds, "bytes": size,
+    **{name: functools.partial(si, unit=unit) for name, (unit, _, _) in DIMENSIONS.items()
+       if name not in ("bandwidth", "time", "bytes")},
+}  # fmt: skip
+
+
+def scatter(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
+    """Draw a metric over each varied field, a panel each, a dot for each configuration.
+
+    Above each panel stands Spearman's rank correlation rho of field and metric (1: the metric always rises with the
+    field, 0: no trend), by whose size the panels are in order, :data:`N_PANELS` at most; fields whose values have no
+    order (strategies) go last and have none. Returns the first panel. Raises ConfigError if nothing is varied, and for
+    a metric that no configuration has.
+    """
+    known = table.known(metric)
+    fields = [field for field in varied(table) if known[field].map(plain).nunique() > 1]
+    if not fields:
+        raise ConfigError("scatter: all configurations with a result are the same; vary a field")
+    rho = {field: _correlation(known, field, metric) for field in fields}
+    order = sorted(fields, key=lambda field: -1.0 if math.isnan(rho[field]) else abs(rho[field]), reverse=True)
+    order = order[:N_PANELS]
+    n_columns = min(3, len(order))
+    n_rows = math.ceil(len(order) / n_columns)
+    made = figure(3.1 * n_columns + 0.6, 2.6 * n_rows + 0.4)
+    panels = made.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
+    for axes, field in zip(panels, order, strict=False):
+        _panel(axes, known, field, metric)
+        text = "" if math.isnan(rho[field]) else f"rho = {rho[field]:+.2f}".replace("-", "\N{MINUS SIGN}")
+        axes.set_title(text, fontsize=8)
+    for axes in panels[len(order) :]:
+        axes.set_axis_off()
+    first = panels[0]
+    if METRICS[metric].unit and is_wide(known[metric].tolist()):
+        log_axis(first.yaxis)
+    else:
+        first.set_ylim(bottom=0.0)
+    for axes in panels[::n_columns]:
+        describe(axes.yaxis, metric)
+    save(made, path)
+    assert isinstance(first, Axes)
+    return first
+
+
+def _correlation(rows: pd.DataFrame, field: str, metric: str) -> float:
+    """Return Spearman's rank correlation, NaN where the values of the field have no order or nothing differs."""
+    places = numbers_of(rows[field].drop_duplicates().tolist())
+    if places is None or rows[metric].nunique() < 2:
+        return math.nan
+    return float(np.corrcoef(rows[field].map(places).rank(), rows[metric].rank())[0, 1])
+
+
+def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
+    values = rows[field].drop_duplicates().tolist()
+    places = numbers_of(values)
+    if places is None:  # texts: beside each other
+        texts = list(dict.fromkeys(map(plain, values)))
+        x = rows[field].map(plain).map(texts.index)
+        shown = [_short(text) if len(texts) <= N_TEXTS else "" for text in texts]
+        axes.set_xticks(range(len(texts)), [drawn(text) for text in shown], fontsize=7, rotation=30, ha="right")
+        axes.set_xlim(-0.5, len(texts) - 0.5)
+    else:
+        dimension = _dimension(values[0])
+        factor = 8.0 if dimension == "bandwidth" else 1.0  # so that ticks stand at whole bit/s
+        x = factor * rows[field].map(places)
+        write = _WRITE[dimension]
+        if is_wide(list(places.values())):
+            log_axis(axes.xaxis)
+            wide = max(places.values()) > 30.0 * min(places.values())
+            axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 3.0)))
+        if len(places) <= N_TEXTS:
+            axes.set_xticks([factor * place for place in places.values()], [drawn(plain(value)) for value in places])
+        else:
+            axes.xaxis.set_major_formatter(lambda number, _: write(number))
+        axes.tick_params(labelsize=8)
+    axes.plot(x, rows[metric], linestyle="", marker="o", markersize=4, color=COLOURS[0], alpha=0.6)
+    axes.set_xlabel(drawn(field), fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def _dimension(value: object) -> str:
+    """Return what a text with a unit is, "bandwidth" for "25 Gbit/s"; "" for a number."""
+    for dimension in DIMENSIONS if isinstance(value, str) else ():
+        try:
+            parse(value, dimension)
+        except UnitError:
+            continue
+        return dimension
+    return ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 22 else f"{text[:20]}..."
+
+
+# ---------------------------------------------------------------- pictures of a report
+
+#: bars of a breakdown; more make a picture that no screen shows whole
+_N_BARS = 12
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture: its title, what it shows in a sentence, its data URI, and its width in CSS pixels."""
+
+    title: str
+    caption: str
+    uri: str
+    width: int
+
+
+def pictures(
+    table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str, task: str = ""
+) -> list[Picture]:
+    """Return the pictures that this study has something to show in.
+
+    metric         by which configurations are ranked
+    sensitivities  of the best configuration, which is called `best`; may be empty
+    task           what is trained, where a study compares several and this is the part of one of them
+    """
+    try:
+        table.known(metric)
+    except ConfigError:  # nothing of it has ended
+        return []
+    found = _all(table, metric, sensitivities, best)
+    return [dataclasses.replace(each, title=f"{task}: {each.title}") for each in found] if task else found
+
+
+def _all(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str) -> list[Picture]:
+    found = [*_scaling(table, metric), *_heat_maps(table, metric)]
+    front = front_of(table)
+    if front is not None and len(table.known(*front)) > 1:
+        x, y = (METRICS[name].heading for name in front)
+        caption = f"Every configuration by {x} and {y}; the dashed line joins those that no other one beats in both."
+        found.append(_picture(f"{x.capitalize()} against {y}", caption, pareto(table, *front)))
+    found += _samples(table, metric)
+    which = "Every configuration" if len(table.known(metric)) <= _N_BARS else f"The {_N_BARS} best configurations"
+    caption = f"{which} by {METRICS[metric].heading}, the best on top, and where the time of their workers went."
+    found.append(_picture("Where the time goes", caption, breakdown(table, metric=metric, n=_N_BARS)))
+    found += _one_change(table, metric)
+    if sensitivities:
+        caption = f"The best configuration ({best}) simulated again with one part of it better by a tenth."
+        found.append(_picture("What would help", caption, tornado(sensitivities)))
+    if not table.history.empty:
+        caption = f"Accuracy of the best configurations ({N_LINES} at most); bands are 95 % intervals over seeds."
+        found.append(_picture("Learning curves", caption, learning(table)))
+    return found
+
+
+def _scaling(table: Table, metric: str) -> Iterator[Picture]:
+    if table.summary["n_workers"].nunique() < 2:
+        return
+    few, fixed = _few_lines(table, metric)
+    if few.summary["n_workers"].nunique() < 2:
+        return
+    where = f" Of the other fields the best values: {fixed}." if fixed else ""
+    for name in ("throughput", "efficiency"):
+        heading = METRICS[name].heading
+        caption = f"{heading.capitalize()} over the number of workers; bars are 95 % intervals over seeds.{where}"
+        yield _picture(f"Scaling: {heading}", caption, scaling(few, metric=name))
+
+
+def _few_lines(table: Table, metric: str) -> tuple[Table, str]:
+    """Return the part of a study that has few enough lines, and what is fixed in it: fields that matter least."""
+    best, n_lines, fixed = table.best(metric).iloc[0], 1, {}
+    for field in _by_spread(table, metric):
+        n_values = len({plain(member.settings[field]) for member in table.members})
+        if field == "workers":
+            continue
+        if n_lines * n_values <= N_LINES:
+            n_lines *= n_values
+        else:
+            fixed[field] = best[field]
+    members = [m for m in table.members if all(m.settings[field] == value for field, value in fixed.items())]
+    words = ", ".join(f"{field} {plain(value)}" for field, value in fixed.items())
+    return dataclasses.replace(table, members=members), words
+
+
+def _by_spread(table: Table, metric: str) -> list[str]:
+    """Return the varied fields, first the one between whose values the best of a metric differs most."""
+    ranked = table.best(metric, n=len(table.members))  # the first row of each value is its best
+    spread: dict[str, float] = {}
+    for field in varied(table):
+        tops = ranked.groupby(field, sort=False)[metric].first().to_numpy(np.float64)
+        low, high = float(tops.min()), float(tops.max())
+        spread[field] = math.log(high / low) if low > 0.0 else high - low
+    return sorted(spread, key=lambda field: -spread[field])
+
+
+def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
+    """Yield heat maps over the two fields that matter most; those with many values (samples) have none."""
+    for name in dict.fromkeys(("efficiency", metric)):
+        fields = [
+            field
+            for field in _by_spread(table, name)
+            if len({plain(member.settings[field]) for member in table.members}) <= N_CELLS
+        ][:2]
+        if len(fields) == 2:
+            x, y = sorted(fields, key=lambda field: field != "workers")
+            heading = METRICS[name].heading
+            caption = f"The fields that make most of {heading}; where others vary too, the best of each cell."
+            yield _picture(f"{heading.capitalize()} by {x} and {y}", caption, heat_map(table, x, y, metric=name))
+
+
+def _samples(table: Table, metric: str) -> list[Picture]:
+    """Return the scatter plots of a study whose values were drawn: fields with more values than a heat map shows."""
+    summary = table.summary
+    if not any(summary[field].map(plain).nunique() > N_CELLS for field in varied(table)):
+        return []
+    heading = METRICS[metric].heading
+    caption = (
+        f"Every configuration, {heading} over each field; rho is Spearman's rank correlation, the field that orders "
+        "the configurations most comes first."
+    )
+    return [_picture(f"{heading.capitalize()} over each field", caption, scatter(table, metric=metric))]
+
+
+def _one_change(table: Table, metric: str) -> list[Picture]:
+    try:
+        axes = one_change(table, metric=metric)
+    except ConfigError:  # a sample: no two configurations differ in one field only
+        return []
+    caption = f"What {METRICS[metric].heading} becomes if only one field of the best configuration takes other values."
+    return [_picture("One change to the best", caption, axes)]
+
+
+def _picture(title: str, caption: str, axes: Axes) -> Picture:
+    """Return what has been drawn, the same bytes for the same drawing."""
+    made = axes.get_figure(root=True)
+    assert made is not None
+    out = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "ddlsim"}):
+        made.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    text = base64.b64encode(out.getvalue()).decode("ascii")
+    return Picture(title, caption, f"data:image/svg+xml;base64,{text}", round(96.0 * made.get_figwidth()))

@@ -135,8 +135,11 @@ def _ends(table: Table) -> list[str]:
     lines = [", ".join(f"{n} {status}" for status, n in counts.items()) + " of " + count(len(table.members), "point")]
     if table.interrupted:
         lines[0] += "; interrupted: run it again to go on"
-    for status, column, word in (("skipped", "error", "skipped"), ("failed", "error", "failed"),
-                                 ("done", "warnings", "warning of")):  # fmt: skip
+    for status, column, word in (
+        ("skipped", "error", "skipped"),
+        ("failed", "error", "failed"),
+        ("done", "warnings", "warning of"),
+    ):
         reasons = Counter(filter(None, table.frame.loc[table.frame["status"] == status, column]))
         lines += [f"{word} {n}: {reason}" for reason, n in reasons.most_common(N_REASONS)]
         if len(reasons) > N_REASONS:

@@ -108,9 +108,10 @@ def task_fields(table: Table) -> list[str]:
         training = json.loads(text).get("training")
         datasets.add(json.dumps(training.get("data")) if isinstance(training, dict) else "")
     return [
-        field for field in varied(table)
+        field
+        for field in varied(table)
         if field in _TASKS or field.startswith("model.") or (field == "training" and len(datasets) > 1)
-    ]  # fmt: skip
+    ]
 
 
 def tasks(table: Table) -> list[tuple[str, Table]]:

@@ -77,8 +77,11 @@ def trace_events(result: Result, *, whole: bool = False) -> list[Event]:
 
 def _events(result: Result, part: _Part, whole: bool) -> list[Event]:
     others = {f"worker {rank}" for rank in set(range(result.n_workers)).difference(part.workers)}
-    spans = [span for span in result.recorder.spans
-             if span.start < part.end and span.track.removesuffix(" network") not in others]  # fmt: skip
+    spans = [
+        span
+        for span in result.recorder.spans
+        if span.start < part.end and span.track.removesuffix(" network") not in others
+    ]
     own = _tracks(span for span in spans if span.kind != TRANSFER)
     background = _lanes(_tracks(span for span in spans if span.kind == TRANSFER))
     groups = [(WORKERS, own), (NETWORK, background), (LINKS, _links(result, part))]

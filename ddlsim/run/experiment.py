@@ -11,12 +11,10 @@ from typing import Annotated, Any, cast
 
 from ddlsim.arguments import Count, Index, Positive, Rule, Seed, by, checked, having, one_of, quantity
 from ddlsim.arguments.annotations import rule_of
-from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
-from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Training
 from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, RandomFaults, SlowDown, Stop
@@ -24,14 +22,15 @@ from ddlsim.life.faults import Fault
 from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
+from ddlsim.schema import to_toml
 from ddlsim.strategies import AllReduce, Strategy, contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
-from ddlsim.workload.devices import Device, DeviceLike
+from ddlsim.workload.devices import DeviceLike
 from ddlsim.workload.input import Copies, Input
 from ddlsim.workload.jitter import Jitter, NoJitter, Spread
-from ddlsim.workload.model import Model, ModelLike
+from ddlsim.workload.model import ModelLike
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
 
@@ -119,8 +118,8 @@ CompressionLike = Annotated[
 class Experiment:
     """A training run to be simulated.
 
-    cluster         bundled name, path, networkx graph or :class:`Cluster`
-    model           bundled name, path or :class:`Model`
+    cluster         bundled name, path, networkx graph or :class:`~ddlsim.Cluster`
+    model           bundled name, path or :class:`~ddlsim.Model`
     strategy        how workers exchange gradients
     batch_size      samples per worker and (micro-)step; of all workers together where the strategy shares out a model
     workers         number of workers, placed on the cluster's first devices, or the places of a part of them in
@@ -249,15 +248,16 @@ class Experiment:
 
         Raises ConfigError for what files cannot say: clusters and models that are objects, parts of one's own.
         """
-        from ddlsim.run.written import toml_of
+        from ddlsim.run.files import SCHEMA
 
-        return toml_of(self)
+        return to_toml(SCHEMA.table(self))
 
     def to_python(self) -> str:
         """Return the program that makes and runs this experiment. Raises ConfigError as :meth:`to_toml`."""
-        from ddlsim.run.written import python_of
+        from ddlsim.run.files import SCHEMA
 
-        return python_of(self, script=True)
+        arguments = SCHEMA.call(self, between=",\n    ")
+        return f"import ddlsim\n\nresult = ddlsim.simulate(\n    {arguments},\n)\nprint(result)\n"
 
     @checked
     def save(self, path: str | Path) -> None:
@@ -267,21 +267,6 @@ class Experiment:
 
     def manifest(self) -> dict[str, object]:
         """Return all fields as plain values, for printing and storing."""
-        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        from ddlsim.run.files import SCHEMA
 
-
-def _plain(value: object) -> object:
-    if isinstance(value, Cluster | Model | Device | DataSet):
-        return value.name
-    if value is None or isinstance(value, str | int | bool):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
-        return {"type": type(value).__name__, **fields}
-    return getattr(value, "__name__", str(value))
+        return SCHEMA.table(self, full=True)

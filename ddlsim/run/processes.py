@@ -1,7 +1,7 @@
 """Processes on this machine that do some work, each with a pipe of its own.
 
 A process that is killed takes nothing with it but the work that it had: the others share no pipe or lock with it, and
-another one takes its place.
+another one takes its place. (With concurrent.futures or loky one death fails all work of a pool, without an exit code.)
 """
 
 from __future__ import annotations

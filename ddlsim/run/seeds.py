@@ -128,7 +128,7 @@ class Seeds:
         """Return the held-out accuracy at the end, by the moving average of the training."""
         n = self._training.moving_average
         ends = [float(np.mean([row.accuracy for row in run.history[-n:]])) for run in self.runs]
-        return _interval(ends, confidence, most=1.0)
+        return interval_of(ends, confidence, most=1.0)
 
     @checked
     def times_to_accuracy(self, target: Target) -> list[float]:
@@ -139,12 +139,12 @@ class Seeds:
     @checked
     def time_to_accuracy(self, target: Target, confidence: Confidence = 0.95) -> Interval:
         """Return the simulated s until `target` was reached, censored at the end of the seeds that never reached it."""
-        return _interval(self.times_to_accuracy(target), confidence, limits=[run.end_time for run in self.runs])
+        return interval_of(self.times_to_accuracy(target), confidence, limits=[run.end_time for run in self.runs])
 
     @checked
     def throughput(self, confidence: Confidence = 0.95) -> Interval:
         """Return samples/s of all workers together."""
-        return _interval([run.throughput for run in self.runs], confidence)
+        return interval_of([run.throughput for run in self.runs], confidence)
 
     @property
     def _training(self) -> Training:
@@ -200,8 +200,8 @@ def joined_lines(lines: Sequence[Floats]) -> tuple[Floats, Floats, Ints]:
     return at, values, np.sum([at <= line[0, -1] for line in lines], axis=0)
 
 
-def _interval(
-    values: Sequence[float], confidence: float, most: float = math.inf, limits: Sequence[float] = ()
+def interval_of(
+    values: Sequence[float], confidence: float, most: float = math.inf, limits: Sequence[float] | float = 0.0
 ) -> Interval:
     """Return the interval of the mean of `values`, which are between 0 and `most`; inf where they were not reached
     up to the `limits`."""

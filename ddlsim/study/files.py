@@ -30,48 +30,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from pydantic import TypeAdapter
+from typing import Any
 
 from ddlsim.arguments import checked
-from ddlsim.errors import DdlsimError
+from ddlsim.errors import ConfigError, DdlsimError, shown, unknown_name
+from ddlsim.plain import read_toml
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.files import experiment_from, load_experiment, value_of
-from ddlsim.run.tables import Table
+from ddlsim.run.files import SCHEMA
+from ddlsim.schema import Source, required
 from ddlsim.study.designs import Range, paths_of
-from ddlsim.study.search import Search
 from ddlsim.study.study import Study
-from ddlsim.workload.toml_files import read_toml, validate
 
 #: fields that "none" may stand for nothing in
 _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Experiment) if field.default is None)
-
-
-class _File(Table):
-    base: dict[str, object] | str
-    vary: dict[str, list[object] | dict[str, object]]
-    seeds: int | list[int] = 1
-    design: str = "grid"
-    n_points: int | None = None
-    design_seed: int = 0
-    stability: bool = False
-    search: dict[str, object] | None = None
-
-
-class _Search(Table):
-    objective: str | list[str]
-    n_trials: int
-    sampler: str | None = None
-    batch: int = 8
-    seed: int = 0
-    prune: bool = False
-
-
-class _Range(Table):
-    low: float | str
-    high: float | str
-    log: bool = False
-    whole: bool = False
 
 
 @checked
@@ -82,53 +53,44 @@ def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
     :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
     """
     path = Path(source)
-    file = validate(TypeAdapter(_File), read_toml(path), str(path), _File.model_fields)
-    base = _base(path, file.base, allow_code)
-    vary = {field: _values(path, field, values, allow_code) for field, values in file.vary.items()}
+    here = Source(path.parent, allow_code)
+    table = read_toml(path)
+    varied = table.pop("vary", None)
+    if not isinstance(varied, Mapping):
+        known = SCHEMA.arguments_of(Study)
+        for name in table.keys() - known:
+            raise unknown_name("key", name, known, str(path))
+        if varied is None:
+            raise ConfigError(f"{path}: key 'vary' is missing; add vary = ...")
+        raise ConfigError(f"{path}: vary = {shown(varied)}: must be a table of fields and their values")
+    arguments: dict[str, Any] = SCHEMA.arguments(Study, table, str(path), here, ": ", partial=True)
+    if missing := [name for name in required(Study) if name not in (*arguments, "vary")]:
+        raise ConfigError(f"{path}: key {missing[0]!r} is missing; add {missing[0]} = ...")
+    arguments["vary"] = {field: _values(path, field, values, here) for field, values in varied.items()}
     try:
-        search = None if file.search is None else _search(file.search)
-        return Study(base, vary, file.seeds, file.design, file.n_points, file.design_seed, file.stability, search)
+        return Study(**arguments)
     except DdlsimError as error:
         raise type(error)(f"{path}: {error}") from None
 
 
-def _search(table: Mapping[str, object]) -> Search:
-    given = validate(TypeAdapter(_Search), dict(table), "search", _Search.model_fields)
-    return Search(**given.model_dump())
-
-
-def _base(path: Path, base: Mapping[str, object] | str, allow_code: bool) -> Experiment:
-    if isinstance(base, str):
-        try:
-            return load_experiment(path.parent / base, allow_code=allow_code)
-        except DdlsimError as error:
-            raise type(error)(f"{path}: base: {error}") from None
-    try:
-        return experiment_from(dict(base), path, allow_code=allow_code)
-    except DdlsimError as error:
-        raise type(error)(str(error).replace(f"{path}: ", f"{path}: base: ", 1)) from None
-
-
-def _values(
-    path: Path, field: str, values: Sequence[object] | Mapping[str, object], allow_code: bool
-) -> list[object] | dict[str, object] | Range:
+def _values(path: Path, field: str, values: object, source: Source) -> list[object] | dict[str, object] | Range:
     where = f"{path}: vary.{field if len(field) <= 80 else f'{field[:77]}...'}"
     if isinstance(values, Mapping) and not {"low", "high"} & set(values):
-        return {name: _value(path, field, value, f"{where}.{name}", allow_code) for name, value in values.items()}
+        return {name: _value(field, value, f"{where}.{name}", source) for name, value in values.items()}
     if isinstance(values, Mapping):
-        given = validate(TypeAdapter(_Range), dict(values), where, _Range.model_fields)
-        try:
-            return Range(given.low, given.high, given.log, given.whole)
-        except DdlsimError as error:
-            raise type(error)(f"{where}: {error}") from None
-    return [_value(path, field, value, f"{where}[{i}]", allow_code) for i, value in enumerate(values)]
+        return SCHEMA.build(Range, values, where, source)
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise ConfigError(f"{where} = {shown(values)}: must be a list of values, also if it is only one")
+    return [_value(field, value, f"{where}[{i}]", source) for i, value in enumerate(values)]
 
 
-def _value(path: Path, field: str, value: object, where: str, allow_code: bool) -> object:
+def _value(field: str, value: object, where: str, source: Source) -> object:
     """Return what a value in a list stands for: an object for a table, a file beside for its name."""
     paths = paths_of(field)
     if len(paths) > 1 and isinstance(value, list) and len(value) == len(paths):
-        return tuple(_value(path, one, v, where, allow_code) for one, v in zip(paths, value, strict=True))
+        return tuple(_value(one, each, where, source) for one, each in zip(paths, value, strict=True))
     if value == "none" and field in _OPTIONAL:
         return None
-    return value_of(path, field, value, where, allow_code=allow_code)
+    annotation = SCHEMA.annotation_at(Experiment, field)
+    made = SCHEMA.value(annotation, value, where, field.rpartition(".")[2], source)
+    return tuple(made) if isinstance(made, list) else made

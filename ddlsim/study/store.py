@@ -15,6 +15,7 @@ Where it cannot: a store whose log is empty is all in its one file, which nobody
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -28,9 +29,122 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlsim.errors import ConfigError
-from ddlsim.study import cells
+from ddlsim.errors import ConfigError, shown
+from ddlsim.learning.monitor import Row
+from ddlsim.plain import is_unicode
 from ddlsim.study.work import Outcome
+from ddlsim.units import LARGEST
+
+# ---------------------------------------------------------------- cells, which anybody may have written
+
+#: how a point can have ended, as in `work`
+STATUSES = ("done", "skipped", "failed")
+#: names in a record that are no numbers; all others are
+TEXTS, LISTS = ("stop_reason",), ("notes", "warnings")
+#: numbers that may be inf (a target that was never reached) or NaN (a model that does not learn any more)
+REACHED, LOSSES = "_to_accuracy", ("loss",)
+#: of a share that rounding may have made negative
+ROUNDING = 1e-6
+
+
+def _damaged(what: str, value: object, rule: str) -> ConfigError:
+    return ConfigError(f"is damaged: {what} = {shown(value)} must be {rule}; restore a copy, or give another file")
+
+
+def _value(text: object, what: str) -> Any:
+    """Return what a cell of JSON holds."""
+    if not isinstance(text, str):
+        raise _damaged(what, text, "a text of JSON")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _damaged(what, text, "a text of JSON") from None
+    if "\\ud" in text.lower() and not is_unicode(json.dumps(value, ensure_ascii=False)):
+        raise _damaged(what, text, "a text of whole characters")
+    return value
+
+
+def fields_of(text: object, what: str) -> dict[str, Any]:
+    """Return the object in a cell. Raises ConfigError if there is none."""
+    value = _value(text, what)
+    if not isinstance(value, dict):
+        raise _damaged(what, value, "an object")
+    return value
+
+
+def paths_in(text: object) -> list[str]:
+    """Return the varied paths of a study. Raises ConfigError if they are none."""
+    value = _value(text, "axes")
+    if not isinstance(value, list) or not all(isinstance(path, str) for path in value) or len(set(value)) < len(value):
+        raise _damaged("axes", value, "a list of different texts")
+    return value
+
+
+def settings_of(text: object, axes: Sequence[str]) -> dict[str, object]:
+    """Return what a point has for each of the `axes`. Raises ConfigError for anything else."""
+    value = fields_of(text, "settings")
+    if value.keys() != set(axes):
+        raise _damaged("settings", value, f"an object with the keys {shown(list(axes))}")
+    for path, setting in value.items():
+        if not isinstance(setting, str | int | float) or (isinstance(setting, float) and math.isnan(setting)):
+            raise _damaged(f"settings of {shown(path)}", setting, "a text or a number")
+    return value
+
+
+def status_of(text: object) -> str:
+    """Return the status in a cell. Raises ConfigError if it is none."""
+    if not isinstance(text, str) or text not in STATUSES:
+        raise _damaged("status", text, f"one of {', '.join(STATUSES)}")
+    return text
+
+
+def number_of(value: object, what: str) -> Any:
+    """Return a number of at least 0. Raises ConfigError if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 2**63:
+        raise _damaged(what, value, "a number of at least 0")
+    return value
+
+
+def checked_record(text: object) -> dict[str, object]:
+    """Return the numbers of a result. Raises ConfigError, naming the one that is none."""
+    record = fields_of(text, "record")
+    for name, value in record.items():
+        what = f"record: {shown(name)}"
+        if name in TEXTS:
+            if not isinstance(value, str):
+                raise _damaged(what, value, "a text")
+        elif name in LISTS:
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise _damaged(what, value, "a list of texts")
+        elif name == "history":
+            _check_history(value)
+        elif value is not None:
+            _check_number(name, value, what)
+    return record
+
+
+def _check_number(name: str, value: object, what: str) -> None:
+    if name == "n_workers":
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise _damaged(what, value, "a whole number of at least 1")
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _damaged(what, value, "a number")
+    if name in LOSSES and isinstance(value, float) and not math.isfinite(value):
+        return
+    if not (-ROUNDING <= value <= LARGEST or (value == math.inf and name.endswith(REACHED))):
+        raise _damaged(what, value, "finite and at least 0")
+
+
+def _check_history(value: object) -> None:
+    rows = value if isinstance(value, list) else [None]
+    for row in rows:
+        cells = row if isinstance(row, list) else []
+        if len(cells) != len(Row._fields) or not all(type(cell) in (int, float) for cell in cells):
+            raise _damaged("record: history", row, f"a list of {len(Row._fields)} numbers")
+
+
+# ---------------------------------------------------------------- store
 
 
 def connected(path: str, timeout: float) -> tuple[sqlite3.Connection, Callable[[], None]]:
@@ -74,8 +188,8 @@ def _nothing() -> None:
 
 #: "ddls" in the file's header says that it is one of ours (PRAGMA application_id)
 APPLICATION_ID = 0x64646C73
-#: of the tables below; PRAGMA user_version. Files of a newer version are refused
-SCHEMA_VERSION = 1
+#: of the tables below; PRAGMA user_version. Files of other versions are refused
+SCHEMA_VERSION = 2
 #: s after which a claim that is not renewed is over
 LEASE = 60.0
 #: s that a transaction waits for that of another process
@@ -167,10 +281,10 @@ class Store:
                     raise ConfigError(f"{self.path}: is a database, but no store of a study; give another file")
                 self._make()
             version = self._number("PRAGMA user_version")
-            if version > SCHEMA_VERSION:
+            if version != SCHEMA_VERSION:
                 raise ConfigError(
-                    f"{self.path}: has version {version} of the format, this ddlsim knows up to {SCHEMA_VERSION}; "
-                    "update ddlsim, or give another file"
+                    f"{self.path}: has version {version} of the format, this ddlsim knows version {SCHEMA_VERSION}; "
+                    "read it with the version that wrote it, or give another file"
                 )
             damage = " ".join(str(self._db.execute("PRAGMA quick_check(1)").fetchone()[0]).split())
             if damage != "ok":
@@ -211,7 +325,7 @@ class Store:
         with self._named():
             rows = self._db.execute("SELECT DISTINCT base FROM studies").fetchall()
         with self._checked():
-            return [cells.fields_of(row[0], "base") for row in rows]
+            return [fields_of(row[0], "base") for row in rows]
 
     def register(self, study: str, base: Mapping[str, object], axes: Sequence[str], members: list[Member]) -> None:
         """Write down which points make up a study, over what it may have been before."""
@@ -229,7 +343,7 @@ class Store:
         with self._named():
             rows = self._db.execute("SELECT study, base, axes FROM studies ORDER BY created, rowid").fetchall()
         with self._checked():
-            return [(study, cells.fields_of(base, "base"), cells.paths_in(axes)) for study, base, axes in rows]
+            return [(study, fields_of(base, "base"), paths_in(axes)) for study, base, axes in rows]
 
     def members(self, study: str, axes: Sequence[str]) -> list[Member]:
         """Return the points of a study that varies `axes`, in the order of its design."""
@@ -240,7 +354,7 @@ class Store:
             raise ConfigError(f"{self.path}: is damaged: its study has no points; restore a copy, or give another file")
         with self._checked():
             return [
-                Member(str(key), cells.settings_of(settings, axes), int(cells.number_of(seed, "seed")))
+                Member(str(key), settings_of(settings, axes), int(number_of(seed, "seed")))
                 for key, settings, seed in rows
             ]
 
@@ -267,25 +381,23 @@ class Store:
         rows = self._select(query, keys)
         with self._checked():
             return {
-                key: Outcome(
-                    cells.status_of(s), str(e), cells.checked_record(r), cells.number_of(t, "seconds")
-                )
+                key: Outcome(status_of(s), str(e), checked_record(r), number_of(t, "seconds"))
                 for key, s, e, r, t in rows
-            }  # fmt: skip
+            }
 
     def experiments(self, keys: Iterable[str]) -> dict[str, str]:
         """Return what those points that are stored simulate: manifests as JSON."""
         rows = self._select("SELECT key, experiment FROM points WHERE key IN ({})", keys)
         with self._checked():
             for _, text in rows:
-                cells.fields_of(text, "experiment")
+                fields_of(text, "experiment")
         return dict(rows)
 
     def statuses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the status of those points that are stored."""
         rows = self._select("SELECT key, status FROM points WHERE key IN ({})", keys)
         with self._checked():
-            return {key: cells.status_of(status) for key, status in rows}
+            return {key: status_of(status) for key, status in rows}
 
     def forget_failed(self, keys: Iterable[str]) -> None:
         """Remove failed points, so that they are simulated again."""

@@ -21,6 +21,8 @@ from ddlsim.arguments import Rule, Seed, checked, one_of, whole
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, shown
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.files import SCHEMA
+from ddlsim.schema import changed_arguments, to_toml, toml_key, toml_value
 from ddlsim.strategies import contract
 from ddlsim.strategies.contract import Contract
 from ddlsim.strategies.splits import text_of_senseless
@@ -357,19 +359,48 @@ class Study:
 
         Raises ConfigError for what files cannot say: clusters and models that are objects, parts of one's own.
         """
-        from ddlsim.study.written import toml_of
-
-        return toml_of(self)
+        varied = (f"{toml_key(key)} = {toml_value(_unstructured(key, values))}" for key, values in self.vary.items())
+        options = {name: value for name, value in self._options.items() if name != "search"}
+        text = to_toml({**SCHEMA.unstructure(options), "base": SCHEMA.table(self.base)})
+        searching = "" if self.search is None else to_toml({"search": SCHEMA.table(self.search)})
+        return "\n".join([text.lstrip("\n"), "[vary]", *varied, searching])
 
     def to_python(self) -> str:
         """Return a program that runs this study. Raises ConfigError for clusters and models that are objects."""
-        from ddlsim.study.written import python_of_study
+        varied = (f"    {key!r}: {SCHEMA.expression(values, key)},\n" for key, values in self.vary.items())
+        options = "".join(f", {name}={SCHEMA.expression(value, name)}" for name, value in self._options.items())
+        return (
+            f"import ddlsim\nimport ddlsim.study\n\nbase = {SCHEMA.expression(self.base, '')}\n"
+            f'vary = {{\n{"".join(varied)}}}\n\nif __name__ == "__main__":\n'
+            f"    print(ddlsim.Study(base, vary{options}).run())\n"
+        )
 
-        return python_of_study(self)
+    @property
+    def _options(self) -> dict[str, object]:
+        """The arguments besides `base` and `vary` that differ from their defaults."""
+        return {name: each for name, each in changed_arguments(self).items() if name not in ("base", "vary")}
 
     def with_(self, **changes: object) -> Study:
         """Return the study with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _unstructured(key: str, values: Sequence[object] | Mapping[str, object] | Range) -> object:
+    """Return the values of a field, or of several that change together, as plain values."""
+    if isinstance(values, Range):
+        return SCHEMA.table(values)
+    paths = paths_of(key)
+    annotations = [SCHEMA.annotation_at(Experiment, path) for path in paths]
+
+    def plain(value: object) -> object:
+        if len(paths) > 1 and isinstance(value, list | tuple):
+            parts = zip(value, annotations, strict=True)
+            return ["none" if one is None else SCHEMA.unstructure(one, f"vary[{key!r}]", kind) for one, kind in parts]
+        return "none" if value is None else SCHEMA.unstructure(value, f"vary[{key!r}]", annotations[0])
+
+    if isinstance(values, Mapping):
+        return {name: plain(value) for name, value in values.items()}
+    return [plain(value) for value in values]
 
 
 def _members(points: Sequence[Point]) -> list[Member]:

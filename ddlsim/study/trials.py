@@ -2,19 +2,191 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.run.metrics import METRICS
-from ddlsim.study.designs import Vary
-from ddlsim.study.proposals import Proposal, Proposals
+from ddlsim.study.designs import MAX_POINTS, Range, Vary
 from ddlsim.study.running import Point
 from ddlsim.study.search import Search
 from ddlsim.study.work import DONE, Outcome
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.trial import Trial
+
+# ---------------------------------------------------------------- proposals of Optuna
+
+#: of NSGA-II; Optuna's 50 are for budgets of thousands of trials
+POPULATION = 20
+#: times that a sampler may come back to what it has had already, before a configuration is drawn from the others
+REPEATS = 20
+#: configurations that are drawn then, before all are gone through
+DRAWS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """A configuration: what it takes for each key of the study, by its name where it has one."""
+
+    trial: Trial
+    row: Mapping[str, object]
+
+
+class Proposals:
+    """The trials of a search. Raises ConfigError where Optuna is not installed."""
+
+    def __init__(self, search: Search, vary: Vary) -> None:
+        try:
+            import optuna
+        except ImportError:
+            raise ConfigError("a search needs Optuna: pip install 'ddlsim[optuna]'") from None
+        self._search = search
+        self._values = {key: list(values) if isinstance(values, Mapping) else values for key, values in vary.items()}
+        self._space: dict[str, BaseDistribution] = {key: _space(values) for key, values in self._values.items()}
+        #: configurations that there are, inf where a number can be anything in a range
+        self._n = math.prod(_n_values(values) for values in self._values.values())
+        self._generator = np.random.default_rng(search.seed)
+        self._seen: set[tuple[object, ...]] = set()
+        with _quiet():
+            self._study = optuna.create_study(
+                directions=["maximize" if METRICS[name].larger_is_better else "minimize" for name in search.metrics],
+                sampler=_sampler(search),
+                pruner=optuna.pruners.MedianPruner(),
+            )
+
+    def ask(self) -> list[Proposal]:
+        """Return the next configurations, `search.batch` of them or what is left; none at the end."""
+        n = int(min(self._search.batch, self._search.n_trials - len(self._seen), self._n - len(self._seen)))
+        with _quiet():
+            return list(itertools.islice(self._new(), n))
+
+    def tell(self, proposal: Proposal, values: Sequence[float] | None) -> None:
+        """Say what came of a configuration: a value per metric, or None if it has none (it does not fit together, or
+        was given up)."""
+        from optuna.trial import TrialState
+
+        with _quiet():
+            if values is None:  # samplers count those without a value as the worst
+                self._study.tell(proposal.trial, state=TrialState.PRUNED)
+            else:
+                self._study.tell(proposal.trial, list(values))
+
+    def gives_up(self, proposal: Proposal, value: float, step: int) -> bool:
+        """Return whether a configuration with this mean after seed number `step` is worse than the median."""
+        with _quiet():
+            proposal.trial.report(value, step)
+            return proposal.trial.should_prune()
+
+    def _new(self) -> Iterator[Proposal]:
+        """Yield configurations that have not been proposed yet, while there are."""
+        from optuna.trial import TrialState
+
+        while True:
+            for _ in range(REPEATS):
+                trial = self._study.ask(self._space)
+                if self._is_new(trial.params):
+                    break
+                self._study.tell(trial, state=TrialState.FAIL)  # which samplers leave out
+            else:
+                parameters = next(filter(self._is_new, self._others()), None)
+                if parameters is None:
+                    return
+                self._study.enqueue_trial(parameters)
+                trial = self._study.ask(self._space)
+            self._seen.add(self._place(trial.params))
+            yield Proposal(trial, dict(zip(self._values, self._row(trial.params), strict=True)))
+
+    def _others(self) -> Iterator[dict[str, float]]:
+        """Yield parameters at random; then, where there are that few, all in turn."""
+        for _ in range(DRAWS):
+            shares = self._generator.random(len(self._values)).tolist()
+            yield {
+                key: values.number(share) if isinstance(values, Range) else int(share * len(values))
+                for (key, values), share in zip(self._values.items(), shares, strict=True)
+            }
+        if self._n <= MAX_POINTS:
+            all_of_each = [_all_of(values) for values in self._values.values()]
+            for combination in itertools.product(*all_of_each):
+                yield dict(zip(self._values, combination, strict=True))
+
+    def _row(self, parameters: Mapping[str, float]) -> list[object]:
+        return [
+            values.written(parameters[key]) if isinstance(values, Range) else values[int(parameters[key])]
+            for key, values in self._values.items()
+        ]
+
+    def _place(self, parameters: Mapping[str, float]) -> tuple[object, ...]:
+        """Return what tells a configuration from others: numbers that are written alike are the same."""
+        return tuple(
+            value if isinstance(values, Range) else parameters[key]
+            for value, (key, values) in zip(self._row(parameters), self._values.items(), strict=True)
+        )
+
+    def _is_new(self, parameters: Mapping[str, float]) -> bool:
+        return self._place(parameters) not in self._seen
+
+
+def _all_of(values: Sequence[object] | Range) -> range:
+    """Return the parameters of a list, or of a range of whole numbers."""
+    if not isinstance(values, Range):
+        return range(len(values))
+    low, high = values.bounds
+    return range(int(low), int(high) + 1)
+
+
+def _n_values(values: Sequence[object] | Range) -> float:
+    if not isinstance(values, Range):
+        return len(values)
+    low, high = values.bounds
+    return high - low + 1 if values.whole else math.inf
+
+
+def _space(values: Sequence[object] | Range) -> BaseDistribution:
+    """Return what Optuna is to choose from: places in a list, in no order, or numbers in a range."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not isinstance(values, Range):
+        return CategoricalDistribution(range(len(values)))
+    low, high = values.bounds
+    if values.whole:
+        return IntDistribution(int(low), int(high), values.log)
+    return FloatDistribution(low, high, values.log)
+
+
+def _sampler(search: Search) -> BaseSampler:
+    from optuna import samplers
+
+    seed = search.seed % 2**32  # what Optuna's random numbers begin with
+    if search.sampler_used == "tpe":
+        return samplers.TPESampler(seed=seed)
+    if search.sampler_used == "nsga2":
+        return samplers.NSGAIISampler(population_size=POPULATION, seed=seed)
+    return samplers.RandomSampler(seed=seed)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what Optuna notes for itself off the terminal, and leave its level as it was."""
+    logger = logging.getLogger("optuna")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+# ---------------------------------------------------------------- trials
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
-import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,16 +15,33 @@ from ddlsim.arguments import checked
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS
-from ddlsim.cluster.calibration_table import CalibrationTable, ParameterTable, parse_calibration, value_of
-from ddlsim.cluster.files import MARK, to_toml
+from ddlsim.cluster.calibration_table import (
+    CalibrationTable,
+    ComputeTable,
+    CurveTable,
+    JitterTable,
+    MeasuredTable,
+    ParameterTable,
+    ResidualTable,
+    value_of,
+)
+from ddlsim.cluster.files import MARK, cluster_toml
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import write_text
 from ddlsim.plain import decoded, parse_toml, read_bytes
+from ddlsim.schema import PLAIN, to_toml, toml_value
+from ddlsim.units import quantity_text
 from ddlsim.validation.calibration import Calibration, Parameter, Residual
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Curve
 from ddlsim.validation.jitter_fit import FITTED, JitterFit
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
+
+_JITTERS: dict[str, type[Lognormal] | type[Gamma] | type[ShiftedExponential]] = {
+    "lognormal": Lognormal,
+    "gamma": Gamma,
+    "shifted-exponential": ShiftedExponential,
+}
 
 
 def write_calibration(calibration: Calibration, path: Path, source: str | Path) -> None:
@@ -45,20 +60,19 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     if "calibration" in table:
         raise ConfigError(f"{source}: has a [calibration] that was not written by ddlsim calibrate; remove it")
     if "name" not in table:  # the name is that of the file, which changes
-        text = f"name = {_text(calibration.cluster.name)}\n{text}"
-    write_text(path, "\n".join([text, "", MARK, *_lines(calibration), ""]))
+        text = f"name = {toml_value(calibration.cluster.name)}\n{text}"
+    write_text(path, "\n".join([text, "", MARK, _lines(calibration)]))
 
 
 def _written_out(source: str | Path) -> str:
     """Return the cluster of a name with options, or of a file of another kind, as TOML without calibration."""
     cluster = load_cluster(source)
-    return to_toml(cluster.to_graph(), cluster.name, None)
+    return cluster_toml(cluster.to_graph(), cluster.name, None)
 
 
 def attached(calibration: Calibration) -> Calibration:
     """Return the calibration with itself in its cluster, as loading its file would have it (without residuals)."""
-    text = "\n".join(_lines(dataclasses.replace(calibration, residuals=())))
-    table = parse_calibration(tomllib.loads(text)["calibration"])
+    table = _table(dataclasses.replace(calibration, residuals=()))
     return dataclasses.replace(calibration, cluster=dataclasses.replace(calibration.cluster, calibration=table))
 
 
@@ -99,12 +113,9 @@ def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
     jitter = None
     if table.jitter is not None:
         j = table.jitter
-        kinds: dict[str, type[Lognormal] | type[Gamma] | type[ShiftedExponential]] = {
-            "lognormal": Lognormal, "gamma": Gamma, "shifted-exponential": ShiftedExponential,
-        }  # fmt: skip
-        if j.type not in kinds:
+        if j.type not in _JITTERS:
             raise unknown_name("type", j.type, FITTED, "calibration.jitter")
-        jitter = JitterFit(kinds[j.type](j.shape), j.base, j.ks, j.p_value, j.n_samples)
+        jitter = JitterFit(_JITTERS[j.type](j.shape), j.base, j.ks, j.p_value, j.n_samples)
     residuals = tuple(
         Residual(r.operation, r.backend, r.n_ranks, r.n_hosts, r.nbytes, r.measured, r.predicted, r.fitted)
         for r in table.measured.residuals
@@ -131,7 +142,7 @@ def _parameter(row: ParameterTable, place: str, whole: tuple[float, float, float
     )  # fmt: skip
 
 
-def _matrix(rows: list[list[float]], n: int, place: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _matrix(rows: Sequence[Sequence[float]], n: int, place: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     if len(rows) != n or any(len(row) != n for row in rows):
         raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
     return np.array(rows, dtype=np.float64)
@@ -140,104 +151,114 @@ def _matrix(rows: list[list[float]], n: int, place: str) -> np.ndarray[tuple[int
 # ---------------------------------------------------------------- writing
 
 
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _rounded(value: float) -> float:
+    """Return a number of six digits."""
+    return float(f"{value:.6g}")
 
 
-def _number(value: float) -> str:
-    return f"{value:.6g}" if math.isfinite(value) else "inf"
+def _rows(matrix: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[list[float]]:
+    return [[_rounded(each) for each in row] for row in matrix.tolist()]
 
 
-def _numbers(values: Iterable[float]) -> str:
-    return f"[{', '.join(map(_number, values))}]"
+def _numbers(values: Iterable[float]) -> list[float]:
+    return [_rounded(each) for each in values]
 
 
-def _with_unit(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """Return a text such as "21.3 us" in the first unit that is not above the value, to six digits."""
-    scale, unit = next((u for u in units if value >= u[0]), units[-1])
-    return f'"{np.format_float_positional(value / scale, precision=6, fractional=False, trim="-")} {unit}"'
+def _text(name: str, value: float) -> str:
+    """Return the value of a parameter with its unit."""
+    dimension = PARAMETERS[name]
+    return f"{value:.6g}" if dimension == "share" else quantity_text(_rounded(value), dimension)
 
 
-def _time(value: float) -> str:
-    return _with_unit(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
+def _lines(c: Calibration) -> str:
+    """Return a calibration as the `[calibration]` table of a cluster file."""
+    return to_toml({"calibration": PLAIN.table(_table(c))}).lstrip()
 
 
-def _quantity(name: str, value: float) -> str:
-    if PARAMETERS[name] == "time":
-        return _time(value)
-    if PARAMETERS[name] == "bytes":
-        return _with_unit(value, ((1.0, "B"),))
-    if PARAMETERS[name] == "share":
-        return f'"{value:.6g}"'
-    if name == "reduce_bandwidth":
-        return _with_unit(value, ((1e9, "GB/s"), (1e6, "MB/s")))
-    return _with_unit(value, ((1.25e8, "Gbit/s"), (1.25e5, "Mbit/s")))
+def _table(c: Calibration) -> CalibrationTable:
+    """Return a calibration as its file has it: numbers of six digits."""
+    return CalibrationTable(
+        ddlsim=ddlsim.__version__,
+        sources=c.sources,
+        notes=c.notes,
+        versions=c.versions,
+        spread=_rounded(c.spread),
+        dof=_rounded(c.dof),
+        absolute=_rounded(c.absolute),
+        ranks=c.ranks,
+        covariance=_rows(c.covariance),
+        parameters=[_parameter_table(p, (c.spread, c.dof, c.absolute)) for p in c.parameters],
+        curves=[
+            CurveTable(
+                operation=curve.operation,
+                backend=curve.backend,
+                algorithm=curve.algorithm,
+                inside=curve.inside,
+                per_message=_rounded(curve.per_message),
+                sizes=curve.sizes,
+                per_byte=_numbers(curve.per_byte),
+                covariance=_rows(curve.covariance),
+                spread=_rounded(curve.spread),
+                dof=_rounded(curve.dof),
+                nbytes=curve.nbytes,
+                ranks=curve.ranks,
+                left_out=_numbers(curve.left_out),
+            )
+            for curve in c.curves
+        ],
+        compute=[
+            ComputeTable(
+                model=fit.model,
+                c0=_rounded(fit.c0),
+                c1=_rounded(fit.c1),
+                covariance=_rows(fit.covariance),
+                spread=_rounded(fit.spread),
+                dof=_rounded(fit.dof),
+                batch_sizes=fit.batch_sizes,
+            )
+            for fit in c.compute
+        ],
+        jitter=None if c.jitter is None else _jitter_table(c.jitter),
+        measured=MeasuredTable(
+            residuals=[
+                ResidualTable(
+                    operation=r.operation,
+                    backend=r.backend,
+                    n_ranks=r.n_ranks,
+                    n_hosts=r.n_hosts,
+                    nbytes=r.nbytes,
+                    measured=_rounded(r.measured),
+                    predicted=_rounded(r.predicted),
+                    fitted=r.fitted,
+                )
+                for r in c.residuals
+            ]
+        ),
+    )
 
 
-def _rows(matrix: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
-    return f"[{', '.join(_numbers(row) for row in matrix.tolist())}]"
+def _parameter_table(p: Parameter, usual: tuple[float, float, float]) -> ParameterTable:
+    return ParameterTable(
+        name=p.name,
+        value=_text(p.name, p.value),
+        low=_text(p.name, p.low),
+        high=_text(p.name, p.high),
+        file=_text(p.name, p.file) if 0.0 < p.file < math.inf else None,
+        nbytes=p.nbytes,
+        informed=_rounded(p.informed),
+        prior=None if p.prior is None else _text(p.name, p.prior[0]),
+        prior_factor=1.0 if p.prior is None else _rounded(p.prior[1]),
+        bounds=[_text(p.name, end) for end in p.bounds or ()],
+        scatter=() if p.scatter == usual else _numbers(p.scatter),
+    )
 
 
-def _texts(values: Sequence[str]) -> str:
-    return f"[{', '.join(map(_text, values))}]"
-
-
-def _lines(c: Calibration) -> list[str]:
-    lines = [
-        "[calibration]", f"ddlsim = {_text(ddlsim.__version__)}", f"sources = {_texts(c.sources)}",
-        f"notes = {_texts(c.notes)}", f"versions = {_texts(c.versions)}",
-        f"spread = {_number(c.spread)}  # of ln(predicted / measured)",
-        f"dof = {_number(c.dof)}", f"absolute = {_time(c.absolute)}  # of short times, besides",
-        f"ranks = {list(c.ranks)}", f"covariance = {_rows(c.covariance)}  # of the parameters' logarithms",
-    ]  # fmt: skip
-    for p in c.parameters:
-        lines += ["", "[[calibration.parameters]]", f"name = {_text(p.name)}"]
-        lines += [f"{key} = {_quantity(p.name, getattr(p, key))}" for key in ("value", "low", "high")]
-        if 0.0 < p.file < math.inf:
-            lines.append(f"file = {_quantity(p.name, p.file)}")
-        lines += [f"nbytes = {list(p.nbytes)}", f"informed = {_number(p.informed)}"]
-        if p.prior is not None:
-            lines += [f"prior = {_quantity(p.name, p.prior[0])}", f"prior_factor = {_number(p.prior[1])}"]
-        if p.bounds is not None:
-            lines.append(f"bounds = [{', '.join(_quantity(p.name, end) for end in p.bounds)}]")
-        if p.scatter != (c.spread, c.dof, c.absolute):
-            lines.append(f"scatter = {_numbers(p.scatter)}  # spread, dof, absolute (s)")
-    for curve in c.curves:
-        lines += ["", "[[calibration.curves]]"]
-        lines += [f"{key} = {_text(getattr(curve, key))}" for key in ("operation", "backend", "algorithm")]
-        lines += [
-            f"inside = {'true' if curve.inside else 'false'}", f"per_message = {_number(curve.per_message)}",
-            f"sizes = {list(curve.sizes)}", f"per_byte = {_numbers(curve.per_byte)}",
-            f"covariance = {_rows(curve.covariance)}", f"spread = {_number(curve.spread)}",
-            f"dof = {_number(curve.dof)}", f"nbytes = {list(curve.nbytes)}", f"ranks = {list(curve.ranks)}",
-            *([f"left_out = {_numbers(curve.left_out)}"] if curve.left_out else []),
-        ]  # fmt: skip
-    for fit in c.compute:
-        lines += [
-            "", "[[calibration.compute]]", f"model = {_text(fit.model)}", f"c0 = {_time(fit.c0)}",
-            f"c1 = {_time(fit.c1)}  # per sample", f"covariance = {_rows(fit.covariance)}",
-            f"spread = {_number(fit.spread)}", f"dof = {_number(fit.dof)}", f"batch_sizes = {list(fit.batch_sizes)}",
-        ]  # fmt: skip
-    if c.jitter is not None:
-        j = c.jitter
-        kind = {Lognormal: "lognormal", Gamma: "gamma", ShiftedExponential: "shifted-exponential"}[type(j.jitter)]
-        lines += [
-            "", "[calibration.jitter]", f"type = {_text(kind)}", f"shape = {_number(j.shape)}",
-            f"base = {_time(j.base_s)}", f"ks = {_number(j.ks)}", f"p_value = {_number(j.p_value)}",
-            f"n_samples = {j.n_samples}",
-        ]  # fmt: skip
-    return lines + _residual_lines(c.residuals)
-
-
-def _residual_lines(residuals: Sequence[Residual]) -> list[str]:
-    if not residuals:
-        return []
-    lines = ["", "[calibration.measured]", "# what was measured, and what the cluster says (curves not applied)"]
-    lines.append("residuals = [")
-    for r in residuals:
-        lines.append(
-            f"  {{ operation = {_text(r.operation)}, backend = {_text(r.backend)}, n_ranks = {r.n_ranks}, "
-            f"n_hosts = {r.n_hosts}, nbytes = {r.nbytes}, measured = {_time(r.measured)}, "
-            f"predicted = {_time(r.predicted)}, fitted = {'true' if r.fitted else 'false'} }},"
-        )
-    return [*lines, "]"]
+def _jitter_table(fit: JitterFit) -> JitterTable:
+    return JitterTable(
+        type=next(name for name, kind in _JITTERS.items() if kind is type(fit.jitter)),
+        shape=_rounded(fit.shape),
+        base=_rounded(fit.base_s),
+        ks=_rounded(fit.ks),
+        p_value=_rounded(fit.p_value),
+        n_samples=fit.n_samples,
+    )

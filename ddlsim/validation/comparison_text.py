@@ -57,9 +57,11 @@ def _row(row: Compared) -> tuple[str, ...]:
 
 def _summary(s: Summary) -> str:
     parts = [
-        f"{s.n} runs", f"mean absolute error {percent(s.mean_absolute)}", f"geometric mean {percent(s.geometric_mean)}",
+        f"{s.n} runs",
+        f"mean absolute error {percent(s.mean_absolute)}",
+        f"geometric mean {percent(s.geometric_mean)}",
         f"worst {100.0 * s.worst:+.1f} %",
-    ]  # fmt: skip
+    ]
     if s.in_interval is not None:
         parts.append(f"{100.0 * s.in_interval:.0f} % in their intervals")
     if s.kendall_tau is not None:

@@ -63,9 +63,11 @@ def calibrated(experiment: Experiment, calibration: Calibration) -> Experiment:
     if isinstance(jitter, NoJitter) and calibration.jitter is not None:
         jitter = calibration.jitter.jitter
     return dataclasses.replace(
-        experiment, cluster=calibration.cluster, jitter=jitter,
+        experiment,
+        cluster=calibration.cluster,
+        jitter=jitter,
         compute=_typical(fit, experiment, calibration) if fit is not None else experiment.compute,
-    )  # fmt: skip
+    )
 
 
 Draws = Annotated[int, whole(2, 100_000)]

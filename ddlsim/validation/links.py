@@ -73,9 +73,10 @@ class Shape:
             return {}
         acknowledgements = self.header / (ACKNOWLEDGED * (self.header + self.payload))
         return {
-            "between.frame_header": self.header, "between.frame_payload": self.payload,
+            "between.frame_header": self.header,
+            "between.frame_payload": self.payload,
             "between.reverse_load": acknowledgements,
-        }  # fmt: skip
+        }
 
 
 def find_shape(nbytes: Floats, seconds: Floats, wire_rate: float) -> tuple[Shape, Shape]:
@@ -288,9 +289,10 @@ def _tells_overhead(
 def _uninformed(fit: LogFit, most: Mapping[str, float]) -> list[str]:
     """Return a note for each parameter that rests on the cluster file more than on measurements."""
     remedies = {
-        "latency": "measure small messages (8 B)", "bandwidth": "measure large messages (16 MiB)",
+        "latency": "measure small messages (8 B)",
+        "bandwidth": "measure large messages (16 MiB)",
         "burst": "measure sizes between 1 KiB and 64 KiB",
-    }  # fmt: skip
+    }
     notes = []
     for (name, value), ends in zip(fit.values.items(), fit.bounds, strict=True):
         if value < 1.01 * ends[0] or (value > 0.99 * ends[1] and name not in most):

@@ -137,9 +137,12 @@ def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]
         return dataclasses.replace(known.fitted, links=links, factors={**known.fitted.factors, **factors})
 
     found = fit_logs(
-        lambda values: np.array([run.step_time(fitted(values)) for run in runs]), measured,
-        [*names, *(" ".join(key) for key in keys)], [prior.value for prior in priors], priors,
-    )  # fmt: skip
+        lambda values: np.array([run.step_time(fitted(values)) for run in runs]),
+        measured,
+        [*names, *(" ".join(key) for key in keys)],
+        [prior.value for prior in priors],
+        priors,
+    )
     n = len(names)
     kept = [i for i, name in enumerate(known.names) if name not in names]  # links that these runs do not use
     covariance = np.zeros((n + len(kept),) * 2)

@@ -62,9 +62,12 @@ class RunModel:
         cluster = with_parameters(self.cluster, links)
         if latency != 1.0 or bandwidth != 1.0:
             cluster = dataclasses.replace(
-                cluster, link_latency=latency * cluster.link_latency, send_overhead=latency * cluster.send_overhead,
-                recv_overhead=latency * cluster.recv_overhead, link_bandwidth=bandwidth * cluster.link_bandwidth,
-            )  # fmt: skip
+                cluster,
+                link_latency=latency * cluster.link_latency,
+                send_overhead=latency * cluster.send_overhead,
+                recv_overhead=latency * cluster.recv_overhead,
+                link_bandwidth=bandwidth * cluster.link_bandwidth,
+            )
         experiment = dataclasses.replace(self.experiment, cluster=cluster)
         if self.key in fitted.compute:
             experiment = dataclasses.replace(experiment, compute=fitted.compute[self.key])
@@ -91,8 +94,12 @@ class RunModel:
 
 
 def make_run_model(
-    measured: MeasuredRun, cluster: Cluster, model: Model | None, strategy: Strategy, calibration: Calibration | None,
-) -> RunModel:  # fmt: skip
+    measured: MeasuredRun,
+    cluster: Cluster,
+    model: Model | None,
+    strategy: Strategy,
+    calibration: Calibration | None,
+) -> RunModel:
     """Return the simulation of a measured run.
 
     Raises ConfigError with the run's place for what does not fit: names, workers, nodes, memory.

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
 from ddlsim.plain import decoded, read_bytes
-from ddlsim.run.tables import refuse_code
+from ddlsim.schema import refuse_code
 from ddlsim.units import parse
 
 NUMBERS = ("workers", "batch_size", "accumulation", "nodes", "throughput", "step_time")
@@ -90,7 +90,8 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
     columns = _columns(lines[0][1], f"{path}: line {lines[0][0]}")
     runs = [_run(columns, cells, f"{path}: line {number}") for number, cells in lines[1:]]
     for run in () if allow_code else runs:
-        refuse_code({"algorithm": run.algorithm, "overlap": run.overlap}, f"{run.place}: column")
+        refuse_code(run.algorithm, f"{run.place}: column.algorithm")
+        refuse_code(run.overlap, f"{run.place}: column.overlap")
     return runs
 
 

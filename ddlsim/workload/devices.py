@@ -5,18 +5,19 @@ The numbers lie in ``devices.toml`` beside this file, each with its source.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, NotRequired, TypedDict, cast
+from typing import Annotated, Any
 
-from ddlsim.arguments import Count, Density, NotNegative, Positive, checked
+from ddlsim.arguments import Count, Density, Positive, checked, quantity
 from ddlsim.errors import unknown_name
-from ddlsim.units import parse
+from ddlsim.plain import read_toml
+from ddlsim.schema import PLAIN, UNIMPORTED
 
+_Time = Annotated[float, quantity("time", zero=True, si=True)]
+_Power = Annotated[float, quantity("power", zero=True, si=True)]
 _CATALOGUE = Path(__file__).with_name("devices.toml")
 
 
@@ -55,10 +56,10 @@ class Kernels:
     fraction: Density
     units: Count
     tile: tuple[Count, Count]
-    forward_launch: NotNegative
-    backward_launch: NotNegative
-    loss_time: NotNegative
-    wait: NotNegative
+    forward_launch: _Time
+    backward_launch: _Time
+    loss_time: _Time
+    wait: _Time
     source: str
     flash: Density | None = None
 
@@ -80,57 +81,19 @@ class Device:
 
     name: str
     title: str
-    peak_flops: Mapping[str, Positive]
-    memory_nbytes: Positive
-    memory_bandwidth: Positive
-    power_w: NotNegative
+    peak_flops: Mapping[str, Annotated[float, quantity("flops", si=True)]]
+    memory_nbytes: Annotated[float, quantity("bytes", si=True)]
+    memory_bandwidth: Annotated[float, quantity("bandwidth", si=True)]
+    power_w: _Power
     efficiency: Mapping[str, Density]
-    efficiency_basis: str
+    efficiency_basis: Annotated[str, UNIMPORTED]
     sources: tuple[str, ...]
     curves: tuple[Curve, ...] = ()
-    idle_power_w: NotNegative | None = None
-    price: NotNegative | None = None
-    launch_time: NotNegative = 0.0
+    idle_power_w: _Power | None = None
+    price: Annotated[float, quantity("price", zero=True, si=True)] | None = None
+    launch_time: _Time = 0.0
     kernels: Kernels | None = None
     pcie_generation: Count | None = None
-
-
-class _KernelsTable(TypedDict):
-    devices: list[str]
-    precisions: list[str]
-    fraction: float
-    units: int
-    tile: list[int]
-    forward_launch: str
-    backward_launch: str
-    loss_time: str
-    wait: str
-    source: str
-    flash: float
-
-
-class _DeviceTable(TypedDict):
-    title: str
-    peak: dict[str, str]
-    efficiency: dict[str, float]
-    efficiency_basis: str
-    memory: str
-    memory_bandwidth: str
-    power: str
-    idle_power: NotRequired[str]
-    price: NotRequired[str]
-    launch_time: NotRequired[str]
-    pcie_generation: NotRequired[int]
-    sources: list[str]
-
-
-class _CurveTable(TypedDict):
-    devices: list[str]
-    model: str
-    precision: str
-    batch_size: list[int]
-    throughput: list[float]
-    source: str
 
 
 DeviceLike = Annotated[str | Device, "a name such as 'v100', or a Device"]
@@ -157,48 +120,20 @@ def device_names() -> list[str]:
 
 @cache
 def _catalogue() -> Mapping[str, Device]:
-    tables = tomllib.loads(_CATALOGUE.read_text(encoding="utf-8"))
-    curves = cast(list[_CurveTable], tables["curves"])
-    kernels = cast(list[_KernelsTable], tables["kernels"])
+    tables: dict[str, Any] = read_toml(_CATALOGUE)
+    curves: dict[str, list[Curve]] = {}
+    for table in tables["curves"]:
+        for name in table.pop("devices"):
+            curves.setdefault(name, []).append(PLAIN.build(Curve, table, "curves"))
+    kernels: dict[str, Kernels] = {}
+    for table in tables["kernels"]:
+        made = PLAIN.build(Kernels, {key: value for key, value in table.items() if key != "devices"}, "kernels")
+        kernels.update(dict.fromkeys(table["devices"], made))
     return {
-        name: _device(
-            name, cast(_DeviceTable, table), tuple(_curve(c) for c in curves if name in c["devices"]),
-            next((_kernels(k) for k in kernels if name in k["devices"]), None),
+        name: replace(
+            PLAIN.build(Device, {"name": name, **table}, name),
+            curves=tuple(curves.get(name, ())),
+            kernels=kernels.get(name),
         )
         for name, table in tables["devices"].items()
-    }  # fmt: skip
-
-
-def _device(name: str, table: _DeviceTable, curves: tuple[Curve, ...], kernels: Kernels | None) -> Device:
-    return Device(
-        name=name,
-        title=table["title"],
-        peak_flops=MappingProxyType({key: parse(text, "flops") for key, text in table["peak"].items()}),
-        memory_nbytes=parse(table["memory"], "bytes"),
-        memory_bandwidth=parse(table["memory_bandwidth"], "bandwidth"),
-        power_w=parse(table["power"], "power"),
-        efficiency=MappingProxyType(table["efficiency"]),
-        efficiency_basis=table["efficiency_basis"],
-        sources=tuple(table["sources"]),
-        curves=curves,
-        idle_power_w=parse(table["idle_power"], "power") if "idle_power" in table else None,
-        price=parse(table["price"], "price") if "price" in table else None,
-        launch_time=parse(table["launch_time"], "time") if "launch_time" in table else 0.0,
-        kernels=kernels,
-        pcie_generation=table.get("pcie_generation"),
-    )
-
-
-def _kernels(table: _KernelsTable) -> Kernels:
-    rows, columns = table["tile"]
-    return Kernels(
-        tuple(table["precisions"]), table["fraction"], table["units"], (rows, columns),
-        forward_launch=parse(table["forward_launch"], "time"), backward_launch=parse(table["backward_launch"], "time"),
-        loss_time=parse(table["loss_time"], "time"), wait=parse(table["wait"], "time"), source=table["source"],
-        flash=table["flash"],
-    )  # fmt: skip
-
-
-def _curve(table: _CurveTable) -> Curve:
-    batches, rates = tuple(table["batch_size"]), tuple(table["throughput"])
-    return Curve(table["model"], table["precision"], batches, rates, table["source"])
+    }

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from ddlsim.errors import ConfigError
 
 Shape = tuple[int, ...]
-Size = int | tuple[int, ...]
+Size = Annotated[int | tuple[int, ...], "a whole number, or a list of one for each dimension"]
 MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
 MAX_DIMS = 6  # of what a layer takes
 #: of one sample at any place, and of the parameters of a model: far above the largest models (an hour of 4K video has
 #: 2e12 pixel values, the largest published models have 1e13 parameters), so more is a slip of the keyboard
 MAX_ELEMENTS, MAX_PARAMETERS = 10**13, 10**14
-#: read by pydantic when a file is validated: unknown keys and loose types (true for 1) are errors
-STRICT: dict[str, object] = {"extra": "forbid", "strict": True}
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ class Spec:
              fields that are at least 1, at least 0, and above 0 and at most 1; None is nothing to look at
     """
 
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
     positive: ClassVar[tuple[str, ...]] = ()
     not_negative: ClassVar[tuple[str, ...]] = ()
     fractions: ClassVar[tuple[str, ...]] = ()

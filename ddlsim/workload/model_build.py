@@ -1,35 +1,24 @@
-"""The walk from the entries of a model file to nodes and leaf layers (imports pydantic)."""
+"""The walk from the entries of a model file to nodes and leaf layers."""
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-import typing
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import NamedTuple, cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
-
+from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
+from ddlsim.schema import PLAIN, Source, refuse_code
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, MAX_PARAMETERS, Cost, Shape
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.model_values import Values, substitute
 from ddlsim.workload.precision import FP32_NBYTES
-from ddlsim.workload.toml_files import validate
 
-_ADAPTERS: dict[type[LayerSpec], TypeAdapter[LayerSpec]] = {
-    kind: TypeAdapter(kind) for kind in set(LAYER_TYPES.values())
-}
-
-
-def is_bundled(kind: type[LayerSpec]) -> bool:
-    """Return whether a class of layers comes with ddlsim."""
-    return kind in _ADAPTERS
+Entry = dict[str, object]
 
 
 def check_layer_type(kind: object, where: str) -> None:
@@ -38,51 +27,19 @@ def check_layer_type(kind: object, where: str) -> None:
         raise ConfigError(f"{where} is {shown(kind)}: must be a frozen dataclass with a method cost(in_shape)")
 
 
-def read_spec(kind: type[LayerSpec], entry: dict[str, object], where: str) -> LayerSpec:
-    """Return the layer that an entry of a file describes. Raises ConfigError, after `where`, for wrong keys."""
-    keys = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if is_bundled(kind):
-        try:
-            return _read_once(kind, json.dumps(entry, default=str))
-        except ValidationError:
-            return validate(_ADAPTERS[kind], entry, where, keys)
-    given = {key: value for key, value in entry.items() if key != "type"}
-    table = validate(_schema(kind), given, where, keys)
-    try:
-        return kind(**{key: getattr(table, key) for key in given})
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-@functools.lru_cache(maxsize=4096)
-def _read_once(kind: type[LayerSpec], text: str) -> LayerSpec:
-    """Return the bundled layer that an entry, as JSON, describes: most layers of a large model are alike."""
-    return _ADAPTERS[kind].validate_json(text)
-
-
-@functools.cache
-def _schema(kind: type[LayerSpec]) -> TypeAdapter[BaseModel]:
-    """Return what the keys of a user's layer must look like."""
-    types = typing.get_type_hints(kind)
-    keys = {f.name: (types[f.name], ... if f.default is f.default_factory is MISSING else None) for f in fields(kind)}  # type: ignore[arg-type]
-    strict = ConfigDict(extra="forbid", strict=True)
-    table: type[BaseModel] = create_model(kind.__name__, __config__=strict, **keys)  # type: ignore[call-overload]
-    return TypeAdapter(table)
-
-
-Entry = dict[str, object]
 MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
 MAX_ENTRIES = 10 * MAX_LAYERS
 MAX_DEPTH = 20  # so is a block that contains itself
 GRAPH_KEYS = {"residual": ("body", "shortcut"), "concat": ("branches", "copy"), "side": ("body",)}
 
 
-class Block(BaseModel):
+@checked
+@dataclass(frozen=True)
+class Block:
     """A ``[blocks.NAME]`` table: layers in which ``"$x"`` stands for the parameter x."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    layers: list[Entry]
-    defaults: Entry = {}
+    layers: list[Mapping[str, object]]
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 class Flow(NamedTuple):
@@ -110,6 +67,7 @@ class Builder:
     seen_options: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)  # instances so far, by name
     leaf_names: set[str] = field(default_factory=set)
+    specs: dict[tuple[type, str], LayerSpec] = field(default_factory=dict)
     n_expanded: int = 0  # block instances so far
     n_walked: int = 0  # entries
     n_params: int = 0
@@ -217,22 +175,30 @@ class Builder:
     def _coded(self, name: str, place: str) -> type[LayerSpec]:
         """Return the layer that ``"package.module:Name"`` stands for, if that may be imported."""
         if not self.allow_code:
-            remedy = "use load_model(path, allow_code=True), or --allow-code on the command line"
-            raise self.error(place, f"type = {shown(name)} would import code; if you trust the file, {remedy}")
+            refuse_code(name, f"{self.path}: {place}: type")
         kind = imported(name, f"{self.path}: {place}: type")
         check_layer_type(kind, f"{self.path}: {place}: type {name!r}")
         return cast("type[LayerSpec]", kind)
 
     def _leaf(self, entry: Entry, spec_type: type[LayerSpec], place: str, scope: str, flow: Flow) -> Walked:
-        kind = str(entry["type"]) if is_bundled(spec_type) else spec_type.__name__
+        has_type = "type" in PLAIN.arguments_of(spec_type)
+        kind = str(entry["type"]) if has_type else spec_type.__name__
         name = self._name(entry, kind, place, scope)
-        spec = read_spec(spec_type, entry, f"{self.path}: {place} ({kind} {name!r})")
+        given = entry if has_type else {key: value for key, value in entry.items() if key != "type"}
+        spec = self._spec(spec_type, given, f"{self.path}: {place} ({kind} {name!r})")
         try:
             cost = spec.cost(flow.shape)
         except ConfigError as error:
             raise self.error(place, f"{kind} {name!r}: {error}") from None
         index = self._append(name, kind, flow, cost, model_parallel=isinstance(spec, EmbeddingBag))
         return (Leaf(index, spec),), Flow(cost.out_shape, flow.learned or bool(cost.tensors))
+
+    def _spec(self, kind: type[LayerSpec], entry: Entry, where: str) -> LayerSpec:
+        """Return the layer that an entry describes; most layers of a large model are alike."""
+        key = kind, repr(entry)
+        if key not in self.specs:
+            self.specs[key] = PLAIN.build(kind, entry, where, Source(allow_code=self.allow_code), ": ")
+        return self.specs[key]
 
     def _append(self, name: str, kind: str, flow: Flow, cost: Cost, *, model_parallel: bool = False) -> int:
         if len(self.layers) >= MAX_LAYERS:
@@ -248,20 +214,37 @@ class Builder:
         ):
             if n > most:
                 raise self.error(name, f"{n:.3g} {what} are more than {most:.0e}; correct the sizes")
-        made, moved, stored = (FP32_NBYTES * n for n in (math.prod(cost.out_shape), cost.moved, cost.stored))
-        sizes = (flow.shape, cost.out_shape, n_params, cost.macs, 2.0 * cost.macs, made, cost.tensors, moved, stored)
-        self.layers.append(Layer(name, kind, *sizes, flow.learned, model_parallel, cost.winograd))
+        layer = Layer(
+            name=name,
+            type=kind,
+            in_shape=flow.shape,
+            out_shape=cost.out_shape,
+            n_params=n_params,
+            macs=cost.macs,
+            flops=2.0 * cost.macs,
+            activation_nbytes=FP32_NBYTES * math.prod(cost.out_shape),
+            tensors=cost.tensors,
+            moved_nbytes=FP32_NBYTES * cost.moved,
+            stored_nbytes=FP32_NBYTES * cost.stored,
+            input_grad=flow.learned,
+            model_parallel=model_parallel,
+            winograd=cost.winograd,
+        )
+        self.layers.append(layer)
         return len(self.layers) - 1
 
     def _residual(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
         body, out = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
         shortcut, skip = self.sequence(entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth)
         if out.shape != skip.shape:
-            made = f"the body makes {out.shape} but the shortcut {skip.shape}"
-            raise self.error(place, f"residual: {made}; make both equal, for example with a 1x1 conv in shortcut")
+            raise self.error(place, f"residual: the body makes {out.shape} but the shortcut {skip.shape}; "
+                             "make both equal, for example with a 1x1 conv in shortcut")  # fmt: skip
         joined = Flow(out.shape, out.learned or skip.learned)
         index = self._append(
-            self._name({}, "add", place, scope), "add", joined, Cost(out.shape, moved=3.0 * math.prod(out.shape))
+            self._name({}, "add", place, scope),
+            "add",
+            joined,
+            Cost(out.shape, moved=3.0 * math.prod(out.shape)),
         )
         return Residual(body, shortcut, index), joined
 
@@ -269,12 +252,12 @@ class Builder:
         entries = entry.get("branches")
         if not isinstance(entries, list) or len(entries) < 2:
             raise self.error(place, "concat: branches must list at least two lists of layers")
-        places = [(f"{place}.branches[{i}]", f"{scope}branch{i + 1}.") for i in range(len(entries))]
-        walked = [self.sequence(branch, *where, flow, depth) for branch, where in zip(entries, places, strict=True)]
+        walked = [self.sequence(branch, f"{place}.branches[{i}]", f"{scope}branch{i + 1}.", flow, depth)
+                  for i, branch in enumerate(entries)]  # fmt: skip
         shapes = [out.shape for _, out in walked]
         if len({shape[1:] for shape in shapes}) > 1:
-            made = ", ".join(map(str, shapes))
-            raise self.error(place, f"concat: the branches make {made}; all but the first number must be equal")
+            raise self.error(place, f"concat: the branches make {', '.join(map(str, shapes))}; "
+                             "all but the first number must be equal")  # fmt: skip
         shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         joined = Flow(shape, any(out.learned for _, out in walked))
         copy = entry.get("copy", True)

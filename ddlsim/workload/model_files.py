@@ -1,4 +1,4 @@
-"""Model files: TOML -> :class:`~ddlsim.workload.model.Model` (imports pydantic).
+"""Model files: TOML -> :class:`~ddlsim.workload.model.Model`.
 
 A file lists ``layers``. An entry is a layer (``type = "conv"``, keys as in :mod:`ddlsim.workload.layers`), a
 ``block`` defined under ``[blocks.NAME]`` with values for its ``"$parameters"`` and an optional ``repeat``, or
@@ -19,15 +19,17 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
-
+from ddlsim.arguments import checked
 from ddlsim.bundled import bundled_files, split_options
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.plain import read_toml
+from ddlsim.schema import PLAIN, Source
 from ddlsim.workload.kept import with_kept
 from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_SIZE
 from ddlsim.workload.layers import LAYER_TYPES, LayerSpec
@@ -35,19 +37,19 @@ from ddlsim.workload.model import Model
 from ddlsim.workload.model_build import Block, Builder, Entry, Flow, check_layer_type
 from ddlsim.workload.model_names import bundled_names, sizes_of
 from ddlsim.workload.model_values import Values, chosen_values, substitute, titled
-from ddlsim.workload.toml_files import read_toml, validate
 
 
-class _File(BaseModel):
-    """The top level, its blocks still unchecked."""
+@checked
+@dataclass(frozen=True)
+class _File:
+    """The top level."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     title: str
-    input: tuple[int | str, ...]
+    input: Sequence[int | str]
     layers: list[object]
-    blocks: dict[str, Entry] = {}
-    parameters: dict[str, object] = {}
-    sizes: dict[str, dict[str, object]] = {}
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     trainable: bool = False
     sources: tuple[str, ...] = ()
 
@@ -102,18 +104,14 @@ def read_model(
     keys or types, shapes that do not fit, an option that the file does not have.
     """
     table = read_toml(path)
-    file = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
-    blocks = {
-        name: validate(TypeAdapter(Block), block, f"{path}: blocks.{name}", Block.model_fields)
-        for name, block in file.blocks.items()
-    }
+    file = PLAIN.build(_File, table, str(path), Source(allow_code=True), ": ")  # the builder looks at what layers name
     prefix = f"{path.stem}-" if bundled_files("models").get(path.stem) == path else "+"
     values, size, settings, parts = chosen_values(file.parameters, file.sizes, options, str(path), prefix)
     _check_used(values, table, path)
     shape = _input_shape(file.input, values, path)
     for kind, layer in layers.items():
         check_layer_type(layer, f"load_model: layers[{kind!r}]")
-    builder = Builder(str(path), blocks, frozenset(parts), values, {**layers, **LAYER_TYPES}, allow_code)
+    builder = Builder(str(path), file.blocks, frozenset(parts), values, {**layers, **LAYER_TYPES}, allow_code)
     try:
         entries = substitute(file.layers, values, set())
     except ConfigError as error:
@@ -130,7 +128,7 @@ def read_model(
     return Model(name, title, shape, leaves, file.trainable, file.sources, structure, (*settings, *parts))
 
 
-def _input_shape(sizes: tuple[int | str, ...], values: Values, path: Path) -> tuple[int, ...]:
+def _input_shape(sizes: Sequence[int | str], values: Values, path: Path) -> tuple[int, ...]:
     """Return the shape of a sample, its ``$names`` replaced."""
     try:
         shape = cast("list[int]", substitute(list(sizes), values, set()))

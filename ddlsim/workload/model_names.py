@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from ddlsim.bundled import bundled_files
-from ddlsim.plain import decoded, parse_toml, read_bytes
+from ddlsim.plain import read_toml
 
 
 def bundled_names() -> list[str]:
@@ -24,5 +24,5 @@ def bundled_names() -> list[str]:
 @functools.cache
 def sizes_of(path: Path) -> Mapping[str, Mapping[str, object]]:
     """Return the sizes of a bundled file by name; ``""`` are the values without one."""
-    table = cast("dict[str, dict[str, dict[str, object]]]", parse_toml(decoded(read_bytes(path), str(path)), str(path)))
+    table = cast("dict[str, dict[str, dict[str, object]]]", read_toml(path))
     return {"": table.get("parameters", {}), **table.get("sizes", {})}

@@ -84,7 +84,7 @@ def test_experiment_file_and_options_on_top(tmp_path):
     path.write_text(EXPERIMENT)
     first = json.loads(run("run", str(path), "--json"))
     assert first["workers"] == 4
-    assert first["experiment"]["jitter"] == {"type": "Lognormal", "cv": 0.05}
+    assert first["experiment"]["jitter"] == {"type": "lognormal", "cv": 0.05}
     assert json.loads(run("run", str(path), "-n", "2", "--json"))["workers"] == 2
 
 
@@ -127,8 +127,10 @@ def test_show_model():
 @pytest.mark.slow
 def test_show_plan(tmp_path):
     path = tmp_path / "x.goal"
-    path.write_text("num_ranks 2\nrank 0 {\nl1: calc 1000000\nl2: send 1000b to 1\nl2 requires l1\n}\n"
-                    "rank 1 {\nrecv 1000b from 0\n}\n")
+    path.write_text(
+        "num_ranks 2\nrank 0 {\nl1: calc 1000000\nl2: send 1000b to 1\nl2 requires l1\n}\n"
+        "rank 1 {\nrecv 1000b from 0\n}\n"
+    )
     text = run("show", "plan", str(path))
     assert "3 tasks of 2 ranks in 1 step: 1 compute, 1 send, 1 receive" in text
     assert "critical path 0.001 s" in text
@@ -218,7 +220,7 @@ def test_mistakes_are_one_line_and_exit_code_2(monkeypatch, capsys, arguments, w
         ("1 MiB", "1", ["strategy.overlap", "has no unit"]),
         ("cv = 0.05", "cv = -1.0", ["jitter", "cv = -1.0", "above 0"]),
         ("cv = 0.05", "", ["jitter", "'cv' is missing"]),
-        ("batch_size = 32", 'batch_size = "32"', ["batch_size", "integer"]),
+        ("batch_size = 32", 'batch_size = "32"', ["batch_size", "whole number"]),
         ("[jitter]", "[jitter", ["not valid TOML"]),
         ("steps = 3", "steps = 0", ["steps = 0", "at least 1"]),
         ("overlap = {", 'algorithm = "os:abort"\noverlap = {', ["strategy.algorithm = 'os:abort'", "allow_code=True"]),

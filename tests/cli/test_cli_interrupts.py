@@ -122,7 +122,7 @@ def test_a_variant_cut_short_is_not_compared(monkeypatch):
         (["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"], ["none/s.png", "no folder 'none'"]),
         (["run", "missing.toml"], ["missing.toml: no such file", "ddlsim topologies"]),
         (["run", "typo.toml"], ["typo.toml", "unknown key 'cluser'; did you mean 'cluster'?"]),
-        (["run", "seconds.toml"], ["seconds.toml: max_time = 5: must be a text in quotes"]),
+        (["run", "seconds.toml"], ["seconds.toml: max_time = 5: must be a text with a unit like '8 h'"]),
     ],
 )
 def test_mistakes_show_before_anything_is_simulated(arguments, words, monkeypatch, tmp_path, capsys):

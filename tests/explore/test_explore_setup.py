@@ -15,10 +15,9 @@ pytest.importorskip("panel")
 
 from ddlsim.explore import explore
 from ddlsim.explore.exports import experiment_files
-from ddlsim.explore.form import OTHERS
+from ddlsim.explore.form import OTHERS, settings_of
 from ddlsim.explore.screens.run import described
 from ddlsim.explore.screens.what_if import differences, files
-from ddlsim.explore.settings import settings_of
 from ddlsim.explore.setup import FIELDS, Setup
 
 

@@ -36,8 +36,7 @@ from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, read
 from ddlsim.learning import checkpoint as saved_runs
 from ddlsim.measure import read_measurements
 from ddlsim.plan import Plan
-from ddlsim.report.html import _remarks
-from ddlsim.report.study_tables import manifests_of
+from ddlsim.report.html import _remarks, manifests_of
 from ddlsim.run.files import load_experiment
 from ddlsim.study import load_study, load_table
 from ddlsim.study.store import Store

@@ -25,6 +25,7 @@ from ddlsim import (
 )
 from ddlsim.cluster import Cluster, fat_tree, racks, star
 from ddlsim.run import run
+from ddlsim.run.files import SCHEMA
 from ddlsim.run.together import Together
 from ddlsim.runtime.worker import StopRule
 from ddlsim.strategies import (
@@ -348,7 +349,10 @@ def test_faults_of_different_jobs_on_one_link_multiply(tmp_path):
     right = ddlsim.simulate(run([0, 1], [long, short])).end_time
     assert right == pytest.approx(14.5, abs=1e-4)
     for end in (
-        jobs([long], [short]), jobs([short], [long]), jobs([long], [], short), jobs([], [], long, short),
+        jobs([long], [short]),
+        jobs([short], [long]),
+        jobs([long], [], short),
+        jobs([], [], long, short),
         jobs([long], [LinkFault("h0", "switch", 0.5, 2, 0.5)], start=1.5),
         ddlsim.simulate(run([0, 1], [long]).with_(beside=[Job(run([2, 3], [short]), "b")])).end_time,
     ):
@@ -511,7 +515,7 @@ def test_what_is_beside_is_written_and_read(tmp_path):
     experiment.save(path)
     assert ddlsim.load_experiment(path) == experiment
     made = {}
-    exec(f"import ddlsim\nx = {ddlsim.run.written.python_of(experiment)}", made)
+    exec(f"import ddlsim\nx = {SCHEMA.expression(experiment, '')}", made)
     assert made["x"] == experiment
     assert run(experiment).step_time > run(experiment.with_(beside=())).step_time
 

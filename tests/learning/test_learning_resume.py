@@ -235,11 +235,11 @@ def test_an_interrupt_while_the_clock_catches_up_loses_nothing(tmp_path):
     ({"seed": 3}, ["seed", "saved with 0", "has 3"]),
     ({"cluster": "dgx1-v100"}, ["cluster", "'office-1gbe'", "'dgx1-v100'"]),
     ({"strategy": ddlsim.AllReduce("ring", overlap="layer")}, ["strategy.overlap", "'ddp'", "'layer'"]),
-    ({"strategy": ddlsim.ParameterServer()}, ["strategy.type", "'AllReduce'", "'ParameterServer'"]),
+    ({"strategy": ddlsim.ParameterServer()}, ["strategy.type", "'all-reduce'", "'parameter-server'"]),
     ({"time_model": "lenet5"}, ["time_model", "None", "lenet5"]),
     ({"training": None, "max_time": 1.0}, ["training = None"]),
     ({"training": ddlsim.Training("shapes", updates=24)}, ["samples of shape"]),
-    ({"training": ddlsim.Training(rate=0.05, updates=24, evaluate_every=5)}, ["training.optimizer.type", "'SGD'"]),
+    ({"training": ddlsim.Training(rate=0.05, updates=24, evaluate_every=5)}, ["training.optimizer.type", "'sgd'"]),
 ])  # fmt: skip
 def test_another_experiment_is_refused(change, words, tmp_path):
     path = tmp_path / "run.npz"

@@ -8,7 +8,7 @@ import pytest
 
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.errors import ConfigError
-from ddlsim.learning.checkpoint import Checkpoint, read, write
+from ddlsim.learning.checkpoint import FORMAT, Checkpoint, read, write
 from ddlsim.learning.values import Replay
 from ddlsim.optim import OptimizerState
 
@@ -146,9 +146,10 @@ def test_a_number_changed_in_place_is_noticed(tmp_path):
     assert read(path)[1] == {"a": 1}
 
 
-def test_a_newer_format_is_said(tmp_path):
-    with pytest.raises(ConfigError, match=r"format = 3: .* up to format 2; update ddlsim"):
-        read(rewritten(tmp_path, lambda text: text.update(format=3)))
+@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
+def test_another_format_is_refused(tmp_path, other):
+    with pytest.raises(ConfigError, match=rf"format = {other}: .* of format {FORMAT}; continue the run"):
+        read(rewritten(tmp_path, lambda text: text.update(format=other)))
 
 
 def test_damage_anywhere_is_noticed(tmp_path):

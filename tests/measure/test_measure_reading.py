@@ -45,13 +45,13 @@ def test_json_lines_and_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("collective,all_reduce,8,1,4,-1", "median_s = '-1': must be greater than 0; write seconds like"),
-        ("collective,all_reduce,8,1,4,nan", "median_s = 'nan': must be"),
-        ("collective,all_reduce,8,1,4,", "median_s is missing; add it"),
+        ("collective,all_reduce,8,1,4,-1", "median_s = -1: must be finite and above 0, like 0.0012 or '1.2 ms'"),
+        ("collective,all_reduce,8,1,4,nan", "median_s = nan: must be"),
+        ("collective,all_reduce,8,1,4,", "key 'median_s' is missing; add"),
         ("collective,all_reduce,8,1,4 s,1", "nbytes: '4 s' is a time, not a size; write it like '100 MB'"),
-        ("collective,all_reduce,8,1,1.5,1", "nbytes = 1.5: must be a valid integer"),
-        ("collective,all_reduce,x,1,4,1", "n_ranks = 'x': is no number; correct n_ranks"),
-        ("collective,all_reduce,0,1,4,1", "n_ranks = '0': must be greater than or equal to 1"),
+        ("collective,all_reduce,8,1,1.5,1", "nbytes = 1.5: must be a whole number"),
+        ("collective,all_reduce,x,1,4,1", "n_ranks = 'x': must be a whole number"),
+        ("collective,all_reduce,0,1,4,1", "n_ranks = 0: must be a whole number of at least 1"),
         ("collective,all_reduce,8,9,4,1", "n_hosts = 9: 8 ranks cannot be on more hosts"),
         ("collective,all_reduce,1,1,4,1", "n_ranks = 1: a collective needs at least 2 ranks"),
         ("collective,allreduce,8,1,4,1", "unknown collective operation 'allreduce'; did you mean 'all_reduce'?"),
@@ -86,7 +86,7 @@ def test_quantiles_must_rise(tmp_path):
         ("c.csv", f"{HEADER}\n", "holds no measurement"),
         ("d.jsonl", '{"experiment": \n', "line 1: not valid JSON"),
         ("e.jsonl", "[1]\n", "line 1: is no object"),
-        ("f.jsonl", '{"experiment": "memory", "n_rank": 2}\n', "line 1: unknown column 'n_rank'; did you mean"),
+        ("f.jsonl", '{"experiment": "memory", "n_rank": 2}\n', "line 1: unknown key 'n_rank'; did you mean"),
         ("g.xlsx", "", "unknown format '.xlsx'"),
     ],
     ids=lambda value: value if value.endswith(("csv", "jsonl", "xlsx")) else "",
@@ -109,7 +109,7 @@ def test_missing_and_binary_files(tmp_path):
 
 
 def test_the_page_describes_every_column_and_operation(pytestconfig, tmp_path):
-    from ddlsim.measure.table import COLUMNS
+    from ddlsim.measure.reading import COLUMNS
 
     page = (pytestconfig.rootpath / "docs" / "formats" / "measurements.md").read_text(encoding="utf-8")
     for name in (*COLUMNS, *OPERATIONS, *(name for names in OPERATIONS.values() for name in names)):

@@ -48,7 +48,7 @@ PACKAGES = {
     "network": (25, ["tests/network", *READING]),
 }
 #: what a process has loaded before it forks; nothing of the package itself
-PRELOADED = ["numpy", "numba", "hypothesis.extra.numpy", "simpy", "networkx", "pydantic", "scipy.stats"]
+PRELOADED = ["numpy", "numba", "hypothesis.extra.numpy", "simpy", "networkx", "scipy.stats"]
 #: seconds of tests that a mutant has to survive (as they were when reach was measured, which slows them down)
 ENOUGH = 100.0
 #: CPU seconds after which a mutant counts as one that hangs, beside what its tests take: to load, and to compile
@@ -288,9 +288,7 @@ def report(records: list[dict[str, object]], equivalent: dict[str, str]) -> str:
         total[0] += killed
         total[1] += n
         score = f"{killed / n:.1%}" if n else "-"
-        lines.append(
-            f"{package:<14}{len(own):>8}{len(same):>12}{killed - hung:>8}{hung:>6}{n - killed:>10}{score:>8}"
-        )
+        lines.append(f"{package:<14}{len(own):>8}{len(same):>12}{killed - hung:>8}{hung:>6}{n - killed:>10}{score:>8}")
         survivors += [f"  {key(r)}" for r in alive if key(r) not in equivalent]
     lines.append(f"killed {total[0]} of {total[1]}: {total[0] / max(total[1], 1):.1%}")
     return "\n".join([*lines, *(["survived:", *survivors] if survivors else [])])

@@ -14,14 +14,14 @@ from report_studies import learners, record, study
 
 import ddlsim
 from ddlsim.plan import Draft
-from ddlsim.report import drawing, plots, study_figures, study_plots, study_samples
+from ddlsim.report import drawing, plots, study_figures, study_plots
 from ddlsim.report.cluster_plot import cluster_plot
 from ddlsim.report.learning import plot_learning
 from ddlsim.run.sensitivity import Sensitivity
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
 from ddlsim.study.work import DONE, Outcome
-from ddlsim.validation.plot import measured_against_predicted
+from ddlsim.validation.page import measured_against_predicted
 
 LONG = "Hierarchical(within=Ring(), across=HalvingDoubling()), TopK(0.001), momentum correction"
 
@@ -141,7 +141,7 @@ PICTURES = {
         study_plots.pareto(study(workers=(8,), spoil=False), "throughput", "cost_per_sample"),
         study_plots.pareto(sampled(), "throughput", "efficiency"),
     ],
-    "study_samples.scatter": lambda *_: [study_samples.scatter(sampled()), study_samples.scatter(study())],
+    "study_figures.scatter": lambda *_: [study_figures.scatter(sampled()), study_figures.scatter(study())],
     "study_figures.heat_map": lambda *_: [
         study_figures.heat_map(study(), "workers", "strategy"),
         study_figures.heat_map(long_names(), "strategy", "workers", metric="throughput"),

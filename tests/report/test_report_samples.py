@@ -5,7 +5,7 @@ from report_studies import record, study
 
 from ddlsim.errors import ConfigError
 from ddlsim.report.html import html_report
-from ddlsim.report.study_samples import scatter
+from ddlsim.report.study_figures import scatter
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
 from ddlsim.study.work import DONE, Outcome

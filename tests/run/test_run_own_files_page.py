@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ddlsim
-from ddlsim.cluster.schema import GENERATORS
+from ddlsim.cluster.files import GENERATORS
 from ddlsim.data import from_arrays
 from ddlsim.workload.layers import LAYER_TYPES
 

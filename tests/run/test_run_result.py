@@ -97,9 +97,9 @@ def test_json_holds_numbers_and_manifest(tmp_path: Path) -> None:
     assert sum(data["shares"].values()) == pytest.approx(1.0)
     manifest = data["experiment"]
     assert (manifest["model"], manifest["workers"], manifest["max_time"]) == ("alexnet", 4, "inf")
-    assert manifest["strategy"]["type"] == "AllReduce"
-    assert manifest["jitter"] == {"type": "Lognormal", "cv": 0.1}
-    assert manifest["compute"] == {"type": "Measured", "step_time": 0.1, "batch_size": 8}
+    assert manifest["strategy"]["type"] == "all-reduce"
+    assert manifest["jitter"] == {"type": "lognormal", "cv": 0.1}
+    assert manifest["compute"] == {"type": "measured", "step_time": "0.1 s", "batch_size": 8}
     assert data["bottleneck"] is None  # which nobody has asked for
     best = result.bottleneck
     assert json.loads(result.to_json())["bottleneck"][0]["what"] == best.what

@@ -58,7 +58,7 @@ def test_a_run_takes_the_traced_time_of_every_layer(trace):
     alone = ddlsim.simulate(experiment(traced).with_(workers=1))
     assert alone.step_time == pytest.approx(348e-6 + workload.optimizer)
     manifest = result.to_dict()["experiment"]
-    assert manifest["compute"] == {"type": "Traced", "path": str(trace), "batch_size": 32}
+    assert manifest["compute"] == {"type": "traced", "path": str(trace), "batch_size": 32}
 
 
 def test_slower_workers_take_longer(trace):

@@ -1,6 +1,7 @@
 """Experiments as text: the file and the program that say a run make the same run when they are read back."""
 
 import dataclasses
+import json
 
 import pytest
 from draws import seeds
@@ -10,7 +11,15 @@ from worlds_generator import world
 import ddlsim
 from ddlsim.cli import app
 from ddlsim.errors import ConfigError
-from ddlsim.run.written import python_of, toml_of
+from ddlsim.run.files import SCHEMA
+
+
+def toml_of(experiment):
+    return experiment.to_toml()
+
+
+def python_of(experiment):
+    return SCHEMA.expression(experiment, "")
 
 
 def _in_words(seed):
@@ -33,6 +42,16 @@ def test_random_experiments_survive_the_way_through_text(seed, tmp_path):
     again = eval(program, {"ddlsim": ddlsim})
     assert python_of(again) == program
     assert toml_of(again) == text
+
+
+@pytest.mark.parametrize("seed", seeds(8, 20))
+def test_structure_undoes_unstructure(seed):
+    experiment = _in_words(seed)
+    for full in (False, True):
+        table = SCHEMA.table(experiment, full=full)
+        again = SCHEMA.structure(ddlsim.Experiment, json.loads(json.dumps(table)), "here")
+        assert SCHEMA.table(again, full=full) == table
+        assert SCHEMA.structure(ddlsim.Experiment, SCHEMA.table(again, full=full), "here") == again
 
 
 def test_text_leaves_out_defaults_and_says_quantities_with_units():

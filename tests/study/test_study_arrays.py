@@ -58,7 +58,7 @@ def test_samples_are_no_grid_and_xarray_is_asked_for(monkeypatch, table):
     space = {"batch_size": Range(8, 9000, whole=True), "accumulation": Range(1, 9000, whole=True)}
     sample = Study(BASE.with_(steps=1), space, design="random", n_points=3).run(jobs=1)
     assert sample.to_xarray().sizes["batch_size"] == 3
-    monkeypatch.setattr("ddlsim.study.arrays.MAX_CELLS", 8)
+    monkeypatch.setattr("ddlsim.study.table.MAX_CELLS", 8)
     with pytest.raises(ddlsim.ConfigError, match="3 points in an array of 3 x 3 x 1, more than 8: they are a sample"):
         sample.to_xarray()
     monkeypatch.setitem(sys.modules, "xarray", None)

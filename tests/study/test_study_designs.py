@@ -207,8 +207,21 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
         ({"vary": {"workers, seed": [(2, 3)]}}, "give the seeds as seeds="),
         ({"base": "cluster"}, "base = 'cluster': must be an Experiment"),
     ],
-    ids=["name", "n_points", "no-effect", "lengths", "seeds", "twice", "names", "empty", "number", "again", "path",
-         "seed", "base"],
+    ids=[
+        "name",
+        "n_points",
+        "no-effect",
+        "lengths",
+        "seeds",
+        "twice",
+        "names",
+        "empty",
+        "number",
+        "again",
+        "path",
+        "seed",
+        "base",
+    ],
 )
 def test_designs_that_cannot_be_used(fields, message):
     with pytest.raises(ddlsim.ConfigError, match=message):
@@ -365,7 +378,7 @@ def test_a_file_may_name_its_base_and_sample(tmp_path):
     (tmp_path / "base.toml").write_text('cluster = "office-1gbe"\nmodel = "lenet5"\n')
     (tmp_path / "study.toml").write_text(
         'base = "base.toml"\ndesign = "latin-hypercube"\nn_points = 5\ndesign_seed = 1\nseeds = [3]\n[vary]\n'
-        'accumulation = { low = 1, high = 9, whole = true }\n'
+        "accumulation = { low = 1, high = 9, whole = true }\n"
         '"cluster.nic.latency" = { low = "1 us", high = "1 ms", log = true }\n'
     )
     points = load_study(tmp_path / "study.toml").points
@@ -382,7 +395,7 @@ def test_a_file_may_name_its_base_and_sample(tmp_path):
         ('"binomial_tree"', '"mine:tree"', "vary.strategy[0].algorithm = 'mine:tree' would import code"),
         ("density", "dense", "did you mean 'density'?"),
         ("steps = 2", "stesp = 2", "base: unknown key 'stesp'; did you mean 'steps'?"),
-        ("[2, 4]", "2", "vary = "),
+        ("[2, 4]", "2", "vary.workers = 2: must be a list of values"),
         ("workers = [2, 4]", "workers = { low = 2 }", "'high' is missing"),
         ("workers = [2, 4]", "workers = [{ low = 2 }]", "a table cannot stand here"),
     ],

@@ -108,10 +108,18 @@ def test_a_store_of_another_study_is_refused(tmp_path):
     assert Study(BASE, {"workers": [2, 3]}).run(store, jobs=1).counts["done"] == 2
 
 
+def older(path):
+    with_version(path, SCHEMA_VERSION - 1)
+
+
 def newer(path):
+    with_version(path, SCHEMA_VERSION + 1)
+
+
+def with_version(path, version):
     Study(BASE, {"workers": [2]}).run(path, jobs=1)
     with sqlite3.connect(path) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
 
 
@@ -132,13 +140,14 @@ def damaged(path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (newer, f"has version {SCHEMA_VERSION + 1} of the format, this ddlsim knows up to {SCHEMA_VERSION}"),
+        (older, f"has version {SCHEMA_VERSION - 1} of the format, this ddlsim knows version {SCHEMA_VERSION}"),
+        (newer, f"has version {SCHEMA_VERSION + 1} of the format, this ddlsim knows version {SCHEMA_VERSION}"),
         (foreign, "is a database, but no store of a study"),
         (damaged, "damaged"),
         (lambda path: path.write_text("not a database, but long enough to be one\n" * 99), "is no store of a study"),
         (lambda path: path.mkdir(), "cannot be written or read as a store"),
     ],
-    ids=["newer", "foreign", "damaged", "text", "folder"],
+    ids=["older", "newer", "foreign", "damaged", "text", "folder"],
 )
 def test_files_that_are_no_stores(tmp_path, make, message):
     path = tmp_path / "study.sqlite"

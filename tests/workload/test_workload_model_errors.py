@@ -21,7 +21,7 @@ BAD = [
         'title = "T"\ninput = [3, 0]\nlayers = [{ type = "relu" }]',
         "input = [3, 0]: must be 1 to 6 sizes from 1 to 1000000000",
     ),
-    (HEAD + "trainable = 1\nlayers = []", "trainable = 1: must be a valid boolean"),
+    (HEAD + "trainable = 1\nlayers = []", "trainable = 1: must be True or False"),
     (HEAD + "layers = [3]", 'layers[0]: must be a table like {type = "relu"}, not 3'),
     (
         HEAD + "layers = [{ units = 3 }]",
@@ -38,15 +38,15 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = "4", kernel = 3 }]',
-        "layers[0] (conv 'conv1'): channels = \"4\": must be a valid integer",
+        "layers[0] (conv 'conv1'): channels = '4': must be a whole number",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 2.5 }]',
-        "layers[0] (conv 'conv1'): kernel = 2.5: must be a valid integer",
+        "layers[0] (conv 'conv1'): kernel = 2.5: must be a whole number, or a list",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = true, kernel = 3 }]',
-        "layers[0] (conv 'conv1'): channels = true: must be a valid integer",
+        "layers[0] (conv 'conv1'): channels = True: must be a whole number",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = -4, kernel = 3 }]',
@@ -86,8 +86,7 @@ BAD = [
     ),
     (HEAD + 'layers = [{ type = "residual" }]', "layers[0].body: must be a list of layers, not None"),
     (
-        HEAD + 'layers = [{ type = "concat", branches = '
-        '[[{ type = "max_pool", kernel = 2 }], [{ type = "relu" }]] }]',
+        HEAD + 'layers = [{ type = "concat", branches = [[{ type = "max_pool", kernel = 2 }], [{ type = "relu" }]] }]',
         "layers[0]: concat: the branches make (3, 4, 4), (3, 8, 8); all but the first number must be equal",
     ),
     (
@@ -104,8 +103,7 @@ BAD = [
         "layers[0]: block 'b' needs 'rate'; add rate = ...",
     ),
     (
-        HEAD
-        + 'layers = [{ block = "b", rat = 1 }]\n[blocks.b]\nlayers = [{ type = "dropout", rate = "$rate" }]',
+        HEAD + 'layers = [{ block = "b", rat = 1 }]\n[blocks.b]\nlayers = [{ type = "dropout", rate = "$rate" }]',
         "layers[0] (block 'b'): unknown parameter 'rat'; did you mean 'rate'?",
     ),
     (
@@ -149,8 +147,10 @@ BAD = [
         "outputs per sample are more than 1e+13",
     ),
     (
-        HEAD + "layers = [{ block = \"b\", repeat = 10000 }]\n[blocks.b]\nlayers = ["
-        + '{ type = "relu", option = "x" },' * 11 + "]",
+        HEAD
+        + 'layers = [{ block = "b", repeat = 10000 }]\n[blocks.b]\nlayers = ['
+        + '{ type = "relu", option = "x" },' * 11
+        + "]",
         "the model has more than 100000 entries; check every repeat",
     ),
     (HEAD + 'layers = [{ type = "batch_norm", eps = nan }]', "layers.0.eps = nan: is no number"),

@@ -104,7 +104,7 @@ def test_options_that_cannot_be(tmp_path, options: str, message: str):
         ("depth = 1", "depth = 1\nspare = 2", r"parameters: 'spare' is used nowhere; write \"\$spare\""),
         ("[sizes]", "[size]", "unknown key 'size'; did you mean 'sizes'"),
         ('input = ["$n"]', 'input = ["$m"]', r"input = \['\$m'\]: must be 1 to 6 sizes"),
-        ("s = { width = 6 }", "s = 6", r"sizes = .*must be a table"),
+        ("s = { width = 6 }", "s = 6", r"sizes.*must be a mapping"),
     ],
 )
 def test_files_that_cannot_be(tmp_path, old: str, new: str, message: str):

@@ -69,9 +69,13 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
 def described(cluster: Cluster) -> str:
     """Return machines, devices, prices and links of a cluster as HTML."""
-    numbers = [("workers", str(len(cluster.workers))), ("machines", str(len(cluster.host_names))),
-               ("switches between them", str(_switches(cluster))), ("routing", cluster.routing),
-               ("price", _price(cluster))]  # fmt: skip
+    numbers = [
+        ("workers", str(len(cluster.workers))),
+        ("machines", str(len(cluster.host_names))),
+        ("switches between them", str(_switches(cluster))),
+        ("routing", cluster.routing),
+        ("price", _price(cluster)),
+    ]
     devices = Counter(cluster.device_of[node] or "no device named" for node in cluster.workers.tolist())
     rows = [[f"{n} x {name}", *_of_device(name)] for name, n in sorted(devices.items())]
     parts = [
@@ -113,8 +117,11 @@ def _links(cluster: Cluster) -> list[list[str]]:
     rows = []
     for kind in dict.fromkeys(cluster.link_kind):
         of = kinds == kind
-        numbers = ((cluster.link_bandwidth, 8e-9, " Gbit/s"), (cluster.link_latency, 1e6, " us"),
-                   (cluster.link_efficiency, 100.0, " %"))  # fmt: skip
+        numbers = (
+            (cluster.link_bandwidth, 8e-9, " Gbit/s"),
+            (cluster.link_latency, 1e6, " us"),
+            (cluster.link_efficiency, 100.0, " %"),
+        )
         texts = [_range(factor * values[of], unit) for values, factor, unit in numbers]
         rows.append([kind, str(int(of.sum())), *texts])
     return rows

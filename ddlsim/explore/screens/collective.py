@@ -125,16 +125,21 @@ class _Screen:
         self._table.object = ""
         if self._played is not None:
             sent = messages_of(self._played.states[min(int(self._player.value), self._played.n_rounds)])
-            rows = [[str(src), str(dst), ranges(chunks), "added" if added else "written over"]
-                    for src, dst, added, chunks in sent]  # fmt: skip
+            rows = [
+                [str(src), str(dst), ranges(chunks), "added" if added else "written over"]
+                for src, dst, added, chunks in sent
+            ]
             self._table.object = table(["from", "to", "chunks", "how"], rows, 9) if rows else "no messages"
 
 
 def numbers(played: Played) -> Sequence[tuple[str, str]]:
     """Return labelled numbers of the whole collective."""
     question = played.question
-    found = [("time", seconds(played.times[-1])), ("rounds", str(played.n_rounds)),
-             ("messages", f"{played.schedule.n_messages:,}")]  # fmt: skip
+    found = [
+        ("time", seconds(played.times[-1])),
+        ("rounds", str(played.n_rounds)),
+        ("messages", f"{played.schedule.n_messages:,}"),
+    ]
     if played.n_rounds:
         found.append(("bus bandwidth", si(played.bus_bandwidth, "B/s")))
     if played.closed_form is not None:

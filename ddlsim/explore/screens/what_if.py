@@ -13,9 +13,9 @@ from ddlsim.explore.pieces import LazyCard, bars, html, message, table
 from ddlsim.explore.screens.run import tell_first
 from ddlsim.explore.setup import FIELDS, Setup
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.files import SCHEMA
 from ddlsim.run.metrics import METRICS, Metric, record
 from ddlsim.run.result import Result
-from ddlsim.run.written import python_of
 
 NAME = "what-if"
 TITLE = "What if"
@@ -159,8 +159,8 @@ def files(a: Experiment, b: Experiment) -> list[File]:
     program = f"""import ddlsim
 from ddlsim.run.metrics import METRICS, record
 
-a = ddlsim.simulate({python_of(a)})
-b = ddlsim.simulate({python_of(b)})
+a = ddlsim.simulate({SCHEMA.expression(a, "")})
+b = ddlsim.simulate({SCHEMA.expression(b, "")})
 records = [record(a), record(b)]
 for name, metric in METRICS.items():
     values = [each.get(name) for each in records]

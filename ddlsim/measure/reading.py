@@ -1,0 +1,167 @@
+"""Read a table of measurements strictly: every error names file, line, field, value and remedy."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TextIO
+
+from ddlsim.arguments import checked
+from ddlsim.csv_cells import guarded, unguarded
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.measure.table import Measurement
+from ddlsim.output_files import cannot_be_written, write_text
+from ddlsim.plain import decoded, read_bytes
+from ddlsim.schema import PLAIN
+
+COLUMNS = tuple(field.name for field in fields(Measurement))
+Rows = Iterator[tuple[int, dict[str, object]]]
+
+
+@checked
+def read_measurements(path: str | Path) -> list[Measurement]:
+    """Return the measurements in `path`, in order: a .csv or .jsonl file, or a folder of such files.
+
+    A CSV file has the names of the columns in its first line; empty cells count as left out, lines that begin
+    with # are comments. A JSON Lines file has one object per line. Raises :class:`ConfigError` in one line
+    with file, line, field, value and remedy; also for a file without any measurement.
+    """
+    path = Path(path)
+    if os.path.isdir(path):
+        files = sorted(file for file in path.iterdir() if file.suffix in _FORMATS)
+        if not files:
+            raise ConfigError(f"{path}: holds no .csv or .jsonl file; name the folder that was given as --out")
+        return [row for file in files for row in read_measurements(file)]
+    if path.suffix not in _FORMATS:
+        raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements are in .csv or .jsonl files")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [_measurement(cells, f"{path}: line {line}") for line, cells in _FORMATS[path.suffix](file, path)]
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; write it with python -m ddlsim.measure or by hand") from None
+    except UnicodeDecodeError:
+        decoded(read_bytes(path), str(path))  # raises, with line and byte
+        raise
+    except (OSError, csv.Error) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}; is it the right file?") from None
+    if not rows:
+        raise ConfigError(f"{path}: holds no measurement; add a row, or leave the file out")
+    return rows
+
+
+def _csv_rows(file: TextIO, path: Path) -> Rows:
+    reader = csv.reader(file, strict=True)
+    header: list[str] | None = None
+    for cells in reader:
+        if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
+            continue
+        where = f"{path}: line {reader.line_num}"
+        cells = [cell.strip() for cell in cells]
+        if header is None:
+            header = _checked_header(cells, where)
+            continue
+        if len(cells) > len(header):
+            raise ConfigError(
+                f"{where}: {len(cells)} cells for {len(header)} columns; put quotes round text that has commas"
+            )
+        yield reader.line_num, {name: unguarded(cell) for name, cell in zip(header, cells, strict=False) if cell}
+
+
+def _checked_header(names: list[str], where: str) -> list[str]:
+    for name in names:
+        if name not in COLUMNS:
+            raise unknown_name("column", name, COLUMNS, where)
+        if names.count(name) > 1:
+            raise ConfigError(f"{where}: column {name!r} is there twice; remove one")
+    return names
+
+
+def _json_rows(file: TextIO, path: Path) -> Rows:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            cells = json.loads(line)
+        except (ValueError, RecursionError) as error:  # ValueError: also integers of thousands of digits
+            raise ConfigError(f"{path}: line {number}: not valid JSON: {error}; one object on each line") from None
+        if not isinstance(cells, dict):
+            raise ConfigError(f'{path}: line {number}: is no object; write one like {{"experiment": ...}}')
+        yield number, cells
+
+
+_FORMATS: dict[str, Callable[[TextIO, Path], Rows]] = {".csv": _csv_rows, ".jsonl": _json_rows}
+
+
+def _measurement(cells: dict[str, object], where: str) -> Measurement:
+    return PLAIN.build(Measurement, cells, where, joint=": ")
+
+
+def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
+    """Return the table ``measurements.csv`` in `folder`, made if it is missing, and the rows that it has.
+
+    A last line that an interrupted run did not finish is removed. Raises ConfigError if the folder cannot be
+    written, or the table is not one that the benchmarks wrote.
+    """
+    path, header = Path(folder) / "measurements.csv", _line(list(COLUMNS)).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_bytes() if path.exists() else b""
+        if header.startswith(text):  # new, or interrupted at once
+            write_text(path, header.decode())
+            return path, []
+        if not text.startswith(header):
+            raise ConfigError(f"{path}: has other columns than the benchmarks write; choose another --out")
+        if not text.endswith(b"\n"):
+            write_text(path, _mended(text).decode())
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be written: {error}; choose another folder") from None
+    return path, read_measurements(path) if path.stat().st_size > len(header) else []
+
+
+def _mended(text: bytes) -> bytes:
+    """Return `text` with its last line ended, or without it if cells are missing."""
+    whole, _, last = text.rpartition(b"\n")
+    return (text if last.count(b",") >= len(COLUMNS) - 1 else whole) + b"\n"
+
+
+def append(path: Path, row: Measurement) -> None:
+    """Add `row` to the table. Raises ConfigError if it cannot be written."""
+    cells = asdict(row)
+    line = _line([cells[name] for name in COLUMNS]).encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            whole = file.seek(0, io.SEEK_END) if file.seekable() else None
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except BaseException:
+                if whole is not None:
+                    file.truncate(whole)  # no half rows
+                raise
+    except OSError as error:
+        raise ConfigError(f"{cannot_be_written(path, error)}; then start again to go on") from None
+
+
+@checked
+def save_measurements(rows: Sequence[Measurement], path: str | Path) -> None:
+    """Write the rows as a table that :func:`read_measurements` reads (``.csv``), in place of what is there."""
+    lines = (_line([asdict(row)[name] for name in COLUMNS]) for row in rows)
+    write_text(Path(path), _line(list(COLUMNS)) + "".join(lines))
+
+
+def _line(cells: list[object]) -> str:
+    """Return the cells as a line of CSV: empty for what does not apply, times in six digits."""
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerow([_cell(cell) for cell in cells])
+    return written.getvalue()
+
+
+def _cell(cell: object) -> object:
+    if isinstance(cell, float):
+        return f"{cell:.6g}"
+    return guarded(cell) if isinstance(cell, str) else "" if cell in (None, 0) else cell

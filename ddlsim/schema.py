@@ -1,0 +1,518 @@
+"""One format for files, addresses, forms and manifests: the annotations of a class say what its table contains.
+
+:meth:`Schema.structure` turns plain values (TOML, JSON) into objects, :meth:`Schema.unstructure` objects into plain
+values. A table's keys are the arguments of a class; ``type`` names the class where a field takes several. Quantities
+are texts with a unit. Code that a text names is imported only where the caller allows it.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import inspect
+import json
+import math
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from ddlsim.arguments.annotations import rule_of
+from ddlsim.arguments.checking import annotations_of
+from ddlsim.arguments.rules import TEXT, Rule
+from ddlsim.bundled import split_options
+from ddlsim.errors import ConfigError, UnitError, listed, shown, unknown_name
+from ddlsim.named_code import imported, names_code
+from ddlsim.units import quantity_text
+
+T = TypeVar("T")
+#: name in files -> the class that it stands for
+Names = Mapping[str, type]
+#: fields whose texts may contain a colon and are never imported: names of files and nodes, and prose
+_TEXTS = frozenset({
+    "at", "between", "cluster", "data", "dataset", "model", "name", "note", "notes", "path", "source", "sources",
+    "storage", "target", "time_model", "title", "trace", "version", "versions",
+})  # fmt: skip
+#: texts of other fields that may contain a colon
+UNIMPORTED = Rule("a text", TEXT.takes, TEXT.keep)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where plain values come from.
+
+    folder      in which the files that they name are; None: names of files stay as they are
+    allow_code  whether texts may name code ("package.module:Name"), which is imported
+    """
+
+    folder: Path | None = None
+    allow_code: bool = False
+
+    def found(self, name: str) -> str | Path:
+        """Return the path of a file (with options) or folder in the folder, or else the name."""
+        if self.folder is None:
+            return name
+        stem, options = split_options(name, self.folder)
+        path = self.folder / stem
+        if path.suffix and os.path.isfile(path):
+            return Path("+".join((str(path), *options)))
+        return self.folder / name if "/" in name and os.path.isdir(self.folder / name) else name
+
+
+UNTRUSTED = Source()
+
+
+def refuse_code(text: object, where: str) -> None:
+    """Raise ConfigError for a text that names code."""
+    if names_code(text):
+        raise ConfigError(
+            f"{where} = {shown(text)} would import code; if you trust the file, use allow_code=True in Python, or "
+            "--allow-code on the command line"
+        )
+
+
+def members(annotation: Any) -> Iterator[Any]:
+    """Yield the types of a union, without what narrows them."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        yield from members(inner[0])
+    elif origin is typing.Union or origin is types.UnionType:
+        for each in inner:
+            yield from members(each)
+    else:
+        yield annotation
+
+
+def _rules(annotation: Any) -> Iterator[Rule]:
+    inner = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Annotated:
+        yield from (each for each in inner[1:] if isinstance(each, Rule))
+        inner = inner[:1]
+    for each in inner:
+        yield from _rules(each)
+
+
+def _quantity_rule(annotation: Any) -> Rule | None:
+    """Return the rule of a quantity; None for an annotation that takes plain numbers in files."""
+    rule = next((rule for rule in _rules(annotation) if rule.dimension), None)
+    return rule if rule is not None and float in members(annotation) else None
+
+
+def _items(annotation: Any) -> list[Any]:
+    """Return the annotations of the items of lists that an annotation takes."""
+    kinds = (tuple, list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
+    return [each for each in members(annotation) if typing.get_origin(each) in kinds]
+
+
+def _entries(annotation: Any) -> Any:
+    """Return the annotation of the values of mappings that an annotation takes, None if it takes none."""
+    mappings = (each for each in members(annotation) if typing.get_origin(each) in (dict, collections.abc.Mapping))
+    return next((typing.get_args(each)[1] for each in mappings), None)
+
+
+def _annotations(make: Callable[..., object]) -> dict[str, object]:
+    """Return the annotations of the arguments of a function or class; none for a class whose names are local ones."""
+    try:
+        return annotations_of(make)
+    except NameError:
+        return {}
+
+
+def _kebab(kind: type) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", kind.__name__).lower()
+
+
+@dataclass(frozen=True)
+class Schema:
+    """How files call classes.
+
+    names    class or protocol in an annotation -> the names that ``type`` may have there. A dataclass without names is
+             called after itself: ``LinkFault`` is "link-fault"
+    opaque   dataclasses that files refer to by name only
+    untyped  classes that a table without ``type`` describes where a field takes several: the first of them whose
+             required keys are there
+    fields   (class, argument) -> annotation, where that of the class is too wide
+    readers  class -> function (value, where, source) that returns the object, in place of :meth:`build`
+    filled_in  names of arguments that runs fill in, which files leave out
+    short    class -> function that returns the part of an object that says all of it
+    """
+
+    names: Mapping[object, Names] = field(default_factory=dict)
+    opaque: Collection[type] = ()
+    untyped: Sequence[type] = ()
+    fields: Mapping[tuple[type, str], object] = field(default_factory=dict)
+    readers: Mapping[type, Callable[[object, str, Source], object]] = field(default_factory=dict)
+    filled_in: Collection[str] = ()
+    short: Mapping[type, Callable[[Any], object]] = field(default_factory=dict)
+    _arguments: dict[object, dict[str, object]] = field(default_factory=dict, init=False, repr=False)
+
+    # ------------------------------------------------------------ what annotations say
+
+    def kinds(self, annotation: object) -> dict[str, type]:
+        """Return the classes that a table may describe where `annotation` stands, by name."""
+        kinds: dict[str, type] = {}
+        for each in members(annotation):
+            of = typing.get_origin(each) or each
+            if of in self.names:
+                kinds |= self.names[of]
+            elif isinstance(each, type) and is_dataclass(each) and each not in self.opaque:
+                kinds[self._called.get(each) or _kebab(each)] = each
+        return kinds
+
+    @property
+    def _called(self) -> dict[type, str]:
+        return {kind: name for names in self.names.values() for name, kind in names.items()}
+
+    def arguments_of(self, make: Callable[..., object]) -> dict[str, object]:
+        """Return the annotations of the arguments that a table can contain, by name."""
+        if make not in self._arguments:
+            self._arguments[make] = self._arguments_of(make)
+        return self._arguments[make]
+
+    def _arguments_of(self, make: Callable[..., object]) -> dict[str, object]:
+        kind = make if isinstance(make, type) else type(None)
+        declared = {name: self.fields.get((kind, name), each) for name, each in _annotations(make).items()}
+        taken = (name for name in inspect.signature(make).parameters if name in declared and name not in self.filled_in)
+        return {name: declared[name] for name in taken if self._is_sayable(declared[name])}
+
+    def _is_sayable(self, annotation: object) -> bool:
+        simple = (bool, int, float, str, Path, object, Any)
+        if any(each in simple or typing.get_origin(each) is Literal for each in members(annotation)):
+            return True
+        return any(_rules(annotation)) or bool(_items(annotation) or _entries(annotation) or self.kinds(annotation))
+
+    def annotation_at(self, make: Callable[..., object], path: str) -> object:
+        """Return the annotation of a dotted path of fields, such as "strategy.algorithm"; `object` if there is none."""
+        name, _, rest = path.partition(".")
+        annotation = self.arguments_of(make).get(name, object)
+        if not rest:
+            return annotation
+        inner = [self.annotation_at(kind, rest) for kind in self.kinds(annotation).values()]
+        inner = [each for each in inner if each is not object]
+        return typing.Union[tuple(inner)] if inner else object  # noqa: UP007  # of a list
+
+    # ------------------------------------------------------------ plain values -> objects
+
+    def structure(
+        self, kind: type[T], value: object, where: str, *, folder: Path | None = None, allow_code: bool = False
+    ) -> T:
+        """Return the object of class `kind` that a table describes.
+
+        where       what errors begin with: the path of the file, say
+        folder      in which the files that it names are
+        allow_code  whether texts may name code, "package.module:Name", which is imported
+
+        Raises ConfigError in one line: file, field, value, rule and remedy.
+        """
+        source = Source(folder, allow_code)
+        if isinstance(value, Mapping) and kind not in self.readers and "type" not in value:
+            return self.build(kind, value, where, source, ": ")
+        return cast(T, self.value(kind, value, where, source=source))
+
+    def value(
+        self, annotation: object, value: object, where: str, name: str = "", source: Source = UNTRUSTED
+    ) -> object:
+        """Return what a plain value stands for where `annotation` stands, in a field called `name`."""
+        kinds = self.kinds(annotation)
+        reader = next((self.readers[kind] for kind in kinds.values() if kind in self.readers), None)
+        if isinstance(value, Mapping):
+            entries = _entries(annotation)
+            if kinds and (entries is None or "type" in value):
+                return self._chosen(kinds, value, where, source)
+            if entries is None and object not in members(annotation) and Any not in members(annotation):
+                raise ConfigError(f"{where} = {shown(value)}: a table cannot stand here; write a number or a text")
+            inner = object if entries is None else entries
+            return {key: self.value(inner, each, f"{where}.{key}", str(key), source) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [
+                self.value(self._item(annotation, i), each, f"{where}[{i}]", name, source)
+                for i, each in enumerate(value)
+            ]
+        if isinstance(value, str):
+            if not source.allow_code and name not in _TEXTS and UNIMPORTED not in _rules(annotation):
+                refuse_code(value, where)
+            if reader is not None and len(kinds) == 1:
+                return reader(value, where, source)
+            return source.found(value) if Path in members(annotation) else value
+        return value
+
+    def _item(self, annotation: object, i: int) -> object:
+        """Return the annotation of item i of a list."""
+        inner: list[object] = []
+        for each in _items(annotation):
+            types = typing.get_args(each)
+            fixed = typing.get_origin(each) is tuple and types[-1] is not Ellipsis
+            inner.append(types[min(i, len(types) - 1)] if fixed else types[0])
+        return typing.Union[tuple(inner)] if inner else object  # noqa: UP007  # of a list
+
+    def _chosen(self, kinds: Names, table: Mapping[str, object], where: str, source: Source) -> object:
+        rest = dict(table)
+        only = next(iter(kinds.values())) if len(kinds) == 1 else None
+        name = None if only is not None and "type" in self.arguments_of(only) else rest.pop("type", None)
+        if name is None:
+            return self._build(self._untyped(kinds, rest, where), rest, where, source)
+        if names_code(name):
+            if not source.allow_code:
+                refuse_code(name, f"{where}.type")
+            return self._build(class_named(str(name), f"{where}: type"), rest, where, source)
+        if not isinstance(name, str) or name not in kinds:
+            raise unknown_name("type", str(name), kinds, where)
+        return self._build(kinds[name], rest, where, source)
+
+    def _untyped(self, kinds: Names, table: Mapping[str, object], where: str) -> type:
+        """Return the class that a table without a type describes."""
+        if len(kinds) == 1:
+            return next(iter(kinds.values()))
+        usual = [kind for kind in self.untyped if kind in kinds.values()]
+        if not usual:
+            raise ConfigError(f"{where}: key 'type' is missing; add type = one of {listed(sorted(kinds))}")
+        return next((kind for kind in usual if table.keys() >= set(required(kind))), usual[-1])
+
+    def _build(self, kind: type, table: Mapping[str, object], where: str, source: Source) -> object:
+        reader = self.readers.get(kind)
+        return reader(table, where, source) if reader else self.build(kind, table, where, source)
+
+    def build(
+        self,
+        make: Callable[..., T],
+        table: Mapping[str, object],
+        where: str,
+        source: Source = UNTRUSTED,
+        joint: str = ".",
+    ) -> T:
+        """Return ``make(...)`` with the arguments in `table`; what is not there keeps its default."""
+        arguments = self.arguments(make, table, where, source, joint)
+        try:
+            return make(**arguments)
+        except ConfigError as error:
+            raise type(error)(f"{where}: {error}") from None
+
+    def arguments(
+        self, make: Callable[..., object], table: Mapping[str, object], where: str, source: Source = UNTRUSTED,
+        joint: str = ".", *, partial: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return the arguments of `make` in `table`, as objects: all that have no default, unless `partial`.
+
+        `joint` stands between `where` and the name of a field.
+        """
+        annotations = self.arguments_of(make)
+        for name in table:
+            if name not in annotations:
+                raise unknown_name("key", str(name), annotations, where)
+        missing = [] if partial else [name for name in required(make) if name in annotations and name not in table]
+        if missing:
+            raise ConfigError(f"{where}: key {missing[0]!r} is missing; add {missing[0]} = ...")
+        return {
+            name: self._argument(annotations[name], value, f"{where}{joint}{name}", name, source)
+            for name, value in table.items()
+        }
+
+    def _argument(self, annotation: Any, value: object, where: str, name: str, source: Source) -> object:
+        if value == "inf" and float in members(annotation):  # as JSON has it
+            value = math.inf
+        quantity = _quantity_rule(annotation)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if quantity is not None and is_number:
+            raise ConfigError(
+                f"{where} = {shown(value)}: must be {quantity.text.replace('a number or a text', 'a text with a unit')}"
+            )
+        made = self.value(annotation, value, where, name, source)
+        check = rule_of(annotation)
+        return made if check is None else check(made, where)
+
+    # ------------------------------------------------------------ objects -> plain values
+
+    def unstructure(self, value: object, where: str = "", annotation: object = object, *, full: bool = False) -> Any:
+        """Return an object as plain values, which :meth:`structure` reads as the same object.
+
+        annotation  of the field that it is in
+        full        keep what has its default as well, and call what files refer to by name by its name
+
+        Raises ConfigError, after `where`, for what files have no name for.
+        """
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return str(value) if full and not math.isfinite(value) else value
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, Mapping):
+            inner = _entries(annotation) or object
+            return {str(key): self.unstructure(each, f"{where}.{key}", inner, full=full) for key, each in value.items()}
+        if isinstance(value, Sequence):
+            return [
+                self.unstructure(each, f"{where}[{i}]", self._item(annotation, i), full=full)
+                for i, each in enumerate(value)
+            ]
+        kind = type(value)
+        if full and (kind in self.opaque or not is_dataclass(value)):
+            return getattr(value, "name", None) or getattr(value, "__name__", str(value))
+        if kind in self.opaque or (not is_dataclass(value) and not callable(value)):
+            raise ConfigError(f"{where}: {_AN_OBJECT}")
+        if kind in self.short and (part := self.short[kind](value)) is not value and not full:
+            return self.unstructure(part, where, annotation)
+        kinds = self.kinds(annotation)
+        name = next((name for name, each in kinds.items() if each is kind), None)
+        if name is None and full:
+            name = self._called.get(kind) or _kebab(kind)
+        if name is None and kind is not annotation:
+            raise ConfigError(f"{where} = {shown(value)}: files have no name for it; use it from Python")
+        is_known = kind is annotation or (not full and (len(kinds) == 1 or kind in self.untyped))
+        return ({} if is_known else {"type": name}) | self.table(value, where, full=full)
+
+    def table(self, value: Any, where: str = "", *, full: bool = False) -> dict[str, Any]:
+        """Return the arguments of an object that differ from their defaults as plain values; all of them if `full`."""
+        annotations = self.arguments_of(type(value))
+        stem = f"{where}." if where else ""
+        return {
+            name: self.unstructure(each, f"{stem}{name}", annotations.get(name, object), full=full)
+            for name, each in (arguments(value) if full else changed_arguments(value)).items()
+            if not (full and name in self.filled_in)
+        }
+
+    def expression(self, value: Any, where: str) -> str:
+        """Return the Python expression, after ``import ddlsim``, that makes a value.
+
+        Raises ConfigError for what files refer to by name: clusters, models.
+        """
+        import ddlsim
+
+        if isinstance(value, Path):
+            return repr(str(value))
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float({str(value)!r})"
+        if value is None or isinstance(value, str | bool | int | float):
+            return repr(value)
+        if isinstance(value, tuple | list):
+            return f"[{', '.join(self.expression(each, where) for each in value)}]"
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(f'{key!r}: {self.expression(each, where)}' for key, each in value.items())}}}"
+        kind = type(value)
+        if is_dataclass(value) and kind not in self.opaque:
+            name = f"ddlsim.{kind.__name__}" if getattr(ddlsim, kind.__name__, None) is kind else None
+            return f"{name or f'{kind.__module__}.{kind.__qualname__}'}({self.call(value, where)})"
+        if not callable(value) or kind in self.opaque:
+            raise ConfigError(f"{where}: {_AN_OBJECT}")
+        return f"{value.__module__}.{value.__qualname__}"
+
+    def call(self, value: Any, where: str = "", between: str = ", ") -> str:
+        """Return the arguments of the call that makes an object."""
+        stem = f"{where}." if where else ""
+        pairs = changed_arguments(value).items()
+        return between.join(f"{name}={self.expression(each, f'{stem}{name}')}" for name, each in pairs)
+
+
+#: for classes that need no names
+PLAIN = Schema()
+_AN_OBJECT = "is an object; save it as a file (cluster.save('mine.toml')) and give its path to have it in text"
+
+
+def required(make: Callable[..., object]) -> list[str]:
+    """Return the names of the arguments that have no default."""
+    parameters = inspect.signature(make).parameters.values()
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each.name for each in parameters if each.default is each.empty and each.kind in plain]
+
+
+def class_named(name: str, where: str) -> type:
+    """Return the dataclass that ``"package.module:Name"`` stands for; importing it runs its module."""
+    make = imported(name, where)
+    if not isinstance(make, type) or not is_dataclass(make):
+        raise ConfigError(f"{where} {name!r}: is {shown(make)}; name a dataclass, whose fields are its settings")
+    return make
+
+
+def arguments(value: Any) -> dict[str, Any]:
+    """Return the arguments that an object keeps, quantities as texts."""
+    names = (name for name in inspect.signature(type(value)).parameters if hasattr(value, name))
+    return {name: _as_text(type(value), name, getattr(value, name)) for name in names}
+
+
+def changed_arguments(value: Any) -> dict[str, Any]:
+    """Return the arguments that differ from their defaults, quantities as texts.
+
+    An argument that the object does not keep is one of two ways to give one that it keeps.
+    """
+    kind = type(value)
+    factories = {each.name: each.default_factory for each in dataclasses.fields(kind) if callable(each.default_factory)}
+    parameters = inspect.signature(kind).parameters
+    changed: dict[str, Any] = {}
+    for name, each in arguments(value).items():
+        default = factories[name]() if name in factories else parameters[name].default
+        default = _as_text(kind, name, default)
+        if type(each) is not type(default) or each != default:
+            changed[name] = each
+    return changed
+
+
+def _as_text(kind: type, name: str, value: Any) -> Any:
+    """Return a quantity as a text, anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or value in (math.inf, -math.inf):
+        return value
+    annotation = _annotations(kind).get(name)
+    rule = _quantity_rule(annotation) or next((rule for rule in _rules(annotation) if rule.dimension), None)
+    if rule is None or (not isinstance(value, str) and float not in members(annotation)):
+        return value
+    try:
+        return quantity_text(value, rule.dimension)
+    except UnitError:  # a name, where quantities may have names
+        return value
+
+
+# ---------------------------------------------------------------- TOML
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Return a table as the text of a TOML file.
+
+    Tables inside tables, and in lists inside tables, have headers where they are long.
+    """
+    return "\n".join([*_table_lines(table, ""), ""])
+
+
+def _table_lines(table: Mapping[str, Any], name: str) -> list[str]:
+    """Return the lines of a table that stands under the header `name`."""
+    headed = [key for key, value in table.items() if _has_header(value, bool(name))]
+    lines = [f"{toml_key(key)} = {_toml_lines(value)}" for key, value in table.items() if key not in headed]
+    for key in headed:
+        header = f"{name}.{toml_key(key)}" if name else toml_key(key)
+        is_list = not isinstance(table[key], Mapping)
+        for each in table[key] if is_list else [table[key]]:
+            lines += ["", f"[[{header}]]" if is_list else f"[{header}]", *_table_lines(each, header)]
+    return lines
+
+
+def _toml_lines(value: object) -> str:
+    """Return a value in a line, or an item a line where it is a long list of lists or tables."""
+    text = toml_value(value)
+    if len(text) < 120 or not isinstance(value, list) or not all(isinstance(each, list | Mapping) for each in value):
+        return text
+    return "\n".join(["[", *(f"  {toml_value(each)}," for each in value), "]"])
+
+
+def _has_header(value: object, is_nested: bool) -> bool:
+    if isinstance(value, Mapping):
+        return not is_nested or len(toml_value(value)) > 100
+    if not isinstance(value, list) or not value or not all(isinstance(each, Mapping) for each in value):
+        return False
+    return not is_nested or max(len(toml_value(each)) for each in value) > 180
+
+
+def toml_value(value: object) -> str:
+    """Return a value as TOML writes it in a line."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{toml_key(key)} = {toml_value(each)}' for key, each in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(each) for each in value)}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows, TOML does not
+
+
+def toml_key(name: str) -> str:
+    """Return a key as TOML writes it."""
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)
