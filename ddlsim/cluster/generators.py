@@ -79,12 +79,7 @@ def trunk_of(link: Link, bandwidth: Quantity | None, latency: Quantity | None, w
 
 
 def oversubscribed(
-    link: Link,
-    n_down: int,
-    n_up: int,
-    oversubscription: float,
-    bandwidth: Quantity | None,
-    latency: Quantity | None,
+    link: Link, n_down: int, n_up: int, oversubscription: float, bandwidth: Quantity | None, latency: Quantity | None
 ) -> Link:
     """Return the trunk of a switch with `n_down` links to machines and `n_up` trunks."""
     factor = positive(oversubscription, None, "oversubscription")
@@ -210,12 +205,7 @@ def fully_connected(
 
 @checked
 def torus(
-    sizes: Sequence[Places],
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    efficiency: float = 1.0,
-    host: Interior = PLAIN,
+    sizes: Sequence[Places], *, bandwidth: Bandwidth, latency: Latency, efficiency: float = 1.0, host: Interior = PLAIN
 ) -> Graph:
     """Return a torus of machines, e.g. sizes (8, 8) or (4, 4, 4), numbered in row-major order.
 

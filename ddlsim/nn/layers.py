@@ -87,10 +87,9 @@ class Conv2d:
     def backward(self, dy: Array, run: Pass) -> Array | None:
         per_group = self.in_channels // self.groups, self.channels // self.groups
         add_weights = conv_kernels.weight_gradient if per_group[0] > 2 else conv_kernels.weight_gradient1
-        add_weights(
-            self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.into()), run.n_samples, self.groups,
-            *per_group, self.in_space, self.out_space, self.kernel, self.stride, self.padding,
-        )  # fmt: skip
+        arrays = self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.into())
+        spaces = self.in_space, self.out_space, self.kernel, self.stride, self.padding
+        add_weights(*arrays, run.n_samples, self.groups, *per_group, *spaces)
         if self.bias is not None:
             into = self.bias.flat(run.into())
             conv_kernels.bias_gradient(dy.reshape(-1), into, run.n_blocks, self.channels, self.out_space)
@@ -115,10 +114,9 @@ class Conv2d:
             bias = self.bias.flat(run.params)
         rows, columns = self._back_tables if back else self._tables
         correlate = conv_kernels.correlate6 if tile == 6 else conv_kernels.correlate4
-        correlate(
-            source.reshape(-1), packed, bias, out.reshape(-1), run.n_samples, self.groups, n_from, n_to,
-            *spaces, self.kernel[1], rows.at, rows.tap, rows.source, columns.at, columns.tap, columns.source,
-        )  # fmt: skip
+        arrays = source.reshape(-1), packed, bias, out.reshape(-1)
+        taps = rows.at, rows.tap, rows.source, columns.at, columns.tap, columns.source
+        correlate(*arrays, run.n_samples, self.groups, n_from, n_to, *spaces, self.kernel[1], *taps)
 
 
 @dataclass(frozen=True)
@@ -218,10 +216,8 @@ class BatchNorm2d:
         scale = self.weight.of(run.params) * inverse
         shift = self.bias.of(run.params) - mean * scale
         out, dtype = self.buffers.get("out", *x.shape), self.buffers.dtype
-        map_kernels.scale_channels(
-            x.reshape(-1), out.reshape(-1), scale.astype(dtype), shift.astype(dtype), run.n_blocks,
-            self.channels, self.space,
-        )  # fmt: skip
+        factors = scale.astype(dtype), shift.astype(dtype)
+        map_kernels.scale_channels(x.reshape(-1), out.reshape(-1), *factors, run.n_blocks, self.channels, self.space)
         self.x, self._mean, self._inverse = x, mean, inverse
         return out
 
@@ -236,10 +232,9 @@ class BatchNorm2d:
         on_x = -scale * self._inverse * along / count
         shift = -scale * total / count - on_x * self._mean
         dx = self.buffers.get("dx", *dy.shape)
-        map_kernels.scale_channels_gradient(
-            dy.reshape(-1), self.x.reshape(-1), dx.reshape(-1), scale.astype(dtype), on_x.astype(dtype),
-            shift.astype(dtype), run.n_samples, self.channels, self.space,
-        )  # fmt: skip
+        arrays = dy.reshape(-1), self.x.reshape(-1), dx.reshape(-1)
+        factors = scale.astype(dtype), on_x.astype(dtype), shift.astype(dtype)
+        map_kernels.scale_channels_gradient(*arrays, *factors, run.n_samples, self.channels, self.space)
         return dx
 
     def _batch_statistics(self, x: Array, run: Pass) -> tuple[_Doubles, _Doubles]:
@@ -734,10 +729,8 @@ class Attention:
         tokens = n_rows // n
         self._softmax = self.buffers.get("softmax", n * self.heads, tokens * tokens)
         mixed, out = self.buffers.get("mixed", n_rows, d), self.buffers.get("out", n_rows, d)
-        dense_kernels.attend(
-            rows.reshape(-1), self._softmax.reshape(-1), mixed.reshape(-1), n, tokens, self.heads, d // self.heads,
-            self.causal,
-        )  # fmt: skip
+        arrays = rows.reshape(-1), self._softmax.reshape(-1), mixed.reshape(-1)
+        dense_kernels.attend(*arrays, n, tokens, self.heads, d // self.heads, self.causal)
         self._rows, self._mixed = rows, mixed
         _project(mixed, self.out_weight, self.out_bias, out, run.params)
         return out.reshape(n, -1)
@@ -749,10 +742,8 @@ class Attention:
         dmixed, drows = self.buffers.get("dmixed", n_rows, d), self.buffers.get("drows", n_rows, 3 * d)
         self._projected_gradient(grads, self._mixed, self.out_weight, self.out_bias, dmixed, run)
         slopes = self.buffers.get("slopes", 1, n_rows // n)
-        dense_kernels.attend_gradient(
-            self._rows.reshape(-1), self._softmax.reshape(-1), dmixed.reshape(-1), drows.reshape(-1),
-            slopes.reshape(-1), n, n_rows // n, self.heads, d // self.heads, self.causal,
-        )  # fmt: skip
+        arrays = (array.reshape(-1) for array in (self._rows, self._softmax, dmixed, drows, slopes))
+        dense_kernels.attend_gradient(*arrays, n, n_rows // n, self.heads, d // self.heads, self.causal)
         dx, share = self.buffers.get("dx", n_rows, d), self.buffers.get("share", n_rows, d)
         dx[...] = 0.0
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
