@@ -55,9 +55,7 @@ def bruck(n_ranks: Ranks) -> Schedule:
     """
     rank = np.arange(n_ranks)
     steps = [1 << k for k in range((n_ranks - 1).bit_length())]
-    rounds = tuple(
-        messages(rank, (rank - d) % n_ranks, rank, min(d, n_ranks - d), reduce=False) for d in steps
-    )
+    rounds = tuple(messages(rank, (rank - d) % n_ranks, rank, min(d, n_ranks - d), reduce=False) for d in steps)
     return Schedule(n_ranks, n_ranks, (rounds,) if rounds else (), kind="all_gather")
 
 

@@ -59,9 +59,7 @@ def ring(n_ranks: Ranks) -> Schedule:
     In step t rank r sends block r-1-t to the right, so the last block it receives is its own.
     """
     rank = np.arange(n_ranks)
-    step = messages(
-        rank, (rank + 1) % n_ranks, (rank - 1) % n_ranks, reduce=True, repeat=n_ranks - 1, shift=-1
-    )
+    step = messages(rank, (rank + 1) % n_ranks, (rank - 1) % n_ranks, reduce=True, repeat=n_ranks - 1, shift=-1)
     return Schedule(n_ranks, n_ranks, ((step,),) if n_ranks > 1 else (), kind="reduce_scatter")
 
 

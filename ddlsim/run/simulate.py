@@ -16,8 +16,7 @@ from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import Learner, Plane
 from ddlsim.learning.checkpoint import Checkpoint
-from ddlsim.learning.evaluation import DivergedError
-from ddlsim.learning.handover import Shift
+from ddlsim.learning.learner import DivergedError, Shift
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.life.faults import (
     BeyondError,

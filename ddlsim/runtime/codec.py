@@ -30,15 +30,14 @@ from ddlsim.compression.exchange import exchange, finish, hierarchical_exchange,
 from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
-from ddlsim.learning.evaluation import DivergedError
+from ddlsim.learning.learner import DivergedError
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.streams import stream
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.model import Model
+from ddlsim.workload.model import Model, tensor_shapes
 from ddlsim.workload.precision import FP32_NBYTES
-from ddlsim.workload.tensors import tensor_shapes
 
 #: a sender's (first) message, and its next state; or between machines, what it has before they meet
 Encoded: TypeAlias = tuple[Payload | Vector, object]

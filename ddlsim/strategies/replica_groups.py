@@ -25,7 +25,7 @@ from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.tensors import tensor_shapes
+from ddlsim.workload.model import tensor_shapes
 
 
 class OfReplicas:

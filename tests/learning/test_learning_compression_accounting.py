@@ -14,7 +14,7 @@ from ddlsim.compression.choice import fitted
 from ddlsim.compression.cost import FREE, SORT_V100
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
-from ddlsim.workload.tensors import tensor_shapes
+from ddlsim.workload.model import tensor_shapes
 
 N = 1898  # parameters of digits-cnn
 LAYERS = (650, 1168, 80)  # of its layers, last first
