@@ -286,7 +286,7 @@ def test_tensor_groups(more):
     assert part.optimizer < (0.3 if "sharded" in more else 0.6) * whole.optimizer
     held = strategy.peak_memory(result.workloads, 4)
     assert held.shape == (8,)
-    assert held == pytest.approx(strategy.plan(result.workloads, 1, 4).peak_memory(), rel=1e-9)
+    assert held == pytest.approx(plan_of(strategy, result.workloads, 1, 4).peak_memory(), rel=1e-9)
 
 
 def test_what_does_not_fit_of_tensor_groups():
