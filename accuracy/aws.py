@@ -26,8 +26,7 @@ from pathlib import Path
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import calibrate, load_cluster
 from ddlsim.cluster import Cluster, star, with_detail
-from ddlsim.cluster.calibrated import current_parameters, with_parameters
-from ddlsim.cluster.extrapolation import deviation, operation_kind
+from ddlsim.cluster.calibrated import current_parameters, deviation, operation_kind, with_parameters
 from ddlsim.measure import Measurement as Measured
 from ddlsim.units import parse
 from ddlsim.validation import Calibration, Interval

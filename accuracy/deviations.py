@@ -1,7 +1,7 @@
 """By how much predictions deviate from measurements, by kind: what intervals rest on where no calibration tells.
 
 ``python -m accuracy.deviations`` predicts every row of the accuracy page, writes ``deviations/learned.toml`` (which the
-library reads, see :mod:`ddlsim.cluster.extrapolation`) and prints how often the intervals hold.
+library reads, see :mod:`ddlsim.cluster.calibrated`) and prints how often the intervals hold.
 
 score      of a row: ln(measured / predicted), of times, less what its calibration says by itself, as the two add up in
            squares; rows that calibrate have none
@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from accuracy.rows import TIMES, Row, covered, mean_error
-from ddlsim.cluster.extrapolation import Beyond, deviation
+from ddlsim.cluster.calibrated import Beyond, deviation
 from ddlsim.output_files import write_text
 
 __all__ = ["FILE", "Scored", "halves", "learn", "main", "scored", "series_left_out", "sides", "words", "written"]

@@ -24,8 +24,7 @@ import numpy as np
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import calibrate
 from ddlsim.cluster import Cluster, racks, star, with_detail
-from ddlsim.cluster.calibrated import with_parameters
-from ddlsim.cluster.extrapolation import beyond, deviation, operation_kind, unmeasured
+from ddlsim.cluster.calibrated import beyond, deviation, operation_kind, unmeasured, with_parameters
 from ddlsim.collectives import Schedule, build
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.measure import Measurement as Measurements

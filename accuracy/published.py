@@ -37,7 +37,7 @@ from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import BESIDE_KERNELS, NO_SLOWDOWN
-from ddlsim.workload.copies import MXNET_INPUT
+from ddlsim.workload.input import MXNET_INPUT
 
 __all__ = [
     "DATA", "MODELS", "Run", "TensorByTensor", "base", "calibrated", "cases", "left_out", "predict", "read", "rows",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddlsim.cluster.extrapolation import deviation
+from ddlsim.cluster.calibrated import deviation
 from ddlsim.errors import ConfigError
 
 __all__ = ["TIMES", "Omitted", "Row", "Table", "UnpredictableError", "covered", "mean_error", "number", "show", "skill"]
@@ -35,7 +35,7 @@ class Row:
     note: str = ""  #: what explains the difference, or how the row was calibrated
     unchanged: float = math.nan  #: in `unit`: what "everything stays as calibrated" says, nan where that says nothing
     interval: tuple[float, float] | None = None  #: in `unit`: where a measurement is with 95 % probability
-    kind: str = ""  #: of prediction, as :mod:`ddlsim.cluster.extrapolation` has them; gives the interval where none is
+    kind: str = ""  #: of prediction, as :mod:`ddlsim.cluster.calibrated` has them; gives the interval where none is
 
     def __post_init__(self) -> None:
         if self.kind and self.interval is None and not self.fitted_on:

@@ -150,14 +150,14 @@ from .workload.compute import (
 )
 from .workload.contention import OverlapSlowdown as OverlapSlowdown
 from .workload.fits import fits as fits
-from .workload.caches import (
+from .workload.input import (
     Cache as Cache,
+    Copies as Copies,
+    Input as Input,
     minio_cache as minio_cache,
     multi_level_cache as multi_level_cache,
     partitioned_cache as partitioned_cache,
 )
-from .workload.copies import Copies as Copies
-from .workload.input import Input as Input
 from .workload.devices import Device as Device, device_names as device_names, load_device as load_device
 from .workload.jitter import (
     Exponential as Exponential,
@@ -166,10 +166,10 @@ from .workload.jitter import (
     NoJitter as NoJitter,
     Pareto as Pareto,
     ShiftedExponential as ShiftedExponential,
+    Spread as Spread,
     Trace as Trace,
     Uniform as Uniform,
 )
-from .workload.spread import Spread as Spread
 from .workload.model import Model as Model, load_model as load_model, model_names as model_names
 
 __version__: str

@@ -263,14 +263,13 @@ DENSE = (
 
 
 def may_compress(strategy: Any) -> bool:
-    """Whether what a run sends may be compressed: queues fuse and cut buckets, servers' work is that of dense ones."""
-    overlap = getattr(strategy, "overlap", None)
+    """Whether what a run sends may be compressed: servers' work is that of dense gradients."""
     if isinstance(strategy, sg.QsparseLocalSGD | sg.SPARTA):
         return False  # one says its compression, the other is one
     if isinstance(strategy, DENSE):
         return False
     served = isinstance(strategy, sg.ParameterServer) and (strategy.work is not None or strategy.local_reduction)
-    return not served and not isinstance(overlap, ddlsim.HorovodFusion | ddlsim.Priority)
+    return not served
 
 
 def jitter(draw: Draw) -> Any:
@@ -301,7 +300,9 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
             sharding=draw.choice(("iid", "shared", "by_class")), charge_evaluation=draw.random() < 0.3,
             growing_batch=growing if phases == () else None, phases=phases,
         )  # fmt: skip
-    compress = may_compress(strategy) and draw.random() < 0.4
+    queued = isinstance(getattr(strategy, "overlap", None), ddlsim.HorovodFusion | ddlsim.Priority)
+    coding = random.Random(repr((strategy, n, seconds))) if queued else draw  # the rest is drawn as ever
+    compress = may_compress(strategy) and coding.random() < 0.4
     return ddlsim.Experiment(
         chosen, model, strategy, batch_size, n,
         steps=draw.randint(1, 5),
@@ -316,7 +317,7 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
         speed=tuple(draw.choice((0.3, 1.0, 1.0, 2.0)) for _ in range(n)) if draw.random() < 0.3 else None,
         seed=draw.randrange(100),
         training=training,
-        compression=compression(draw, learns, hasattr(strategy, "servers")) if compress else None,
+        compression=compression(coding, learns, hasattr(strategy, "servers")) if compress else None,
     )  # fmt: skip
 
 

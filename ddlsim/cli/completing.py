@@ -35,7 +35,7 @@ def clusters(incomplete: str) -> list[str]:
 
 def _settings(path: Path) -> list[str]:
     """Return "key=value" for all that a cluster file says, and for the other transports."""
-    from ddlsim.cluster.transports import PROTOCOLS
+    from ddlsim.cluster.details import PROTOCOLS
 
     try:
         file = read_toml(path)

@@ -152,7 +152,7 @@ def show_model(
 
     Example: ddlsim show model resnet50
     """
-    from ddlsim.workload.model_text import cells, summary, title
+    from ddlsim.workload.model import cells, summary, title
 
     model = ddlsim.load_model(name)
     if as_json:

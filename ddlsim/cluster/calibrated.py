@@ -11,19 +11,31 @@ it, so the links' capacity is larger (:func:`payload_rate`). All links of the cl
 what the file says about their proportions stays: a trunk that is four times as wide as a network card remains so.
 Inside hosts only links of the kinds on the reference route change their bandwidth: what NVLinks do says nothing about
 PCIe. Latencies decide between routes of as many hops, so those of all kinds are scaled.
+
+A simulation deviates from what it is a model of, and a fit to one operation does not tell by how much another one does
+(Kennedy and O'Hagan 2001, Journal of the Royal Statistical Society B 63(3)). How far off predictions of each kind have
+been is data: `deviations/learned.toml`, which ``python -m accuracy.deviations`` writes from the measurements of the
+accuracy page. It holds one-sided 97.5 % quantiles, because what is not modelled mostly makes a run slower. Besides,
+each message may take up to as much longer or shorter as the latency of the measured ones (:data:`PER_MESSAGE`). Beyond
+the measured range the variance grows with the doublings, as that of a random walk does.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TypeAlias
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from ddlsim.bundled import bundled_files
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.cluster.details import LinkDetails, with_detail
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.plain import read_toml
 
 #: name of a parameter -> its dimension in :data:`ddlsim.units.DIMENSIONS`
 PARAMETERS = {
@@ -133,10 +145,9 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
             efficiency[members] = np.minimum(share, 1.0)
             if link_class == "between":
                 details = _carrying(details, members, value)
-    return dataclasses.replace(
-        cluster, details=details, link_latency=latency, link_bandwidth=bandwidth, link_efficiency=efficiency,
-        send_overhead=send, recv_overhead=receive, reduce_time=reduce_time,
-    )  # fmt: skip
+    links: dict[str, Any] = {"link_latency": latency, "link_bandwidth": bandwidth, "link_efficiency": efficiency}
+    costs: dict[str, Any] = {"send_overhead": send, "recv_overhead": receive, "reduce_time": reduce_time}
+    return dataclasses.replace(cluster, details=details, **links, **costs)
 
 
 def _carrying(details: LinkDetails | None, members: Bools, rate: float) -> LinkDetails | None:
@@ -199,3 +210,82 @@ def _reference_links(cluster: Cluster, link_class: str) -> tuple[Ints, Floats] |
     share = dict(zip(*cluster.split_routes(*np.array(ends).reshape(2, 1)).path(0), strict=True))
     own = inside_hosts(cluster)[links] == (link_class == "inside")
     return links[own], payload_rate(cluster, links)[own] / [share[link] for link in links[own].tolist()]
+
+
+#: standard deviation, in the logarithm, of each doubling beyond what was measured
+PER_DOUBLING = 0.0125
+#: standard deviation of the time that a message takes besides, in measured latencies: uniform in [-1, 1]
+PER_MESSAGE = 1.0 / math.sqrt(3.0)
+
+#: bytes; messages and buffers below this are a kind of their own
+SHORT = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """How far a prediction is beyond the measurements: `variance` in the logarithm to add, what to tell of it, the
+    standard deviation of the time of each message, in measured latencies, and how much `faster` and `slower` than the
+    prediction measurements of its kind have been (logarithm, one-sided quantiles of 97.5 %)."""
+
+    variance: float = 0.0
+    notes: tuple[str, ...] = ()
+    per_message: float = 0.0
+    faster: float = 0.0
+    slower: float = 0.0
+
+    def __add__(self, other: Beyond) -> Beyond:
+        per_message = math.hypot(self.per_message, other.per_message)
+        faster, slower = max(self.faster, other.faster), max(self.slower, other.slower)
+        return Beyond(self.variance + other.variance, (*self.notes, *other.notes), per_message, faster, slower)
+
+    def around(self, value: float, faster: float = 0.0, slower: float = 0.0) -> tuple[float, float]:
+        """Return the ends of the interval of a time `value`, which without this reaches so far (logarithms)."""
+        return value * math.exp(-math.hypot(faster, self.faster)), value * math.exp(math.hypot(slower, self.slower))
+
+
+#: of what was measured like this
+INSIDE = Beyond()
+
+
+def operation_kind(operation: str, algorithm: str, transport: str, nbytes: float) -> str:
+    """Return the kind of a message (without `algorithm`) or a collective: latency decides how long short ones take."""
+    names = (f"collective/{algorithm.partition('(')[0]}" if algorithm else f"message/{operation}", transport)
+    return ("short " if nbytes < SHORT else "") + "/".join(filter(None, names))
+
+
+@functools.cache
+def learned() -> dict[str, tuple[float, float]]:
+    """Return how much faster and slower measurements were, by kind of prediction; "" is all of them together."""
+    path = bundled_files("deviations")["learned"]
+    kinds = cast("dict[str, dict[str, float]]", read_toml(path)["kinds"])
+    return {kind: (row["faster"], row["slower"]) for kind, row in kinds.items()}
+
+
+def deviation(kind: str) -> Beyond:
+    """Return by how much predictions of a `kind` deviate, such as "collective/ring/tcp-cubic".
+
+    Without measurements of that kind it is that of the kind above it ("collective/ring"). Where no more is known than
+    the operation ("collective"), it is that of the least accurate kind of it, and a note says so.
+    """
+    parts, table = kind.split("/"), learned()
+    known = next(name for n in range(len(parts), -1, -1) if (name := "/".join(parts[:n])) in table)
+    if "/" in known:
+        return Beyond(0.0, (), 0.0, *table[known])
+    alike = [sides for name, sides in table.items() if name.startswith(known) and name.count("/") == bool(known)]
+    note = f"no measured family resembles {kind}: the interval is that of the least accurate kind"
+    return Beyond(0.0, (note,), 0.0, max(faster for faster, _ in alike), max(slower for _, slower in alike))
+
+
+def unmeasured(note: str, kind: str) -> Beyond:
+    """Return how far an operation of a `kind` is beyond measurements of others."""
+    return Beyond(0.0, (f"extrapolated: {note}",), PER_MESSAGE) + deviation(kind)
+
+
+def beyond(value: float, measured: Sequence[float], what: str) -> Beyond:
+    """Return how far a value is outside of the least and the most that were `measured`."""
+    least, most = min(measured), max(measured)
+    if least <= value <= most or value <= 0.0 or most <= 0.0:
+        return Beyond()
+    doublings = math.log2(value / most) if value > most else math.log2(max(least, 1e-300) / value)
+    ends = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
+    return Beyond(doublings * PER_DOUBLING**2, (f"extrapolated: {value:.6g} {what}, measured {ends}",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,14 +18,16 @@ from ddlsim.arguments.annotations import array_of
 from ddlsim.arguments.rules import PATH
 from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.printable import shown
+from ddlsim.readable import size
 
 if TYPE_CHECKING:
     import networkx as nx
 
     from ddlsim.cluster.calibration_table import CalibrationTable
-    from ddlsim.cluster.details import LinkDetails
-    from ddlsim.cluster.detours import Detours
-    from ddlsim.cluster.routing import GridRouter, TableRouter
+    from ddlsim.cluster.details import LinkDetail, LinkDetails
+    from ddlsim.cluster.routing import Detours, GridRouter, TableRouter
+
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -316,8 +319,8 @@ class Cluster:
     @checked
     def around(self, down: Iterable[Index]) -> Detours:
         """Return the routes of this cluster while the links `down` (their places) are, see
-        :mod:`ddlsim.cluster.detours`. Raises ConfigError for a link that is not there."""
-        from ddlsim.cluster.detours import Detours
+        :mod:`ddlsim.cluster.routing`. Raises ConfigError for a link that is not there."""
+        from ddlsim.cluster.routing import Detours
 
         links = sorted(down)
         if links and links[-1] >= self.n_links:
@@ -425,23 +428,23 @@ class Cluster:
         """Return a permutation of ``range(len(nodes))`` in which a ring keeps its hops local.
 
         Nodes of one machine stay together, machines of one rack too: on a tree of switches, such a ring
-        crosses each uplink once per direction. See :mod:`ddlsim.cluster.order`.
+        crosses each uplink once per direction. See :mod:`ddlsim.cluster.rings`.
         """
-        from ddlsim.cluster.order import locality_order
+        from ddlsim.cluster.rings import locality_order
 
         return locality_order(self, self._nodes(nodes))
 
     @cached_property
     def machine_tour(self) -> Ints:
         """The machines in the order of a depth-first tour of the fabric, shape (n_machines,)."""
-        from ddlsim.cluster.order import machine_tour
+        from ddlsim.cluster.rings import machine_tour
 
         return _frozen(machine_tour(self))
 
     @cached_property
     def direct_links(self) -> dict[tuple[int, int], float]:
         """The bandwidth (bytes/s) of the links that join two endpoints of one machine, by their nodes."""
-        from ddlsim.cluster.order import direct_links
+        from ddlsim.cluster.rings import direct_links
 
         return direct_links(self)
 
@@ -471,12 +474,9 @@ class Cluster:
 
     def summary(self) -> str:
         """Return a description of a few lines: machines, devices, links by kind, routing, sources."""
-        from ddlsim.cluster.summary import summary
-
         return summary(self)
 
     def _repr_html_(self) -> str:
-        from ddlsim.cluster.summary import summary_rows, title
         from ddlsim.notebook import labelled, page
 
         return page(title(self), labelled(summary_rows(self)))
@@ -502,3 +502,72 @@ def _reached(root: int, src: Ints, dst: Ints, n_nodes: int) -> Bools:
                 seen[other] = True
                 stack.append(other)
     return seen
+
+
+def summary(cluster: Cluster) -> str:
+    """Return machines, devices, links by kind, routing and sources of the cluster as text."""
+    texts = (": ".join(filter(None, row)) for row in summary_rows(cluster))
+    return shown("\n".join([title(cluster), *(f"  {text}" for text in texts)]))
+
+
+def title(cluster: Cluster) -> str:
+    """Return the cluster's name, with its title if it has one."""
+    return f"{cluster.name}: {cluster.title}" if cluster.title else cluster.name
+
+
+def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
+    """Return what :func:`summary` says below the title: labels ("" for the machines) and texts."""
+    kinds = Counter(cluster.node_kind)
+    inside = sum(k == "switch" and h >= 0 for k, h in zip(cluster.node_kind, cluster.host_of.tolist(), strict=True))
+    n = kinds["storage"]
+    storages = f"{n} storages, " if n > 1 else "1 storage, " * n
+    machines = (
+        f"{len(cluster.host_names) - kinds['storage']} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
+        f"{storages}{kinds['switch'] - inside} fabric switches; routing: {cluster.routing}"
+    )
+    devices = Counter(cluster.device_of[node] or "no device named" for node in cluster.workers.tolist())
+    rows = [("", machines), ("workers", ", ".join(f"{n} x {device}" for device, n in sorted(devices.items())))]
+    link_kind = np.array(cluster.link_kind)
+    for kind in dict.fromkeys(cluster.link_kind):
+        of_kind = link_kind == kind
+        rate = _range(cluster.link_bandwidth[of_kind] * 8e-9, "Gbit/s")
+        delay = _range(cluster.link_latency[of_kind] * 1e6, "us")
+        share = _range(cluster.link_efficiency[of_kind], "")
+        more = _details(cluster, of_kind)
+        rows.append((kind, f"{of_kind.sum()} links of {rate}, {delay}, efficiency {share}".rstrip() + more))
+    return [*rows, *(("note", note) for note in cluster.notes), *(("source", text) for text in cluster.sources)]
+
+
+def _details(cluster: Cluster, of_kind: Bools) -> str:
+    """Return what links of a kind do besides, or nothing."""
+    if cluster.details is None:
+        return ""
+    found = [cluster.details.of(link) for link in np.flatnonzero(of_kind).tolist()]
+    parts = []
+    if any(detail.frame_header for detail in found):
+        header = _range(np.array([detail.frame_header for detail in found]), "B")
+        payload = _range(np.array([detail.frame_payload for detail in found]), "B")
+        parts.append(f"headers of {header} per {payload}")
+    if any(detail.burst for detail in found):
+        parts.append(f"bursts of {_range(np.array([detail.burst for detail in found]), 'B')}")
+    if any(detail.reverse_load for detail in found):
+        parts.append(f"acknowledgements {_range(np.array([detail.reverse_load for detail in found]), '')}")
+    parts += sorted({_transport(detail) for detail in found if detail.transport})
+    return "".join(f", {part}" for part in parts)
+
+
+def _transport(detail: LinkDetail) -> str:
+    """Return a transport in words: its name, and what it has been told."""
+    words = [f"{detail.connections} connections"] if detail.connections > 1 else []
+    words += [f"{detail.flow_rate * 8e-9:.4g} Gbit/s each"] if detail.flow_rate else []
+    words += [f"window {size(detail.window)}"] if detail.window else []
+    words += [f"rendezvous above {size(detail.rendezvous)}"] if detail.rendezvous else []
+    words += [f"loss {detail.loss:.4g}"] if detail.loss else []
+    words += [f"buffers of {size(detail.buffer)}"] if detail.buffer else []
+    words += [key for key in ("unordered", "warm") if getattr(detail, key)]
+    return f"transport {detail.transport}" + (f" ({', '.join(words)})" if words else "")
+
+
+def _range(values: Floats, unit: str) -> str:
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.4g} {unit}".strip() if low == high else f"{low:.4g} to {high:.4g} {unit}".strip()

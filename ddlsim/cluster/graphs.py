@@ -117,21 +117,14 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
         )
     nodes = _node_columns(graph, where)
     links = _link_columns(graph, index, where)
-    n_machines = len({host for host, kind in zip(nodes["host_of"].tolist(), nodes["node_kind"], strict=True)
-                      if host >= 0 and kind != "storage"})
+    hosts = zip(nodes["host_of"].tolist(), nodes["node_kind"], strict=True)
+    n_machines = len({host for host, kind in hosts if host >= 0 and kind != "storage"})
     if grid and routing != "dimension-order" and math.prod(grid) != n_machines:
         raise ConfigError(f"{where}: grid = {list(grid)} does not number its {n_machines} machines; correct it")
-    cluster = Cluster(
-        name=name,
-        title=_text(graph.graph, "title", "", where) or "",
-        sources=_texts(graph.graph.get("sources", ()), f"{where}: sources"),
-        notes=_texts(graph.graph.get("notes", ()), f"{where}: notes"),
-        routing=routing,
-        grid=tuple(grid),
-        node_names=names,
-        **nodes,
-        **links,
-    )
+    title = _text(graph.graph, "title", "", where) or ""
+    texts = {key: _texts(graph.graph.get(key, ()), f"{where}: {key}") for key in ("sources", "notes")}
+    about: dict[str, Any] = {"name": name, "title": title, "routing": routing, "grid": tuple(grid), **texts}
+    cluster = Cluster(node_names=names, **about, **nodes, **links)
     if not cluster.is_endpoint.any():
         raise ConfigError(f"{where}: all {len(names)} nodes are switches; give some kind = 'host' or 'gpu'")
     return _with_fixed_routes(cluster, graph.graph.get("routes", ()), where)
@@ -178,10 +171,8 @@ def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
 
 def _cost_columns(graph: nx.Graph[Any], host_of: list[int], n_hosts: int, where: str) -> dict[str, Any]:
     """Return the prices and power draws that nodes state; a column that none states is left out."""
-    columns = {
-        "price": np.full(n_hosts, np.nan), "device_price": np.full(len(host_of), np.nan),
-        "power": np.full(len(host_of), np.nan),
-    }  # fmt: skip
+    n = len(host_of)
+    columns = {key: np.full(size, np.nan) for key, size in (("price", n_hosts), ("device_price", n), ("power", n))}
     for node, (name, data) in enumerate(graph.nodes(data=True)):
         for key in columns.keys() & data.keys():
             place = f"{where}: node {str(name)!r}"
@@ -279,10 +270,7 @@ def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Li
     first: dict[int, int] = {}
     for link, number in enumerate(channel.tolist()):
         other = first.setdefault(number, link)
-        if other != link and (tuple(columns[other, :2]), kinds[other]) != (
-            tuple(columns[link, :2]),
-            kinds[link],
-        ):
+        if other != link and (tuple(columns[other, :2]), kinds[other]) != (tuple(columns[link, :2]), kinds[link]):
             u, v, _, _ = listed[link]
             raise ConfigError(
                 f"{where}: shared edge {u!r} -> {v!r}: bandwidth, efficiency and kind must equal those of "
@@ -317,12 +305,13 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
 def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
     """Return the cluster as a MultiDiGraph with the attributes that :func:`from_graph` reads."""
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=cluster.name, routing=cluster.routing)
+    names, ends, fixed = cluster.node_names, cluster.link_dst, cluster.fixed_routes
     extras: Attributes = {
         "title": cluster.title,
         "sources": list(cluster.sources),
         "notes": list(cluster.notes),
         "grid": list(cluster.grid),
-        "routes": [_node_path(cluster, src, links) for (src, _), links in cluster.fixed_routes.items()],
+        "routes": [[names[src], *(names[ends[link]] for link in links)] for (src, _), links in fixed.items()],
     }
     graph.graph.update({key: value for key, value in extras.items() if value})
     for node, name in enumerate(cluster.node_names):
@@ -361,9 +350,7 @@ def _node_attributes(cluster: Cluster, node: int) -> Attributes:
         "recv_overhead": (cluster.recv_overhead, 0.0),
         "reduce_time": (cluster.reduce_time, 0.0),
     }
-    data.update(
-        {key: float(column[node]) for key, (column, usual) in columns.items() if column[node] != usual}
-    )
+    data.update({key: float(column[node]) for key, (column, usual) in columns.items() if column[node] != usual})
     return data | _costs(cluster, node)
 
 
@@ -382,7 +369,3 @@ def _costs(cluster: Cluster, node: int) -> Attributes:
         found["operations"] = 1.0 / float(cluster.operation_time[node])
     reduces = {"reduces": True} if cluster.switch_reduces is not None and cluster.switch_reduces[node] else {}
     return {key: value for key, value in found.items() if not np.isnan(value)} | reduces
-
-
-def _node_path(cluster: Cluster, src: int, links: tuple[int, ...]) -> list[str]:
-    return [cluster.node_names[src], *(cluster.node_names[cluster.link_dst[link]] for link in links)]

@@ -161,9 +161,8 @@ def size_of(interior: Interior) -> tuple[int, int]:
     _check(interior)
     n, n_switches = interior.n_gpus, interior.n_pcie_switches
     crossbar = interior.inside == "nvswitch"
-    nvlinks = {
-        "pcie_tree": 0, "nvswitch": n, "hybrid_cube_mesh": len(HYBRID_CUBE_MESH), "nvlink_mesh": n * (n - 1) // 2,
-    }[interior.inside]  # fmt: skip
+    cube, mesh = len(HYBRID_CUBE_MESH), n * (n - 1) // 2
+    nvlinks = {"pcie_tree": 0, "nvswitch": n, "hybrid_cube_mesh": cube, "nvlink_mesh": mesh}[interior.inside]
     return n + n_switches + 1 + crossbar, 2 * (n + n_switches + nvlinks)
 
 
@@ -189,13 +188,9 @@ def _check(host: MultiGpu) -> None:
     if host.inside not in INTERIORS:
         raise unknown_name("inside", host.inside, INTERIORS, "host")
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
-        raise ConfigError(
-            f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8"
-        )
+        raise ConfigError(f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8")
     if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
-        raise ConfigError(
-            f"host: nvlink_bandwidth is missing; inside = {host.inside!r} needs it, like '25 GB/s'"
-        )
+        raise ConfigError(f"host: nvlink_bandwidth is missing; inside = {host.inside!r} needs it, like '25 GB/s'")
     if host.inside == "pcie_tree" and host.nvlink_bandwidth is not None:
         raise ConfigError(
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "
@@ -222,11 +217,7 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
     latency = nonnegative(host.pcie_latency, "time", "host: pcie_latency")
     for i, gpu in enumerate(gpus):
         connect(graph, gpu, switches[i * len(switches) // len(gpus)], "pcie", pcie, latency)
-    uplink = (
-        pcie
-        if host.cpu_bandwidth is None
-        else positive(host.cpu_bandwidth, "bandwidth", "host: cpu_bandwidth")
-    )
+    uplink = pcie if host.cpu_bandwidth is None else positive(host.cpu_bandwidth, "bandwidth", "host: cpu_bandwidth")
     for switch in switches:
         connect(graph, switch, cpu, "pcie", uplink, latency)
     if host.n_nics == 1:

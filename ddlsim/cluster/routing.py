@@ -6,18 +6,15 @@ searched on its switches only; tori and hypercubes need no search at all (dimens
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from ddlsim.cluster.cluster import Cluster, Floats, Ints, Routes
+from ddlsim.cluster.details import DETAIL_KEYS, LinkDetails
 from ddlsim.errors import ConfigError, unknown_name
-
-if TYPE_CHECKING:
-    from ddlsim.cluster.cluster import Cluster
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 #: Among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination; on grids, one
 #: dimension after the other; "fixed": endpoints communicate along fixed routes only; "spray": all of them, each node
@@ -83,13 +80,10 @@ class TableRouter:
         ends = np.ascontiguousarray(ends) if ports else np.full((len(src), 2), -2)
         room = 6 * len(src) + len(self._ids) + 2
         offsets, links, shares = np.zeros(len(src) + 1, dtype=np.int64), np.empty(room, dtype=np.int64), np.empty(room)
-        n_done = 0
+        tables = (self._up, self._down, self._core, self._row_of, self._dags, self._out_start, self._dst, self._ids)
+        ways, n_done = (flows, n_flows, host, ends, self._room), 0
         while True:
-            n_done, lost = walk.walk(
-                src, dst, self._up, self._down, self._core, self._row_of, self._dags, self._out_start, self._dst,
-                self._ids, self._policy, self._port, flows, n_flows, host, ends, self._room, n_done, offsets, links,
-                shares,
-            )  # fmt: skip
+            n_done, lost = walk.walk(src, dst, *tables, self._policy, self._port, *ways, n_done, offsets, links, shares)
             if lost:
                 raise self._cluster.no_route(int(src[n_done]), int(dst[n_done]))
             if n_done == len(src):
@@ -108,10 +102,8 @@ class TableRouter:
         n = len(self._row_of)
         dags = np.zeros((len(targets), self._dags.shape[1]), dtype=np.uint64)
         hops, queue, shortest = (np.empty(size, dtype=np.int64) for size in (n, n, len(self._ids)))
-        walk.mark_shortest(
-            dags, hops, np.empty((n, 4)), queue, shortest, targets, self._src, self._dst, self._costs,
-            self._out_start, self._in_start, self._in_links,
-        )  # fmt: skip
+        links = (self._src, self._dst, self._costs, self._out_start, self._in_start, self._in_links)
+        walk.mark_shortest(dags, hops, np.empty((n, 4)), queue, shortest, targets, *links)
         n_rows = self._n_rows + len(targets)
         if n_rows > len(self._dags):  # grow by doubling: routes are often asked for one at a time
             grown = np.zeros((max(n_rows, 2 * len(self._dags)), self._dags.shape[1]), dtype=np.uint64)
@@ -162,8 +154,7 @@ def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:
 
 
 def port_numbers(cluster: Cluster) -> Ints:
-    """Return per node the number of the network port (NIC) through which its traffic arrives, shape
-    (n_nodes,).
+    """Return per node the number of the network port (NIC) through which its traffic arrives, shape (n_nodes,).
 
     Ports are counted switch by switch and on each switch machine by machine, so with one endpoint and one NIC
     per machine this is the rank. The endpoints of a machine are spread over its ports in order. D-mod-k takes
@@ -205,9 +196,7 @@ def _grid_links(cluster: Cluster) -> Ints:
     shape, n = cluster.grid, cluster.n_nodes
     where = f"cluster {cluster.name!r}"
     if int(np.prod(shape)) != n or not shape:
-        raise ConfigError(
-            f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it"
-        )
+        raise ConfigError(f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it")
     link_of = widest_links(cluster)
     table = np.zeros((n, len(shape), 2), dtype=np.int64)
     numbers = np.arange(n).reshape(shape)
@@ -225,3 +214,58 @@ def _grid_links(cluster: Cluster) -> Ints:
                     )
                 table[node, dim, way] = link_of[node, other]
     return table
+
+
+class Detours:
+    """The routes of a cluster while some of its links are down, as the fabric finds them once it knows.
+
+    A switch looks for another way, a machine does not: what has lost its own link waits for it, and nothing passes
+    through the machines of others, except where these are all that the network consists of (tori). Other ways are
+    chosen by the cluster's routing policy among the shortest that are left; where that is dimension order, or a route
+    that somebody has fixed, among the first of these.
+    """
+
+    def __init__(self, cluster: Cluster, down: Sequence[int]) -> None:
+        self._cluster = cluster
+        self._switched = bool(cluster.is_fabric_switch.any())
+        links = np.array(down, dtype=np.int64)
+        if self._switched:
+            ends = cluster.host_of[cluster.link_src[links]], cluster.host_of[cluster.link_dst[links]]
+            links = links[(ends[0] < 0) & (ends[1] < 0)]
+        self._down = np.zeros(cluster.n_links, dtype=bool)
+        self._down[links] = True
+
+    @cached_property
+    def _left(self) -> tuple[Cluster, Ints]:
+        """The cluster with the links that are left, and the numbers of these."""
+        cluster, left = self._cluster, np.flatnonzero(~self._down)
+        kinds = tuple(cluster.link_kind[link] for link in left.tolist())
+        changed = {
+            name: getattr(cluster, name)[left]
+            for name in ("link_src", "link_dst", "link_channel", "link_bandwidth", "link_efficiency", "link_latency")
+        }
+        policy = "shortest" if cluster.routing in ("dimension-order", "fixed") else cluster.routing
+        details = cluster.details and LinkDetails(*(getattr(cluster.details, key)[left] for key in DETAIL_KEYS))
+        changed |= {"link_kind": kinds, "routing": policy, "grid": (), "fixed_routes": {}, "calibration": None}
+        rest = dataclasses.replace(cluster, **changed, details=details)
+        return rest, left
+
+    def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes:
+        """Return the routes src[i] -> dst[i]: the `usual` ones but for those over links that are down."""
+        blocked = np.unique(usual.of[self._down[usual.links]]).tolist()
+        flows = np.zeros(len(src), dtype=np.int64) if usual.flows is None else usual.flows
+        around = {i: self._around(src[i : i + 1], dst[i : i + 1], flows[i : i + 1]) for i in blocked}
+        return usual.replaced({i: path for i, path in around.items() if path is not None})
+
+    def _around(self, src: Ints, dst: Ints, flows: Ints) -> tuple[Ints, Floats] | None:
+        """Return another path between two nodes, arrays of one: links and shares; None if there is none."""
+        rest, left = self._left
+        try:
+            found = rest.split_routes(src, dst, flows)
+        except ConfigError:
+            return None
+        links = left[found.links]
+        hosts = self._cluster.host_of
+        between = hosts[self._cluster.link_dst[links]]
+        own = (between < 0) | (between == hosts[src]) | (between == hosts[dst])
+        return (links, found.share) if own.all() or not self._switched else None

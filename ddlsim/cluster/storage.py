@@ -61,12 +61,9 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     read = si(storage.read, "bandwidth")
     write = read if storage.write is None else si(storage.write, "bandwidth")
     connect(graph, storage.name, port, "disk", read, 0.0, reverse_bandwidth=write)
-    connect(
-        graph, port, at, "nic",
-        usual["bandwidth"] if bandwidth is None else si(bandwidth, "bandwidth"),
-        usual.get("latency", 0.0) if latency is None else si(latency, "time"),
-        efficiency=usual.get("efficiency", 1.0), detail=detail,
-    )  # fmt: skip
+    rate = usual["bandwidth"] if bandwidth is None else si(bandwidth, "bandwidth")
+    delay = usual.get("latency", 0.0) if latency is None else si(latency, "time")
+    connect(graph, port, at, "nic", rate, delay, efficiency=usual.get("efficiency", 1.0), detail=detail)
 
 
 def _place(graph: Graph, at: str | None, where: str) -> str:
@@ -78,8 +75,8 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
     switches = [name for name, data in graph.nodes(data=True) if data.get("kind") == "switch" and "host" not in data]
     if len(switches) != 1:
         some = ", ".join(switches[:4]) or "none"
-        raise ConfigError(f"{where}: at is missing, and there is not one switch between machines but {len(switches)} "
-                          f"({some}); name the node to which the storage is joined")  # fmt: skip
+        found = f"there is not one switch between machines but {len(switches)} ({some})"
+        raise ConfigError(f"{where}: at is missing, and {found}; name the node to which the storage is joined")
     return switches[0]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlsim.arguments import checked
+from ddlsim.cluster.levels import Levels
 from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
 from ddlsim.collectives.gloo import gloo_all_gather
@@ -14,7 +15,7 @@ from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 
-__all__ = ["bruck", "direct", "gloo_all_gather", "nccl", "nccl_ring", "recursive_doubling", "ring"]
+__all__ = ["bruck", "direct", "gloo_all_gather", "hierarchical", "nccl", "nccl_ring", "recursive_doubling", "ring"]
 
 
 @checked
@@ -54,10 +55,14 @@ def bruck(n_ranks: Ranks) -> Schedule:
     """
     rank = np.arange(n_ranks)
     steps = [1 << k for k in range((n_ranks - 1).bit_length())]
-    rounds = tuple(
-        messages(rank, (rank - d) % n_ranks, rank, min(d, n_ranks - d), reduce=False) for d in steps
-    )
+    rounds = tuple(messages(rank, (rank - d) % n_ranks, rank, min(d, n_ranks - d), reduce=False) for d in steps)
     return Schedule(n_ranks, n_ranks, (rounds,) if rounds else (), kind="all_gather")
+
+
+@checked
+def hierarchical(n_ranks: Ranks, *, groups: Sequence[Ints], levels: Levels | None = None) -> Schedule:
+    """The hierarchical reduce-scatter in reverse: between groups first, then inside them."""
+    return reverse(reduce_scatter.hierarchical(n_ranks, groups=groups, levels=levels), "all_gather")
 
 
 @checked

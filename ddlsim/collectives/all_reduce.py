@@ -122,9 +122,7 @@ def recursive_doubling(n_ranks: Ranks) -> Schedule:
     """
     _, active = fold_pairs(n_ranks)
     place = np.arange(len(active))
-    exchange = [
-        messages(active, active[place ^ (1 << k)], reduce=True) for k in range(len(active).bit_length() - 1)
-    ]
+    exchange = [messages(active, active[place ^ (1 << k)], reduce=True) for k in range(len(active).bit_length() - 1)]
     return _folded(n_ranks, 1, exchange)
 
 

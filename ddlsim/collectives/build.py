@@ -152,22 +152,17 @@ def _is_own(function: Collective) -> bool:
     return (getattr(function, "__module__", None) or "").startswith("ddlsim.")
 
 
-def _n_moves(schedule: Schedule) -> int:
-    return sum(r.repeat * int(r.count.sum()) for lane in schedule.lanes for r in lane)
-
-
 def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str) -> bool:
     """Check what a user's function returned; return False if it was too large to be replayed."""
     where = f"collective {name!r} for {n_ranks} ranks"
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"{where} returned a {type(schedule).__name__}; return a Schedule")
     if (schedule.n_ranks, schedule.kind) != (n_ranks, kind):
-        raise ConfigError(
-            f"{where} returned one for {schedule.n_ranks} ranks of kind {schedule.kind!r}, not {kind!r}"
-        )
+        raise ConfigError(f"{where} returned one for {schedule.n_ranks} ranks of kind {schedule.kind!r}, not {kind!r}")
     try:
         validate(schedule)
-        replayable = _n_moves(schedule) <= CHECK_LIMIT
+        moves = sum(r.repeat * int(r.count.sum()) for lane in schedule.lanes for r in lane)
+        replayable = moves <= CHECK_LIMIT
         if replayable:
             check(schedule)
     except ConfigError as error:

@@ -98,9 +98,7 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
     for name in ("src", "dst", "start", "count"):
         array = getattr(round, name)
         if not isinstance(array, np.ndarray) or array.dtype != np.int64 or array.shape != round.src.shape:
-            raise ConfigError(
-                f"{where}: {name} must be int64 and as long as src; make rounds with messages()"
-            )
+            raise ConfigError(f"{where}: {name} must be int64 and as long as src; make rounds with messages()")
     if len(round.src) == 0 or round.repeat < 1:
         raise ConfigError(f"{where}: no messages (or repeat < 1); leave the round out")
     least = 0 if round.header > 0 and not round.count.any() else 1

@@ -27,9 +27,7 @@ def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
     if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= n_ranks:
         raise ConfigError(f"on_ranks: {members.tolist()} are not distinct ranks of 0..{n_ranks - 1}")
     groups = (members,) if schedule.groups is None else tuple(members[g] for g in schedule.groups)
-    relabelled = _each_round(
-        schedule, lambda r: dataclasses.replace(r, src=members[r.src], dst=members[r.dst])
-    )
+    relabelled = _each_round(schedule, lambda r: dataclasses.replace(r, src=members[r.src], dst=members[r.dst]))
     return dataclasses.replace(relabelled, n_ranks=n_ranks, groups=groups)
 
 
@@ -142,9 +140,7 @@ def refine(schedule: Schedule, factor: int) -> Schedule:
 
     weight = None if schedule.chunk_weight is None else np.repeat(schedule.chunk_weight / factor, factor)
     blocks = None if schedule.block_of is None else np.repeat(schedule.block_of, factor)
-    finest = dataclasses.replace(
-        schedule, n_chunks=schedule.n_chunks * factor, chunk_weight=weight, block_of=blocks
-    )
+    finest = dataclasses.replace(schedule, n_chunks=schedule.n_chunks * factor, chunk_weight=weight, block_of=blocks)
     return _each_round(finest, finer)
 
 
@@ -157,13 +153,9 @@ def strided(round: Round, n_chunks: int, stride: int, offset: Ints, width: int =
     even, which = uniform(round, n_chunks)
     carried = np.arange(even.count[0]) if even.slots is None else even.slots
     slots = (carried[:, None] * stride + np.arange(width)).ravel()
-    return dataclasses.replace(
-        even,
-        start=even.start * stride + offset[which],
-        count=even.count * width,
-        shift=even.shift * stride,
-        slots=None if len(carried) == 1 and even.slots is None else slots,
-    )
+    kept = None if len(carried) == 1 and even.slots is None else slots
+    start, count = even.start * stride + offset[which], even.count * width
+    return dataclasses.replace(even, start=start, count=count, shift=even.shift * stride, slots=kept)
 
 
 def uniform(round: Round, n_chunks: int) -> tuple[Round, Ints]:

@@ -1,12 +1,11 @@
 """Closed forms: the exact time of each algorithm on an idle, uniform network.
 
-Hockney's model: a message of n bytes takes ``alpha + n * beta`` (seconds, seconds per byte), then
-``n * gamma`` at the receiver if it is reduced; one full-duplex port per rank, no other contention; all ranks
-start together. All-reduce algorithms keep their names (`ring`), others carry their kind in front
-(`all_to_all_bruck`). Sources stand with the algorithms. A function is here only if it is exact for what it
-accepts: where an algorithm folds ranks or prunes a tree to fit a number of ranks, messages meet at the ports
-and the time is not the textbook's sum of steps, so these ask for a power of two. (For `double_binary_tree`
-only bounds are known.)
+Hockney's model: a message of n bytes takes ``alpha + n * beta`` (seconds, seconds per byte), then ``n * gamma`` at the
+receiver if it is reduced; one full-duplex port per rank, no other contention; all ranks start together. All-reduce
+algorithms keep their names (`ring`), others carry their kind in front (`all_to_all_bruck`). Sources stand with the
+algorithms. A function is here only if it is exact for what it accepts: where an algorithm folds ranks or prunes a tree
+to fit a number of ranks, messages meet at the ports and the time is not the textbook's sum of steps, so these ask for a
+power of two. (For `double_binary_tree` only bounds are known.)
 
 n_ranks  p                                    alpha  latency of a message, s
 nbytes   S, the buffer of one rank in bytes   beta   s per byte;  gamma  s per byte reduced
@@ -98,13 +97,7 @@ def torus_2d(
 
 
 @checked
-def hierarchical(
-    n_inside: Count,
-    n_groups: Count,
-    nbytes: Real,
-    inside: Link,
-    between: Link,
-) -> float:
+def hierarchical(n_inside: Count, n_groups: Count, nbytes: Real, inside: Link, between: Link) -> float:
     """Rings inside and between: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2 (+ gamma terms).
 
     inside, between  (alpha, beta, gamma) of each level. If the n rings between groups share one network
@@ -155,18 +148,14 @@ def reduce_scatter_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, g
 
 
 @checked
-def reduce_scatter_recursive_halving(
-    n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0
-) -> float:
+def reduce_scatter_recursive_halving(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """log2 p alpha + (p-1)/p S (beta + gamma), p = 2^q."""
     n_steps = _log2("reduce_scatter_recursive_halving", n_ranks)
     return n_steps * alpha + _others(n_ranks, nbytes) * (beta + gamma)
 
 
 @checked
-def reduce_scatter_direct(
-    n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0
-) -> float:
+def reduce_scatter_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """alpha + (p-1)/p S beta + S/p gamma (all messages arrive together, see :func:`parameter_server`)."""
     return all_to_all_direct(n_ranks, nbytes, alpha, beta) + (n_ranks > 1) * nbytes / n_ranks * gamma
 

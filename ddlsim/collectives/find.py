@@ -40,9 +40,7 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     if re.fullmatch(r"\s*[\w-]+\s*", algorithm) and "-" in algorithm:
         raise unknown_name(f"{kind} algorithm", algorithm, known)
     if match is None:
-        raise ConfigError(
-            f"collective {shown(algorithm)} is not a name; write 'ring' or 'hierarchical(ring, ring)'"
-        )
+        raise ConfigError(f"collective {shown(algorithm)} is not a name; write 'ring' or 'hierarchical(ring, ring)'")
     name = match["name"]
     if names_code(name):
         function = _imported(name)

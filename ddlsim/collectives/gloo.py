@@ -113,9 +113,7 @@ def gloo_reduce_scatter(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
 @checked
 def gloo_all_gather(n_ranks: Ranks) -> Schedule:
     """One lap of a ring, blocks in two halves (``gloo/allgather.cc``): 2 alpha + (p-1)/p S beta."""
-    lanes = (
-        (*_late(n_ranks, lane), *_lap(n_ranks, IN_FLIGHT, lane, 0, reduce=False)) for lane in range(IN_FLIGHT)
-    )
+    lanes = ((*_late(n_ranks, lane), *_lap(n_ranks, IN_FLIGHT, lane, 0, reduce=False)) for lane in range(IN_FLIGHT))
     return _lanes(n_ranks, IN_FLIGHT, lanes, "all_gather")
 
 

@@ -50,7 +50,7 @@ def hierarchical(
     With rings, groups of n, m groups: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2. Raises
     ConfigError for groups that do not fit, unknown names, and more names than levels.
     """
-    levels = levels or Levels((_checked_groups(groups, n_ranks),), ("ring", "ring"))
+    levels = levels or grouped(groups, n_ranks)
     n_levels = len(levels.groups) + 1
     names = [inside, *[None] * (n_levels - 1)] if between is None else [inside, between, *further]
     if len(names) > n_levels:
@@ -92,6 +92,25 @@ def _level_by_level(
     return _shared_work(np.stack(groups), down, exchange, up)
 
 
+def scattered_by_level(n_ranks: int, levels: Levels) -> Schedule:
+    """Return the reduce-scatter inside groups, then of what a member has between the groups, level by level."""
+    return _scattered(levels.groups, n_ranks, levels.algorithms)
+
+
+def _scattered(levels: Sequence[Sequence[Ints]], n_ranks: int, usual: Sequence[str]) -> Schedule:
+    down = find(_SHARED.get(usual[0], _SHARED["ring"])[0], "reduce_scatter")
+    if not levels:
+        return down(n_ranks)
+    if len({len(group) for group in levels[0]}) > 1:
+        sizes = sorted({len(group) for group in levels[0]})
+        raise ConfigError(f"hierarchical: needs groups of equal size, not of {sizes}; use 'ring'")
+    members, between = np.stack(levels[0]), _scattered(levels[1:], len(levels[0]), usual[1:])
+    inside = down(members.shape[1])
+    schedule = _shared_work(members, inside, between, dataclasses.replace(inside, lanes=()))
+    owner = members[between.blocks(len(members))[:, None], inside.blocks(members.shape[1])]
+    return dataclasses.replace(schedule, kind="reduce_scatter", block_of=owner.ravel())
+
+
 @checked
 def torus_2d(
     n_ranks: Ranks, rows: Count | None = None, columns: Count | None = None, *,
@@ -119,6 +138,11 @@ def torus_2d(
             levels = Levels((tuple(singles.reshape(rows, columns)),))
     inner = levels.groups[: 1 if levels.places is None else levels.places.ndim - 1]
     return _level_by_level(inner, n_ranks, ["ring"] * (len(inner) + 1), (), 1)
+
+
+def grouped(groups: Sequence[Ints], n_ranks: int) -> Levels:
+    """Return the two levels of ranks in groups, in rings."""
+    return Levels((_checked_groups(groups, n_ranks),), ("ring", "ring"))
 
 
 def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:

@@ -287,9 +287,7 @@ def nccl_time(
     return least(place, kind, size, algorithm, protocol, loaded.name)
 
 
-def least(
-    place: Site, kind: str, size: float, algorithm: str | None, protocol: str | None, name: str
-) -> NcclTime:
+def least(place: Site, kind: str, size: float, algorithm: str | None, protocol: str | None, name: str) -> NcclTime:
     """Return the fastest at a place of the cluster called `name`, or what its network's plugin chooses, of what is not
     ruled out."""
     if algorithm is protocol is None:

@@ -93,11 +93,10 @@ def _straight(way: Way, width: int) -> tuple[_Edges, Ints]:
     dst = (src + 1 + step) % n
     late = np.full(len(src), way.first_inside)
     one_way = way.choice.algorithm.startswith("nvls")  # whose latency is that of both ways
-    return _Edges(
-        machines[machine, src], machines[machine, dst], np.zeros_like(src), dst * width, np.full(len(src), width),
-        np.full(len(src), way.inside[0]), np.full(len(src), way.inside[1]), late,
-        np.zeros_like(late) if one_way else late,
-    ), machines.T  # fmt: skip
+    ends = machines[machine, src], machines[machine, dst]
+    shares = np.full(len(src), way.inside[0]), np.full(len(src), way.inside[1])
+    down = np.zeros_like(late) if one_way else late
+    return _Edges(*ends, np.zeros_like(src), dst * width, np.full(len(src), width), *shares, late, down), machines.T
 
 
 def _chains(way: Way, width: int) -> tuple[_Edges, Ints]:
@@ -106,10 +105,9 @@ def _chains(way: Way, width: int) -> tuple[_Edges, Ints]:
     n = chains.shape[2]
     part, machine, place = (a.ravel() for a in np.indices((*chains.shape[:2], n - 1)))
     late = np.full(len(part), way.first_inside)
-    return _Edges(
-        chains[part, machine, place + 1], chains[part, machine, place], n - 2 - place, part * width,
-        np.full(len(part), width), np.full(len(part), way.inside[0]), np.full(len(part), way.inside[1]), late, late,
-    ), chains[:, :, 0]  # fmt: skip
+    ends, full = (chains[part, machine, place + 1], chains[part, machine, place]), np.full(len(part), width)
+    shares = np.full(len(part), way.inside[0]), np.full(len(part), way.inside[1])
+    return _Edges(*ends, n - 2 - place, part * width, full, *shares, late, late), chains[:, :, 0]
 
 
 def _trees_between(way: Way, heads: Ints, stage: int) -> _Edges:
@@ -132,10 +130,9 @@ def _switches(way: Way, heads: Ints, stage: int) -> _Edges:
     other = (machine + 1 + step) % n_machines
     src, dst = heads[part, machine], heads[part, other]
     wire = n_machines / (2.0 * (n_machines - 1))
-    return _Edges(
-        src, dst, np.full(len(src), stage), part * n_machines + other, np.ones_like(src), np.full(len(src), wire),
-        np.ones(len(src)), way.latency(src, dst), np.zeros(len(src)),
-    )  # fmt: skip
+    ones, shares = np.ones(len(src)), np.full(len(src), wire)
+    start, late, none = part * n_machines + other, way.latency(src, dst), np.zeros(len(src))
+    return _Edges(src, dst, np.full(len(src), stage), start, np.ones_like(src), shares, ones, late, none)
 
 
 def by_nccl(ring: Callable[[int], Schedule], n_ranks: int, way: Way | None) -> Schedule:

@@ -56,15 +56,9 @@ LL_BANDWIDTH = {"volta": 39.0e9, "ampere": 87.7e9, "hopper": 141.0e9, "blackwell
 #: bytes/s of LL over 2 and more nodes, by who made the CPU
 LL_BETWEEN = {"intel": (39.0e9, 20.4e9), "amd": (22.5e9, 19.0e9)}
 #: bytes/s of a channel over 2 and more nodes: of rings and trees by LL128, of trees, and of trees between NVSwitches
-RING_LL128_CHANNEL = {
-    "volta": (20e9, 20e9), "ampere": (20e9, 20e9), "hopper": (36.7e9, 36.7e9), "blackwell": (40e9, 40e9),
-}  # fmt: skip
-TREE_LL128_CHANNEL = {
-    "volta": (20e9, 20e9), "ampere": (20e9, 20e9), "hopper": (36.7e9, 29e9), "blackwell": (31.67e9, 20e9),
-}  # fmt: skip
-TREE_CHANNEL = {
-    "volta": (18.5e9, 10e9), "ampere": (23.6e9, 17.8e9), "hopper": (41.4e9, 36e9), "blackwell": (42.8e9, 24e9),
-}  # fmt: skip
+RING_LL128_CHANNEL = dict(zip(LL_BANDWIDTH, ((20e9, 20e9), (20e9, 20e9), (36.7e9, 36.7e9), (40e9, 40e9)), strict=True))
+TREE_LL128_CHANNEL = dict(zip(LL_BANDWIDTH, ((20e9, 20e9), (20e9, 20e9), (36.7e9, 29e9), (31.67e9, 20e9)), strict=True))
+TREE_CHANNEL = dict(zip(LL_BANDWIDTH, ((18.5e9, 10e9), (23.6e9, 17.8e9), (41.4e9, 36e9), (42.8e9, 24e9)), strict=True))
 NVLS_TREE_CHANNEL = {"hopper": (57.7e9, 45.5e9), "blackwell": (96e9, 80e9)}
 #: of a tree's bandwidth by Simple, what is left of it by LL128, and how many times less it is by LL
 LL128_SHARE, LL_TREE = 120.0 / 128.0, 3.8

@@ -39,6 +39,8 @@ from ddlsim.collectives.nccl import bus_bandwidth, least, nvlink_excess, site
 from ddlsim.collectives.nccl_tuner import ARITY_HOP, BASE, HOP, NVLS_SHARE, PROTOCOLS, SIMPLE_ONLY, Site
 from ddlsim.collectives.schedule import Floats, Ints
 
+Nodes = tuple[int, ...]
+
 #: bytes on the wire per byte of data
 WIRE = {"LL": 16 / 8, "LL128": 128 / 120, "Simple": 1.0}
 SLICES = 2
@@ -142,8 +144,7 @@ class Way:
         return hop + (self.site.n_local - 1.0) * ARITY_HOP * (self.choice.algorithm == "collnet_direct")
 
     def latency(self, src: Ints, dst: Ints, first: bool = False) -> Floats:
-        """Return the seconds until a message between ranks flows, (m,), behind which nothing hides if it is the first.
-        """
+        """Return the seconds until messages between ranks flow, (m,); nothing hides those of the first."""
         choice = self.choice
         route = routes_latency(self.cluster, self.nodes[src], self.nodes[dst])
         host = self.cluster.host_of[self.nodes]
@@ -155,9 +156,8 @@ class Way:
 
 @functools.lru_cache(maxsize=4096)
 def choose(
-    cluster: Cluster, nodes: tuple[int, ...], nbytes: float, kind: str, algorithm: str | None = None,
-    protocol: str | None = None,
-) -> Choice:  # fmt: skip
+    cluster: Cluster, nodes: Nodes, nbytes: float, kind: str, algorithm: str | None = None, protocol: str | None = None
+) -> Choice:
     """Return what NCCL's tuner chooses for `nbytes` per rank among the workers at ``nodes``, if it is free to."""
     place = site(cluster, nodes)
     time = least(place, kind, nbytes, algorithm, protocol, cluster.name)
@@ -218,15 +218,14 @@ def _tree_chunk(protocol: str, part: float, n_machines: int, n_local: float) -> 
 
 
 def way(
-    cluster: Cluster, nodes: tuple[int, ...], nbytes: float, kind: str, algorithm: str | None = None,
-    protocol: str | None = None,
-) -> Way:  # fmt: skip
+    cluster: Cluster, nodes: Nodes, nbytes: float, kind: str, algorithm: str | None = None, protocol: str | None = None
+) -> Way:
     """Return how NCCL runs a collective over `nbytes` per rank among the workers at ``nodes``."""
     ways, choice = channels(cluster, nodes), choose(cluster, nodes, nbytes, kind, algorithm, protocol)
     return Way(choice, ways.rings, ways.chains, cluster, np.array(nodes), site(cluster, nodes))
 
 
-def several_ways(cluster: Cluster, nodes: tuple[int, ...]) -> bool:
+def several_ways(cluster: Cluster, nodes: Nodes) -> bool:
     """Return whether machines have several devices and several ways between them: NVLinks, interfaces, or switches that
     add up."""
     if len(set(cluster.host_of[list(nodes)].tolist())) == len(nodes):

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ddlsim.arguments import checked
+from ddlsim.cluster.levels import Levels
 from ddlsim.collectives.gloo import gloo_reduce_scatter
+from ddlsim.collectives.hierarchy import grouped, scattered_by_level
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
@@ -47,7 +49,7 @@ def halving(ranks: Ints, boundary: Ints, distances: Iterable[int]) -> list[Round
     return rounds
 
 
-__all__ = ["direct", "gloo_reduce_scatter", "nccl", "nccl_ring", "recursive_halving", "ring"]
+__all__ = ["direct", "gloo_reduce_scatter", "hierarchical", "nccl", "nccl_ring", "recursive_halving", "ring"]
 
 
 @checked
@@ -57,9 +59,7 @@ def ring(n_ranks: Ranks) -> Schedule:
     In step t rank r sends block r-1-t to the right, so the last block it receives is its own.
     """
     rank = np.arange(n_ranks)
-    step = messages(
-        rank, (rank + 1) % n_ranks, (rank - 1) % n_ranks, reduce=True, repeat=n_ranks - 1, shift=-1
-    )
+    step = messages(rank, (rank + 1) % n_ranks, (rank - 1) % n_ranks, reduce=True, repeat=n_ranks - 1, shift=-1)
     return Schedule(n_ranks, n_ranks, ((step,),) if n_ranks > 1 else (), kind="reduce_scatter")
 
 
@@ -93,6 +93,16 @@ def recursive_halving(n_ranks: Ranks) -> Schedule:
     if len(pairs):
         rounds.append(messages(pairs + 1, pairs, pairs, reduce=False))
     return Schedule(n_ranks, n_ranks, (tuple(rounds),) if rounds else (), kind="reduce_scatter")
+
+
+@checked
+def hierarchical(n_ranks: Ranks, *, groups: Sequence[Ints], levels: Levels | None = None) -> Schedule:
+    """Reduce-scatter inside groups, then of what a member has between the groups, level by level (MiCS: Zhang et al.
+    2022, arXiv:2205.00119, section 3.3). Groups are of equal size.
+
+    With rings, groups of n, m groups: (n-1) a1 + (n-1)/n S b1 + (m-1) a2 + (m-1)/m S/n b2.
+    """
+    return scattered_by_level(n_ranks, levels or grouped(groups, n_ranks))
 
 
 @checked

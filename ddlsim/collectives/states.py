@@ -101,7 +101,7 @@ def _played(schedule: Schedule) -> Iterator[State]:
             whole[group] = must & (counts[group] == expected).all(axis=2)
         return State(
             round, counts, promised, whole, src, dst, chunk % counts.shape[1], reduced, lane, schedule.kind in REDUCING
-        )  # fmt: skip
+        )
 
     nothing, no_flags = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
     yield state(0, nothing, nothing, nothing, no_flags, nothing)
@@ -116,10 +116,9 @@ def _played(schedule: Schedule) -> Iterator[State]:
         sizes = [len(source) for source, _ in moves]
         source, target = (np.concatenate(each) for each in zip(*moves, strict=True))
         lanes, reduced = [lane for lane, _, _ in rounds], [round.reduce for _, round, _ in rounds]
-        yield state(
-            number, source // n_chunks, target // n_chunks, source % n_chunks,
-            np.repeat(np.array(reduced, dtype=np.bool_), sizes), np.repeat(np.array(lanes, dtype=np.int64), sizes),
-        )  # fmt: skip
+        reduces = np.repeat(np.array(reduced, dtype=np.bool_), sizes)
+        lane = np.repeat(np.array(lanes, dtype=np.int64), sizes)
+        yield state(number, source // n_chunks, target // n_chunks, source % n_chunks, reduces, lane)
 
 
 def beginning(schedule: Schedule, n_rounds: int) -> Schedule:

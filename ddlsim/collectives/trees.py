@@ -13,8 +13,17 @@ from ddlsim.errors import ConfigError
 
 
 def pipeline(
-    src: Ints, dst: Ints, stage: Ints, n_segments: int, *, reduce: bool, first: Ints | int = 0,
-    latency: Floats | None = None, count: Ints | int = 1, width: int = 1, wire: Floats | None = None,
+    src: Ints,
+    dst: Ints,
+    stage: Ints,
+    n_segments: int,
+    *,
+    reduce: bool,
+    first: Ints | int = 0,
+    latency: Floats | None = None,
+    count: Ints | int = 1,
+    width: int = 1,
+    wire: Floats | None = None,
     handled: Floats | None = None,
 ) -> tuple[Round, ...]:
     """Send `n_segments` segments along edges; edge i sends its j-th segment in round `stage[i] + j`.

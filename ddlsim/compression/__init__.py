@@ -16,17 +16,15 @@ from ddlsim.compression.dense import BF16 as BF16, FP16 as FP16, NoCompression a
 from ddlsim.compression.dgc import DGC as DGC
 from ddlsim.compression.exchange import (
     Exchanged as Exchanged,
+    HierarchicallyExchanged as HierarchicallyExchanged,
     aggregate as aggregate,
     average as average,
     exchange as exchange,
+    hierarchical_exchange as hierarchical_exchange,
     sent_nbytes as sent_nbytes,
     settle as settle,
 )
 from ddlsim.compression.feedback import ErrorFeedback as ErrorFeedback
-from ddlsim.compression.hierarchy import (
-    HierarchicallyExchanged as HierarchicallyExchanged,
-    hierarchical_exchange as hierarchical_exchange,
-)
 from ddlsim.compression.low_rank import PowerSGD as PowerSGD
 from ddlsim.compression.quantised import QSGD as QSGD, Natural as Natural, TernGrad as TernGrad
 from ddlsim.compression.signs import OneBit as OneBit, SignSGD as SignSGD

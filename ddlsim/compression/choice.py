@@ -90,6 +90,6 @@ def _within(compressor: AnyCompressor, tensors: Tensors, part: slice) -> dict[st
         elif start < part.stop and end > part.start:
             raise ConfigError(
                 f"compression: {title(compressor)} needs whole tensors, but {name!r} is shared out over several "
-                "servers; use one server"
+                "servers, or partitions; use one server, or overlap = 'layer'"
             )
     return found

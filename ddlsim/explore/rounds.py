@@ -15,7 +15,7 @@ from ddlsim.collectives.find import find, given, parameters_of
 from ddlsim.collectives.states import beginning
 from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import Progress
-from ddlsim.imports.nccl_operations import bus_factor
+from ddlsim.imports.nccl_tests import bus_factor
 from ddlsim.network import schedule_time
 from ddlsim.schema import refuse_code
 from ddlsim.units import si

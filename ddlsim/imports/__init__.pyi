@@ -1,7 +1,7 @@
 """The public names, and where they live: read by type checkers, and by the package when it is imported."""
 
 from .astra import read_astra as read_astra
-from .convert import to_measurements as to_measurements
+from .timing import to_measurements as to_measurements
 from .graphml import read_graphml as read_graphml
 from .horovod import HorovodTimeline as HorovodTimeline, read_horovod as read_horovod
 from .kineto import (

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from ddlsim.arguments import checked
@@ -59,16 +58,11 @@ def read_astra(path: str | Path) -> Cluster:
     stride = 1
     for dim, (block, count) in enumerate(zip(blocks, counts, strict=True)):
         bandwidth, latency = bandwidths[dim] * _GB, latencies[dim] * 1e-9
-        for first in _firsts(n_npus, stride, count):
+        for first in (i for i in range(n_npus) if i // stride % count == 0):
             group = [npus[first + i * stride] for i in range(count)]
             _join(graph, block, group, f"switch{dim}.{first}", bandwidth, latency)
         stride *= count
     return named_cluster(graph, source.path)
-
-
-def _firsts(n_npus: int, stride: int, count: int) -> Iterator[int]:
-    """Yield the first NPU of each group that differs only in the dimension with this stride."""
-    return (i for i in range(n_npus) if i // stride % count == 0)
 
 
 def _n_cables(block: str, n: int) -> int:

@@ -90,8 +90,7 @@ def _event(place: str, index: int, item: object) -> Event:
         key = "ts" if ts is None else "dur"
         rule = "a number of microseconds" + (", not negative" if key == "dur" else "")
         raise EntryError(f"{place}.{key} = {shown(item.get(key))} must be {rule}")
-    return Event(
-        index=index, phase=phase, name=str(item.get("name", "")), category=str(item.get("cat", "")).lower(),
-        pid=str(item.get("pid", "")), tid=str(item.get("tid", "")), ts=math.nan if ts is None else ts * 1e-6,
-        dur=math.nan if dur is None else dur * 1e-6, args=args if isinstance(args, dict) else {},
-    )  # fmt: skip
+    texts = {key: str(item.get(key, "")) for key in ("name", "pid", "tid")}
+    begin, lasts = (math.nan if time is None else time * 1e-6 for time in (ts, dur))
+    known, category = args if isinstance(args, dict) else {}, str(item.get("cat", "")).lower()
+    return Event(index=index, phase=phase, category=category, ts=begin, dur=lasts, args=known, **texts)

@@ -29,8 +29,8 @@ _OPERATIONS = {
     "REDUCESCATTER": "reduce_scatter",
 }
 _TRANSFER = re.compile(r"(?:NCCL|MPI|GLOO|CCL|DDL|MLSL)_(\w+)")
-_WIDTHS = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "uint16": 2,
-           "int8": 1, "uint8": 1, "bool": 1}  # fmt: skip
+_WIDTHS = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "uint16": 2}
+_WIDTHS |= {"int8": 1, "uint8": 1, "bool": 1}
 
 
 @dataclass(frozen=True)

@@ -408,10 +408,10 @@ def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None
     place = f"{source.path}: traceEvents[{event.index}]"
     if event.dur <= 0:
         raise EntryError(f"{place}: {event.name} takes no time; is the trace complete?")
+    n = float((batch_size or 0) * n_ranks)
     return Timing(
-        tool="kineto", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=event.dur, statistic="single", n_reps=1,
-        n_samples=float((batch_size or 0) * n_ranks), variant=event.name, place=place,
-    )  # fmt: skip
+        "kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, variant=event.name, place=place
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- collectives
@@ -457,10 +457,10 @@ def _collective(source: SourceText, event: Event, operation: str, args: dict[str
     ranks = group if isinstance(group, int) and group > 0 else n_ranks
     place = f"{source.path}: traceEvents[{event.index}]"
     dtype, nbytes = _size(operation, args, ranks, place)
+    variant = event.name.split("(")[0]
     return Timing(
-        tool="kineto", operation=operation, n_ranks=ranks, nbytes=nbytes, seconds=event.dur, statistic="single",
-        n_reps=1, dtype=dtype, variant=event.name.split("(")[0], place=place,
-    )  # fmt: skip
+        "kineto", operation, ranks, nbytes, event.dur, "single", n_reps=1, dtype=dtype, variant=variant, place=place
+    )
 
 
 def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> tuple[str, float]:

@@ -31,11 +31,7 @@ class Machine:
 
 
 def assemble(
-    source: Path,
-    machines: Sequence[Machine],
-    device: str | None,
-    network_latency: Quantity,
-    notes: Sequence[str] = (),
+    source: Path, machines: Sequence[Machine], device: str | None, network_latency: Quantity, notes: Sequence[str] = ()
 ) -> Cluster:
     """Return the cluster of these machines, node0, node1, ...; with several, one switch joins all their ports.
 

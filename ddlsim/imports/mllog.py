@@ -290,23 +290,16 @@ def _steps(source: SourceText, entries: list[_Entry], batch: int, n_ranks: int, 
         else:
             continue
         with left_out:
-            found.append(
-                Timing(
-                    tool="mlperf", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=samples / rate.positive(),
-                    n_samples=samples, place=f"{source.path}:{entry.line}",
-                )
-            )  # fmt: skip
+            seconds, place = samples / rate.positive(), f"{source.path}:{entry.line}"
+            found.append(Timing("mlperf", "step", n_ranks, 0.0, seconds, n_samples=samples, place=place))
     return found
 
 
 def _epoch_timings(
     source: SourceText, epochs: list[tuple[float, float, int]], samples: int, n_ranks: int
 ) -> list[Timing]:
+    rows = [(f"epoch {number:g}", s, f"{source.path}:{line}") for number, s, line in epochs if samples]
     return [
-        Timing(
-            tool="mlperf", operation="epoch", n_ranks=n_ranks, nbytes=0.0, seconds=seconds, statistic="single",
-            n_reps=1, n_samples=float(samples), variant=f"epoch {number:g}", place=f"{source.path}:{line}",
-        )
-        for number, seconds, line in epochs
-        if samples
-    ]  # fmt: skip
+        Timing("mlperf", "epoch", n_ranks, 0.0, s, "single", n_reps=1, n_samples=float(samples), variant=name, place=at)
+        for name, s, at in rows
+    ]

@@ -101,11 +101,9 @@ def _printed_row(
     if seconds <= 0:
         raise source.entry_error(number, "takes no time; repeat the measurement")
     direction = "from server" if (way == "R" or (reverse and not way)) else "to server"
-    return Timing(
-        tool="iperf3", operation="bidirectional" if n_ways > 1 else "stream", n_ranks=2, n_hosts=2,
-        nbytes=nbytes, seconds=seconds, statistic="single", n_reps=1, place=f"{source.path}:{number}",
-        variant=f"{direction}, {n_streams} streams" if n_streams > 1 else direction,
-    )  # fmt: skip
+    operation, place = "bidirectional" if n_ways > 1 else "stream", f"{source.path}:{number}"
+    variant = f"{direction}, {n_streams} streams" if n_streams > 1 else direction
+    return Timing("iperf3", operation, 2, nbytes, seconds, "single", n_reps=1, n_hosts=2, variant=variant, place=place)
 
 
 def _iperf3_rows(source: SourceText, root: Node) -> tuple[Timing, ...]:
@@ -134,11 +132,10 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
     nbytes = total["bytes"].nonnegative() * (1 - lost)
     if nbytes <= 0:
         raise total.error("says that nothing was received; repeat the measurement")
-    return Timing(
-        tool="iperf3", operation="bidirectional" if suffix or end.has("sum_received_bidir_reverse") else "stream",
-        n_ranks=2, n_hosts=2, nbytes=nbytes, seconds=total["seconds"].positive(), statistic="single", n_reps=1,
-        variant=f"{direction}, {n_streams} streams" if n_streams > 1 else direction, place=total.place,
-    )  # fmt: skip
+    operation = "bidirectional" if suffix or end.has("sum_received_bidir_reverse") else "stream"
+    variant, place = f"{direction}, {n_streams} streams" if n_streams > 1 else direction, total.place
+    seconds = total["seconds"].positive()
+    return Timing("iperf3", operation, 2, nbytes, seconds, "single", n_reps=1, n_hosts=2, variant=variant, place=place)
 
 
 @checked

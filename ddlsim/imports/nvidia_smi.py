@@ -129,10 +129,7 @@ def _read(source: SourceText) -> _Matrix:
             raise source.error(rows[b], f"{b} - {a} is {cells[b, a]}, but {a} - {b} is {cells[a, b]}; correct one")
     renamed = {name: aliases.get(name, name) for name in names}
     return _Matrix(
-        source,
-        tuple(renamed.values()),
-        {(renamed[a], renamed[b]): cell for (a, b), cell in cells.items()},
-        affinity,
+        source, tuple(renamed.values()), {(renamed[a], renamed[b]): cell for (a, b), cell in cells.items()}, affinity
     )
 
 

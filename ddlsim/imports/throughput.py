@@ -95,13 +95,11 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
                 samples = float(n_ranks * batch) if batch else 1.0
                 words = [cells[i] for i in labels if cells[i]]
                 rate = positive_number(source, number, cells[i], heading[i])
-                found.append(
-                    Timing(
-                        tool="table", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=samples / rate,
-                        n_samples=samples, variant=" ".join(words + ([heading[i]] if len(series) > 1 else [])),
-                        place=f"{source.path}:{number}",
-                    )
-                )  # fmt: skip
+                variant, at = " ".join(words + ([heading[i]] if len(series) > 1 else [])), f"{source.path}:{number}"
+                step = Timing(
+                    "table", "step", n_ranks, 0.0, samples / rate, n_samples=samples, variant=variant, place=at
+                )
+                found.append(step)
     left_out.tell(found)
     if not found:
         raise source.error(None, "has a heading but no throughput; add rows")

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, replace
 
-from ddlsim.errors import shown
+from ddlsim.arguments import Count, checked
+from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.text import EntryError
+from ddlsim.measure.table import OPERATIONS, Measurement
 from ddlsim.units import LARGEST, in_range
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Timing:
     """One measured duration.
 
     tool        what measured it: "nccl-tests", "osu", "iperf3", "ping", "kineto", "horovod", "mlperf", "table"
-    operation   "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather",
-                "scatter", "barrier"; "p2p" (one message, one way), "round_trip" (there and back), "stream"
-                (messages sent without waiting), "bidirectional" (streams both ways); "step" (one training step),
-                "epoch"
+    operation   "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter",
+                "barrier"; "p2p" (one message, one way), "round_trip" (there and back), "stream" (messages sent without
+                waiting), "bidirectional" (streams both ways); "step" (one training step), "epoch"
     n_ranks     ranks that took part; 0 where the file does not say
     nbytes      the whole buffer of one rank: input and output of an all-reduce, the output of an all-gather, the
                 input of a reduce-scatter or all-to-all; the message of "p2p", "stream", "round_trip" and, per
@@ -37,6 +39,7 @@ class Timing:
     nbytes: float
     seconds: float
     statistic: str = "mean"
+    _: KW_ONLY
     min_s: float | None = None
     max_s: float | None = None
     n_reps: int | None = None
@@ -65,3 +68,64 @@ class Timing:
     def throughput(self) -> float:
         """n_samples / seconds, in samples/s."""
         return self.n_samples / self.seconds
+
+
+_BACKENDS = {"nccl-tests": "nccl", "osu": "mpi", "iperf3": "tcp", "ping": "icmp"}
+
+
+@checked
+def to_measurements(
+    timings: Iterable[Timing], *, n_hosts: Count | None = None, model: str | None = None, version: str = ""
+) -> list[Measurement]:
+    """Return the timings as rows of the table that :func:`ddlsim.measure.read_measurements` reads.
+
+    n_hosts   machines, where a timing does not know them (OSU, traces, throughput tables)
+    model     what was trained, for steps
+    version   of the software that was measured, such as "NCCL 2.18.3"
+
+    A mean stands in for the median where the tool prints no median (``note`` says so). A round trip becomes half of
+    it, one way. Raises :class:`ConfigError` with the place for what the table does not hold: barrier,
+    pipelined messages (OSU's bandwidth tests), collectives without a size, steps without model or batch.
+    """
+    return [_measurement(timing, n_hosts, model, version) for timing in timings]
+
+
+def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version: str) -> Measurement:
+    experiment, operation = _experiment(timing)
+    hosts = timing.n_hosts or n_hosts
+    if not hosts:
+        raise ConfigError(f"{timing.place}: does not say on how many machines; give n_hosts (--hosts)")
+    if not timing.n_ranks:
+        raise ConfigError(f"{timing.place}: does not say how many ranks took part; leave this row out")
+    if timing.operation == "round_trip":
+        low, high = (None if value is None else value / 2 for value in (timing.min_s, timing.max_s))
+        timing = replace(timing, seconds=timing.seconds / 2, min_s=low, max_s=high)
+    batch = 0
+    if experiment == "step":
+        batch = round(timing.n_samples / timing.n_ranks)
+        if batch < 1 or model is None:
+            raise ConfigError(f"{timing.place}: a step needs {'model' if batch else 'a batch size'}; give it")
+    elif timing.nbytes < 1:
+        raise ConfigError(f"{timing.place}: {timing.operation} without a size; leave this row out")
+    said = [timing.tool, timing.variant, "" if timing.statistic == "median" else f"{timing.statistic}, not median"]
+    return Measurement(
+        experiment=experiment, operation=operation, n_ranks=timing.n_ranks, n_hosts=hosts, median_s=timing.seconds,
+        nbytes=0 if experiment == "step" else round(timing.nbytes), min_s=timing.min_s, max_s=timing.max_s,
+        n_repetitions=timing.n_reps or 1, backend=_BACKENDS.get(timing.tool, ""), dtype=timing.dtype or "float32",
+        batch_size=batch, model=(model or "") if experiment == "step" else "", note="; ".join(filter(None, said)),
+        version=version,
+    )  # fmt: skip
+
+
+def _experiment(timing: Timing) -> tuple[str, str]:
+    if timing.operation in OPERATIONS["collective"]:
+        return "collective", timing.operation
+    if timing.operation == "step":
+        return "step", "training"
+    if timing.operation in ("p2p", "round_trip") or (timing.tool, timing.operation) == ("iperf3", "stream"):
+        return "point_to_point", "one_way"
+    if (timing.tool, timing.operation) == ("iperf3", "bidirectional"):
+        return "point_to_point", "both_ways"
+    raise ConfigError(
+        f"{timing.place}: {timing.operation} ({timing.tool}) has no row in the table of measurements; leave it out"
+    )

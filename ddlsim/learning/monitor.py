@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from ddlsim.errors import ConfigError
 from ddlsim.learning.checkpoint import Checkpoint
-from ddlsim.learning.handover import Handover
-from ddlsim.learning.learner import Learner, State
+from ddlsim.learning.learner import Handover, Learner, State
 from ddlsim.learning.training import Training
 from ddlsim.learning.values import ABSENT, Array, Value
 
@@ -200,17 +199,13 @@ class Monitor:
         self.evaluated, self.evaluated_steps = model, steps
         fresh = self.staleness[self._n_stale :]
         self._n_stale = len(self.staleness)
-        row = Row(
-            now, self.n_updates, self._before.n_samples + self.n_samples, self.learner.epoch(self.n_samples),
-            self.learner.rate(self.n_samples), train_loss, loss, accuracy, self._before.nbytes + self.nbytes(),
-            _mean(fresh), self._consensus(),
-        )  # fmt: skip
-        self.history.append(row)
+        learned, nbytes = self._before.n_samples + self.n_samples, self._before.nbytes + self.nbytes()
+        epoch, rate = self.learner.epoch(self.n_samples), self.learner.rate(self.n_samples)
+        apart = math.nan if self.replicas is None else self.learner.spread(self.replicas())
+        losses = (train_loss, loss, accuracy)
+        self.history.append(Row(now, self.n_updates, learned, epoch, rate, *losses, nbytes, _mean(fresh), apart))
         if self.charge is not None:
             self.charge()
-
-    def _consensus(self) -> float:
-        return math.nan if self.replicas is None else self.learner.spread(self.replicas())
 
 
 def first_reaching(history: Sequence[Row], target: float, moving_average: int = 1) -> Row | None:

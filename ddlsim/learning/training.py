@@ -14,8 +14,7 @@ from ddlsim.data.dataset import DataSet, HeldOut
 from ddlsim.errors import ConfigError
 from ddlsim.learning.learner import Task
 from ddlsim.learning.phases import Phase, PhasedRate, phase_at, total_epochs
-from ddlsim.nn.loss import Loss, each_label
-from ddlsim.nn.network import Network, build_network
+from ddlsim.nn.network import Loss, Network, build_network, each_label
 from ddlsim.optim import SGD, Constant, GrowingBatch, Schedule
 from ddlsim.optim.layerwise import with_layers
 from ddlsim.optim.rules import Optimizer

@@ -50,9 +50,7 @@ class Value(Generic[T_co]):
     a gradient is made of; None and () for other values, and where the network normalises no batches.
     """
 
-    __slots__ = (
-        "__weakref__", "_compute", "_inputs", "_result", "batch_statistics", "number", "plane", "statistics",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_compute", "_inputs", "_result", "batch_statistics", "number", "plane", "statistics")
 
     def __init__(
         self, plane: Plane, number: int, compute: Callable[..., T_co] | None, inputs: tuple[Value[object], ...],

@@ -209,7 +209,7 @@ class LinkFault:
     source, target  names of the nodes, such as "h0" and "switch"; both directions are concerned
     factor          1 / 4: three of four lanes have failed; 0: the link is down, and what is on it waits
     reroute         how long after that (1 s) it is until the fabric takes other ways,
-                    where it has any (:mod:`ddlsim.cluster.detours`), and from its end until it takes this one again;
+                    where it has any (:mod:`ddlsim.cluster.routing`), and from its end until it takes this one again;
                     inf: routes stay what they are. Below a second is within reach where switches notice that a link is
                     down, seconds where they wait for messages of their neighbour (RFC 7938, section 7). A link that is
                     back before is waited for

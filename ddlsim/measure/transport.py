@@ -24,18 +24,23 @@ class Transport(Protocol):
     @property
     def rank(self) -> int:
         """This rank."""
+
     @property
     def size(self) -> int:
         """Number of ranks."""
+
     @property
     def host(self) -> str:
         """Name of the machine that this rank is on."""
+
     @property
     def backend(self) -> str:
         """What moves the bytes: "mpi", "gloo" or "nccl"."""
+
     @property
     def compute(self) -> str:
         """What adds and copies buffers: "numpy", "torch cpu" or "torch cuda"."""
+
     @property
     def version(self) -> str:
         """The library and its version."""

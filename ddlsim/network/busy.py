@@ -77,6 +77,14 @@ class BusyIntervals:
         """Return these together with others (BUSY), in any order."""
         return BusyIntervals(self._parts, self._n_channels, rows, self._kept)
 
+    def copied(self, source: Ints, others: Records) -> BusyIntervals:
+        """Return those of channels that are busy when their `source` is, (n_channels,), together with others (BUSY)."""
+        offsets, start, end = self._columns
+        counts = np.diff(offsets)[source]
+        place = np.arange(counts.sum()) + np.repeat(offsets[source] - (np.cumsum(counts) - counts), counts)
+        rows = busy_rows(np.repeat(np.arange(len(source)), counts), start[place], end[place])
+        return BusyIntervals([], self._n_channels, np.concatenate([rows, others]))
+
     def seconds(self) -> Floats:
         """Return how long all intervals of each channel take together, in s, (n_channels,); nothing is written out."""
         return self._sums[1]

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ddlsim.cluster import LinkDetails
 from ddlsim.cluster.cluster import Routes
-from ddlsim.cluster.details import LinkDetail
-from ddlsim.cluster.transports import LEAST_TIMEOUT, PROTOCOLS, window_under_loss
+from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, window_under_loss
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.network import state as st

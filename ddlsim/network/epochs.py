@@ -13,7 +13,7 @@ from ddlsim.network.state import Ints, Records
 
 
 class Around(Protocol):
-    """Routes around links that are down (:class:`ddlsim.cluster.detours.Detours`)."""
+    """Routes around links that are down (:class:`ddlsim.cluster.routing.Detours`)."""
 
     def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes: ...
 

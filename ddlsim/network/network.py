@@ -81,6 +81,19 @@ class Network:
         """
         self.engine.change(links, pauses, avoided)
 
+    def narrow(self, channels: Ints, times: Floats) -> None:
+        """Let channels have 1 / `times` of their capacity, (n,) each: each message stands for so many."""
+        net = self.engine.net
+        net.channels["capacity"][channels] /= times
+        net.reals[st.NARROWEST] = np.min(net.channels["capacity"], initial=np.inf)
+        for name in ("free", "loaded", "burst", "tokens") if net.counts[st.SHAPED] else ():
+            net.buckets[name][channels] /= times
+
+    @property
+    def changes(self) -> bool:
+        """Whether links or nodes change at known times."""
+        return len(self.engine.net.changes) > 0
+
     # ------------------------------------------------------------ starting things
 
     def collective(self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float | Sequence[Floats]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.cluster.transports import MOST_TIMEOUT
+from ddlsim.cluster.details import MOST_TIMEOUT
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import push_timer
 from ddlsim.network.shaping import wire_bytes

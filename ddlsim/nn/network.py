@@ -7,23 +7,444 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.arguments import Seed, by, checked
 from ddlsim.errors import ConfigError, shown
-from ddlsim.nn.build import Builder
+from ddlsim.nn import layers as nn
+from ddlsim.nn import row_kernels
 from ddlsim.nn.layer_rules import held_to_rules
-from ddlsim.nn.layers import Chain, Pure
-from ddlsim.nn.loss import Loss, check_labels, classes, each_label, loss_of
-from ddlsim.nn.parameters import initial_values, kept_shares
-from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
-from ddlsim.workload.model import Model, ModelLike, load_model
+from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
+from ddlsim.streams import stream
+from ddlsim.workload import layers as specs
+from ddlsim.workload.layer_rules import Shape, spread
+from ddlsim.workload.model import Concat, Leaf, Model, ModelLike, Node, Residual, load_model
+
+_OF_TOKENS = (specs.Embedding, specs.Attention, specs.TiedDense, specs.Take)
+_OF_ROWS = (specs.Dense, specs.LayerNorm, specs.Flatten, specs.EmbeddingBag, specs.Interaction, *_OF_TOKENS)
+_FRESH = (nn.Conv2d, nn.Dense, nn.BatchNorm2d, nn.Sum)  # their output is theirs alone and they do not look at it again
+
+
+@dataclass
+class _Built:
+    """Layers so far, and whether what leaves them is maps (True) or rows."""
+
+    layers: list[Layer]
+    maps: bool
+
+
+@dataclass
+class Builder:
+    """Walks a model's nodes; collects parameters and running statistics as it meets them."""
+
+    model: Model
+    dtype: np.dtype[np.floating]
+    parameters: list[Parameter] = field(default_factory=list)
+    state: list[Parameter] = field(default_factory=list)
+    embedding: Slot | None = None  # the first table of tokens
+    ids: list[int] = field(default_factory=list)  # below which the last numbers of a sample are whole
+    n_streams: int = 0  # layers of users that draw random numbers
+
+    @property
+    def vocabulary(self) -> int:
+        """Of how many tokens samples are made; 0 if they are any numbers."""
+        return self.embedding.shape[0] if self.embedding is not None else 0
+
+    def whole(self) -> nn.Chain:
+        """Return the network, from rows to rows."""
+        built = self._chain(self.model.structure, maps=False, follows="")
+        last = self.model.layers[-1].out_shape
+        self._lay_out(built, False, last, input_grad=True)
+        return nn.Chain(built.layers)
+
+    def _chain(self, nodes: Sequence[Node], *, maps: bool, follows: str) -> _Built:
+        built = _Built([], maps)
+        for i, node in enumerate(nodes):
+            after = _activation_after(nodes, i, follows)
+            if isinstance(node, Leaf):
+                self._leaf(node, built, after)
+            elif isinstance(node, Residual):
+                body = self._chain(node.body, maps=built.maps, follows=after)
+                shortcut = self._chain(node.shortcut, maps=built.maps, follows=after)
+                shape = self.model.layers[node.index].out_shape
+                for part in (body, shortcut):
+                    self._lay_out(part, body.maps, shape, input_grad=True)
+                built.layers.append(nn.Sum(nn.Chain(body.layers), nn.Chain(shortcut.layers), self._buffers()))
+                built.maps = body.maps
+            elif isinstance(node, Concat):
+                self._concat(node, built, after)
+            else:
+                raise ConfigError(
+                    f"model {self.model.name!r}: heads with a loss of their own are not trained; "
+                    "load the model without its optional parts"
+                )
+        return built
+
+    def _concat(self, node: Concat, built: _Built, follows: str) -> None:
+        branches = [self._chain(branch, maps=built.maps, follows=follows) for branch in node.branches]
+        maps = branches[0].maps
+        for branch, nodes in zip(branches, node.branches, strict=True):
+            shape = self.model.layers[_last_leaf(nodes)].out_shape if nodes else None
+            if shape is not None:
+                self._lay_out(branch, maps, shape, input_grad=True)
+        built.layers.append(nn.Join([nn.Chain(branch.layers) for branch in branches], self._buffers()))
+        built.maps = maps
+
+    def _buffers(self) -> Buffers:
+        return Buffers(self.dtype)
+
+    def _lay_out(self, built: _Built, maps: bool, shape: Shape, *, input_grad: bool) -> None:
+        """Append a change of layout where what leaves `built` is not what the next layer wants."""
+        if built.maps == maps:
+            return
+        channels, space = shape[0], _space(shape)
+        kind = nn.ToMaps if maps else nn.ToRows
+        built.layers.append(kind(channels, space, input_grad, self._buffers()))
+        built.maps = maps
+
+    def _slot(
+        self, into: list[Parameter], name: str, shape: tuple[int, ...], value: float | None = None,
+        fans: tuple[int, int] = (0, 0), follows: str = "", momentum: float = 0.0,
+    ) -> Slot:  # fmt: skip
+        start = into[-1].slot.stop if into else 0
+        slot = Slot(name, shape, start, start + math.prod(shape))
+        into.append(Parameter(slot, value, *fans, follows, momentum))
+        return slot
+
+    def _leaf(self, leaf: Leaf, built: _Built, follows: str) -> None:
+        layer, spec = self.model.layers[leaf.index], leaf.spec
+        shape, name = layer.in_shape, layer.name
+        if isinstance(spec, specs.Conv | specs.Pool | specs.AdaptiveAvgPool | specs.BatchNorm):
+            if isinstance(spec, specs.BatchNorm) and len(shape) == 1:
+                shape = (*shape, 1, 1)
+            if len(shape) not in (2, 3):
+                raise self._cannot(name, f"{layer.type} on shape {shape}: only one or two spatial dimensions run")
+            self._lay_out(built, True, shape, input_grad=layer.input_grad)
+        elif isinstance(spec, _OF_ROWS) or _is_pure(spec):
+            self._lay_out(built, False, shape, input_grad=layer.input_grad)
+        built.layers += self._make(leaf, built, shape, follows)
+
+    def _make(self, leaf: Leaf, built: _Built, shape: Shape, follows: str) -> list[Layer]:
+        layer, spec, buffers = self.model.layers[leaf.index], leaf.spec, self._buffers()
+        if isinstance(spec, specs.Conv):
+            return [self._conv(leaf, spec, shape, follows)]
+        if isinstance(spec, specs.Pool | specs.AdaptiveAvgPool):
+            return [self._pool(leaf, spec, shape)]
+        if isinstance(spec, specs.Dense):
+            features = shape[-1]
+            fans = (features, spec.units)
+            weight = self._slot(self.parameters, f"{layer.name}.weight", (spec.units, features), None, fans, follows)
+            bias = self._slot(self.parameters, f"{layer.name}.bias", (spec.units,), 0.0) if spec.bias else None
+            return [nn.Dense(features, spec.units, weight, bias, layer.input_grad, buffers)]
+        if isinstance(spec, specs.BatchNorm | specs.LayerNorm):
+            n = shape[0] if isinstance(spec, specs.BatchNorm) else shape[-1]
+            weight = self._slot(self.parameters, f"{layer.name}.weight", (n,), 1.0)
+            shift = self._slot(self.parameters, f"{layer.name}.bias", (n,), 0.0)
+            if isinstance(spec, specs.LayerNorm):
+                return [nn.LayerNorm(n, spec.eps, weight, shift, buffers)]
+            mean = self._slot(self.state, f"{layer.name}.running_mean", (n,), 0.0, momentum=spec.momentum)
+            variance = self._slot(self.state, f"{layer.name}.running_var", (n,), 1.0, momentum=spec.momentum)
+            return [nn.BatchNorm2d(n, _space(shape), spec.eps, spec.momentum, weight, shift, mean, variance, buffers)]
+        if isinstance(spec, specs.Activation):
+            in_place = spec.type == "relu" and bool(built.layers) and isinstance(built.layers[-1], _FRESH)
+            return [nn.Elementwise(spec.type, in_place, buffers)]
+        if isinstance(spec, specs.Dropout) and not spec.whole_channels:
+            return [nn.Dropout(spec.rate, buffers)]
+        if isinstance(spec, specs.Flatten):
+            return []
+        if isinstance(spec, _OF_TOKENS):
+            return [self._of_tokens(leaf, spec, shape)]
+        if isinstance(spec, specs.Interaction):
+            return [nn.Interaction(spec.dim, buffers)]
+        if isinstance(spec, specs.EmbeddingBag):
+            return [self._bags(layer.name, spec, shape)]
+        if _is_pure(spec):
+            return [self._pure(leaf, cast(PureLayer, spec), shape)]
+        raise self._cannot(
+            layer.name, f"layers of type {layer.type!r} have costs but no gradients (no methods forward and backward)"
+        )
+
+    def _of_tokens(
+        self, leaf: Leaf, spec: specs.Embedding | specs.Attention | specs.TiedDense | specs.Take, shape: Shape
+    ) -> Layer:
+        name, buffers = self.model.layers[leaf.index].name, self._buffers()
+        if isinstance(spec, specs.Embedding):
+            rows = (("tokens", spec.vocabulary), ("positions", spec.positions), ("types", spec.types))
+            tokens, places, kind = (self._table(f"{name}.{what}", (n, spec.dim)) for what, n in rows)
+            assert tokens is not None
+            self.embedding = self.embedding or tokens
+            return nn.Embedding(name, tokens, places, kind, buffers)
+        if isinstance(spec, specs.Take):
+            return nn.Take(spec.count * math.prod(shape[1:]), buffers)
+        if isinstance(spec, specs.TiedDense):
+            if self.embedding is None or self.embedding.shape != (spec.units, shape[-1]):
+                raise self._cannot(name, f"no embedding of {spec.units} tokens and {shape[-1]} features comes before")
+            bias = self._slot(self.parameters, f"{name}.bias", (spec.units,), 0.0) if spec.bias else None
+            return nn.TiedDense(self.embedding, bias, buffers)
+        for key, value in (("kv_heads", spec.kv_heads), ("rotary", spec.rotary), ("bias", not spec.bias)):
+            if value:
+                raise self._cannot(name, f"attention with {key} set has costs but no gradients; leave it out")
+        d = shape[-1]
+        projections = ("qkv",) if spec.fused else ("query", "key", "value")
+        *first, last = (
+            self._projection(f"{name}.{what}", d, 3 * d if what == "qkv" else d) for what in (*projections, "out")
+        )
+        weights, biases = [slots[0] for slots in first], [slots[1] for slots in first]
+        return nn.Attention(d, spec.heads, spec.causal, weights, biases, *last, buffers)
+
+    def _bags(self, name: str, spec: specs.EmbeddingBag, shape: Shape) -> nn.EmbeddingBag:
+        """Return tables whose rows start uniform in +-1 / sqrt(rows), as the DLRM code's do."""
+        n_ids = len(spec.tables) * spec.pooling
+        if len(shape) != 1 or shape[0] < n_ids:
+            raise self._cannot(name, f"it looks up {n_ids} ids, which must be the last of its inputs {shape}")
+        slots = []
+        for i, rows in enumerate(spec.tables):
+            slots.append(self._slot(self.parameters, f"{name}.table{i}", (rows, spec.dim)))
+            draw = functools.partial(uniform, (rows, spec.dim))
+            self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
+        self.ids += [rows for rows in spec.tables for _ in range(spec.pooling)]
+        return nn.EmbeddingBag(name, slots, spec.pooling, self._buffers())
+
+    def _table(self, name: str, shape: tuple[int, int]) -> Slot | None:
+        """Return the slot of an embedding, normal with deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
+        if not shape[0]:
+            return None
+        slot = self._slot(self.parameters, name, shape)
+        draw = functools.partial(normal, shape)
+        self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
+        return slot
+
+    def _projection(self, name: str, features: int, units: int) -> tuple[Slot, Slot]:
+        fans = (features, features)  # of each of the matrices that lie together
+        weight = self._slot(self.parameters, f"{name}.weight", (units, features), None, fans)
+        return weight, self._slot(self.parameters, f"{name}.bias", (units,), 0.0)
+
+    def _pure(self, leaf: Leaf, rule: PureLayer, shape: Shape) -> nn.Pure:
+        """Return a layer that is written in pure functions, and make slots for its tensors."""
+        layer = self.model.layers[leaf.index]
+
+        def initial(rng: np.random.Generator) -> dict[str, Array]:
+            return dict(rule.init(shape, rng)) if layer.tensors else {}  # type: ignore[attr-defined]
+
+        if layer.tensors and not hasattr(rule, "init"):
+            raise self._cannot(layer.name, "it has tensors, but no method init(in_shape, rng) that makes them")
+        tensors = initial(np.random.default_rng(0))
+        if {name: np.size(array) for name, array in tensors.items()} != dict(layer.tensors):
+            sizes = {name: np.size(array) for name, array in tensors.items()}
+            raise self._cannot(layer.name, f"init makes {sizes} elements, cost says {dict(layer.tensors)}")
+        slots = {}
+        for name, _ in layer.tensors:
+            slots[name] = self._slot(self.parameters, f"{layer.name}.{name}", np.shape(tensors[name]))
+            draw = functools.partial(_drawn, initial, name)
+            self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
+        buffers, momentum = {}, float(getattr(rule, "momentum", 0.1))
+        for name, start in (rule.buffers(shape) if hasattr(rule, "buffers") else {}).items():
+            buffers[name] = self._slot(self.state, f"{layer.name}.{name}", np.shape(start), momentum=momentum)
+            self.state[-1] = dataclasses.replace(self.state[-1], draw=functools.partial(_constant, start))
+        self.n_streams += "rng" in nn.asked_for(rule)
+        return nn.Pure(layer.name, rule, shape, layer.out_shape, slots, buffers, momentum, self.n_streams - 1)
+
+    def _conv(self, leaf: Leaf, spec: specs.Conv, shape: Shape, follows: str) -> nn.Conv2d:
+        layer, n_in = self.model.layers[leaf.index], shape[0] // spec.groups
+        kernel = _pair("kernel", spec.kernel, shape, 1)
+        fans = (n_in * math.prod(kernel), spec.channels // spec.groups * math.prod(kernel))
+        sizes = (spec.channels, n_in, *(kernel if len(shape) == 3 else kernel[1:]))
+        weight = self._slot(self.parameters, f"{layer.name}.weight", sizes, None, fans, follows)
+        bias = self._slot(self.parameters, f"{layer.name}.bias", (spec.channels,), 0.0) if spec.bias else None
+        return nn.Conv2d(
+            spec.channels, shape[0], _space(shape), _space(layer.out_shape), kernel,
+            _pair("stride", spec.stride, shape, 1), _pair("padding", spec.padding, shape, 0), spec.groups,
+            weight, bias, layer.input_grad, self._buffers(),
+        )  # fmt: skip
+
+    def _pool(self, leaf: Leaf, spec: specs.Pool | specs.AdaptiveAvgPool, shape: Shape) -> nn.Pool2d:
+        layer, space = self.model.layers[leaf.index], _space(shape)
+        out = _space(layer.out_shape)
+        if isinstance(spec, specs.AdaptiveAvgPool):
+            windows = [nn.adaptive_windows(n, o) for n, o in zip(space, out, strict=True)]
+        else:
+            kernel = _pair("kernel", spec.kernel, shape, 1)
+            stride = kernel if spec.stride is None else _pair("stride", spec.stride, shape, 1)
+            padding = _pair("padding", spec.padding, shape, 0)
+            sizes = zip(space, out, kernel, stride, padding, strict=True)
+            windows = [nn.pool_windows(*size, count_padding=spec.count_padding) for size in sizes]
+        if any((window.last <= window.first).any() for window in windows):
+            raise self._cannot(layer.name, "a window lies wholly in the padding; make padding at most kernel / 2")
+        kind: Literal["max", "average"] = "max" if layer.type == "max_pool" else "average"
+        return nn.Pool2d(kind, shape[0], space, out, (windows[0], windows[1]), layer.input_grad, self._buffers())
+
+    def _cannot(self, name: str, why: str) -> ConfigError:
+        return ConfigError(f"model {self.model.name!r}: layer {name!r} cannot be trained: {why}")
+
+
+def _is_pure(spec: specs.LayerSpec) -> bool:
+    return hasattr(spec, "forward") and hasattr(spec, "backward")
+
+
+def _drawn(initial: Callable[[np.random.Generator], dict[str, Array]], name: str, rng: np.random.Generator) -> Array:
+    return initial(rng)[name]
+
+
+def _constant(value: Array, rng: np.random.Generator) -> Array:
+    return value
+
+
+def _space(shape: Shape) -> tuple[int, int]:
+    """Return (height, width) of a map; missing dimensions have size 1."""
+    height, width = (1, 1, *shape[1:])[-2:]
+    return height, width
+
+
+def _pair(key: str, value: int | tuple[int, ...], shape: Shape, missing: int) -> tuple[int, int]:
+    values = spread(key, value, len(shape) - 1)
+    return (missing, values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+def _last_leaf(nodes: Sequence[Node]) -> int:
+    node = nodes[-1]
+    if isinstance(node, Leaf | Residual | Concat):
+        return node.index
+    return _last_leaf(nodes[:-1])
+
+
+def _activation_after(nodes: Sequence[Node], i: int, follows: str) -> str:
+    """Return the activation that node `i` feeds, looking past layers without weights of a kind to scale."""
+    for node in nodes[i + 1 :]:
+        if not isinstance(node, Leaf):
+            return ""
+        if isinstance(node.spec, specs.Activation):
+            return node.spec.type
+        if isinstance(node.spec, specs.Conv | specs.Dense):
+            return ""
+    return follows
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor to be learned, and how it starts: constant ``value``, or random from its fans and what follows.
+
+    ``follows`` is the activation that the tensor's layer feeds ("" for none), ``momentum`` the weight of a new batch
+    where the tensor is a running statistic; ``draw`` makes the tensor where its layer says itself how it starts.
+    """
+
+    slot: Slot
+    value: float | None
+    fan_in: int = 0
+    fan_out: int = 0
+    follows: str = ""
+    momentum: float = 0.0
+    draw: Callable[[np.random.Generator], Array] | None = None
+
+
+def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Draw an embedding: deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
+    return 0.02 * rng.standard_normal(shape)
+
+
+def uniform(shape: tuple[int, int], rng: np.random.Generator) -> Array:
+    """Draw an embedding table of a recommendation model: within +-1 / sqrt(rows)."""
+    bound = 1.0 / math.sqrt(shape[0])
+    return rng.uniform(-bound, bound, shape)
+
+
+def kept_shares(state: Sequence[Parameter], dtype: np.dtype[np.floating]) -> Array:
+    """Return how much of each running statistic a batch leaves, (n_state,), read-only."""
+    flat = np.empty(state[-1].slot.stop if state else 0, dtype)
+    for parameter in state:
+        parameter.slot.flat(flat)[:] = 1.0 - parameter.momentum
+    flat.setflags(write=False)
+    return flat
+
+
+def initial_values(parameters: Sequence[Parameter], seed: int, dtype: np.dtype[np.floating]) -> Array:
+    """Return all tensors as they start, flat and read-only, each from a random stream of its own."""
+    flat = np.empty(parameters[-1].slot.stop if parameters else 0, dtype)
+    for parameter in parameters:
+        into = parameter.slot.flat(flat)
+        if parameter.value is not None:
+            into[:] = parameter.value
+            continue
+        draws = stream(seed, 0, f"initial {parameter.slot.name}")
+        if parameter.draw is not None:
+            into[:] = np.ravel(parameter.draw(draws))
+            continue
+        if parameter.follows in ("relu", "gelu"):
+            into[:] = draws.standard_normal(len(into)) * math.sqrt(2.0 / parameter.fan_in)
+        else:
+            bound = math.sqrt(6.0 / (parameter.fan_in + parameter.fan_out))
+            into[:] = draws.uniform(-bound, bound, len(into))
+    flat.setflags(write=False)
+    return flat
+
+
+Labels = npt.NDArray[np.int64] | Array
+Loss = Literal["cross_entropy", "mean_squared_error"]
+LOSSES: tuple[Loss, ...] = ("cross_entropy", "mean_squared_error")
+
+
+def each_label(out_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a sample's classes: one, or one for each token where the output is (tokens, classes)."""
+    return out_shape[:1] if len(out_shape) == 2 else ()
+
+
+def classes(out_shape: tuple[int, ...]) -> int:
+    """Return among how many classes a network with such outputs chooses."""
+    return out_shape[-1] if len(out_shape) == 2 else math.prod(out_shape)
+
+
+def check_labels(
+    kind: Loss, labels: npt.ArrayLike, n_samples: int, out_shape: tuple[int, ...], dtype: np.dtype[np.floating]
+) -> Labels:
+    """Return `labels` as classes, int64, or as targets (n, n_outputs) for the squared error.
+
+    Classes are (n,), or (n, tokens) where a network answers (tokens, classes) for each sample. Raises ConfigError when
+    number, type or range do not fit.
+    """
+    array, n_outputs = np.asarray(labels), math.prod(out_shape)
+    if array.shape[:1] != (n_samples,):
+        raise ConfigError(f"labels of shape {array.shape} do not fit {n_samples} samples; give one each")
+    if kind == "mean_squared_error":
+        if array.size != n_samples * n_outputs:
+            raise ConfigError(
+                f"targets of shape {array.shape} do not fit {n_outputs} outputs; give ({n_samples}, {n_outputs})"
+            )
+        return np.ascontiguousarray(array, dtype).reshape(n_samples, n_outputs)
+    shape = (n_samples, *each_label(out_shape))
+    if array.shape != shape or array.dtype.kind not in "iu":
+        raise ConfigError(
+            f"labels of shape {array.shape} and type {array.dtype}: cross-entropy needs {shape} whole numbers"
+        )
+    n_classes = classes(out_shape)
+    if array.min() < 0 or array.max() >= n_classes:
+        bad = int(array.min() if array.min() < 0 else array.max())
+        raise ConfigError(f"label {bad} is not one of the network's {n_classes} classes 0..{n_classes - 1}")
+    return array.astype(np.int64, copy=False)
+
+
+def loss_of(kind: Loss, outputs: Array, labels: Labels, n_total: int, buffers: Buffers) -> tuple[float, Array]:
+    """Return the samples' part of the mean loss over `n_total` samples, and its gradient, shape of `outputs`.
+
+    Cross-entropy: -log softmax(outputs)[label], the mean over the tokens where each has a label. Squared error: the
+    mean over the outputs of (output - target)^2.
+    """
+    gradient = buffers.get("gradient", *outputs.shape)
+    if kind == "cross_entropy":
+        flat = labels.reshape(-1)
+        n_total *= len(flat) // len(outputs)
+        rows, slopes = (array.reshape(len(flat), -1) for array in (outputs, gradient))
+        total = row_kernels.cross_entropy(rows, flat, slopes, n_total)  # type: ignore[arg-type,unused-ignore]
+    else:
+        total = row_kernels.squared_error(outputs, labels, gradient, n_total)  # type: ignore[arg-type,unused-ignore]
+    return total / n_total, gradient
+
 
 #: samples that go through the network at once: their activations should fit the second-level cache, and
 #: memory stays bounded whatever the batch. Batch normalisation needs the whole batch together.
@@ -52,7 +473,7 @@ class Network:
     vocabulary: int  # samples are whole numbers below it; 0: they are any numbers
     ids: tuple[int, ...]  # below which the last numbers of a sample are whole
     n_streams: int  # layers of users that draw random numbers, each from a stream of its own
-    _chain: Chain
+    _chain: nn.Chain
     _buffers: Buffers
 
     @property
@@ -89,7 +510,7 @@ class Network:
     def check_layers(self) -> None:
         """Raise ConfigError for what :func:`ddlsim.testing.check_layer` finds in the layers that users have written."""
         for layer in self._chain.all():
-            if isinstance(layer, Pure):
+            if isinstance(layer, nn.Pure):
                 try:
                     held_to_rules(layer.rule, layer.in_shape)
                 except ConfigError as error:

@@ -1,6 +1,6 @@
 """The public names, and where they live: read by type checkers, and by the package when it is imported."""
 
-from .batch_growth import GrowingBatch as GrowingBatch
+from .schedules import GrowingBatch as GrowingBatch
 from .layerwise import LAMB as LAMB, LARS as LARS
 from .rules import (
     SGD as SGD,

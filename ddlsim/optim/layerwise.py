@@ -105,8 +105,7 @@ class LARS(_LayerWise):
 class LAMB(_LayerWise):
     """Layer-wise Adam (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
 
-    u is Adam's step, decoupled decay included; for each tensor w <- w - eta |w| / |u| u (ratio 1 where a norm
-    is 0).
+    u is Adam's step, decoupled decay included; for each tensor w <- w - eta |w| / |u| u (ratio 1 where a norm is 0).
     """
 
     beta1: Decay = 0.9

@@ -37,6 +37,7 @@ def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
     common = json.dumps({
         "groups": plan.groups, "parts": plan.parts, "names": plan.names, "n_layers": plan.n_layers,
         "n_ranks": plan.n_ranks, "queues": [_told(queue) for queue in plan.queues], "delays": plan.delays,
+        "tensor": plan.tensor,
     })  # fmt: skip
     files = []
     for rank in range(plan.n_ranks):
@@ -149,7 +150,7 @@ def _plan(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNo
         groups=tuple(tuple(int(rank) for rank in group) for group in common["groups"]),
         parts=tuple(Part(float(size), *map(int, layers)) for size, *layers in common["parts"]),
         names=tuple(str(name) for name in common["names"]), n_layers=int(common["n_layers"]),
-        delays=tuple(map(int, common["delays"])),
+        delays=tuple(map(int, common["delays"])), tensor=int(common["tensor"]),
         need_offsets=np.cumsum([0, *map(len, needs)]),
         needs=np.array([need for one in needs for need in one], dtype=np.int64), **columns,
     )  # fmt: skip

@@ -6,6 +6,8 @@ micro-batches: a part is whole where the numbers of all micro-batches have been 
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ddlsim.errors import ConfigError
@@ -15,6 +17,7 @@ from ddlsim.plan.plan import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
+    COMPUTE,
     FORWARD,
     KINDS,
     PUSH_PULL,
@@ -112,6 +115,8 @@ def check(plan: Plan) -> None:
       after the backward passes that fill it;
     - weights are updated once a step where they are used, and before the next step uses them.
 
+    Where ranks share layers (``plan.tensor``) all this holds for each part of them.
+
     Where ``plan.delays`` says how old the weights are that gradients are computed with, micro-batches pass the model
     once in all steps together, those that have not come back excepted; all of a micro-batch's gradients are in one
     update; the weights that it meets on a layer are there, of as many updates before; and gradients of an update are
@@ -122,9 +127,22 @@ def check(plan: Plan) -> None:
     """
     check_exchanges(plan)
     order = Order(plan)
-    if len(order.events) and plan.n_layers:
-        _check_passes(plan, order)
-        check_gradients(plan, order)
+    if not len(order.events) or not plan.n_layers:
+        return
+    for part in range(plan.tensor):
+        of_part = plan if plan.tensor == 1 else _only(plan, part)
+        _check_passes(of_part, order)
+        check_gradients(of_part, order)
+
+
+def _only(plan: Plan, part: int) -> Plan:
+    """Return the plan in which only the ranks with one part of each layer train; what others do is other work."""
+    others = plan.rank % plan.tensor != part
+    passes = others & (plan.kind < COMPUTE) | others & np.isin(plan.kind, (BACKWARD_INPUT, BACKWARD_WEIGHT))
+    return dataclasses.replace(
+        plan, kind=np.where(passes, COMPUTE, plan.kind), batch=np.where(others, -1, plan.batch),
+        part=np.where(others, -1, plan.part),
+    )  # fmt: skip
 
 
 def _check_passes(plan: Plan, order: Order) -> None:

@@ -15,7 +15,7 @@ from ddlsim.plan.draft import Draft
 from ddlsim.plan.program import N_STEPS, StepProgram
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.expert_layers import MixtureOfExperts
+from ddlsim.workload.layers import MixtureOfExperts
 from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
 from ddlsim.workload.precision import ELEMENT_NBYTES
 

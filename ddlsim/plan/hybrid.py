@@ -18,8 +18,8 @@ from ddlsim.plan.program import N_STEPS, StepProgram
 from ddlsim.workload.buckets import Bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import Device
-from ddlsim.workload.layer_times import roofline_times
 from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
+from ddlsim.workload.products import roofline_times
 
 
 def hybrid(

@@ -42,7 +42,8 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
     """Return a plan in which ranks "encode" gradients before they are summed and "decode" what has come, in no seconds.
 
     That is work with the `part` of what it works on. Encoding comes directly after what a sum needs of its rank's
-    device; decoding before the first task there that waits for the sum, or for a later one.
+    device; decoding before the first task there that waits for the sum, or, where sums go in order, for a later one.
+    That can be in the next step, so what the last step of a plan sums is perhaps not decoded in it.
 
     decodes   whether anything is decoded
     together  whether that begins only when all that the task waits for has come, not bucket by bucket
@@ -58,8 +59,9 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
     if (last[sums] < 0).any():
         raise ConfigError(f"plan: {plan.task(int(sums[last[sums] < 0][0]))}: waits for nothing that could be encoded")
     encoded, (waiting, came) = last[sums], _waiting(plan, sums, row, need, computing)
-    if decodes and (waiting < 0).any():
-        raise ConfigError(f"plan: {plan.task(int(sums[waiting < 0][0]))}: its rank's device never waits for it")
+    missing = (waiting < 0) & ~((plan.queue[sums] >= 0) & (plan.step[sums] == plan.n_steps - 1))
+    if decodes and missing.any():
+        raise ConfigError(f"plan: {plan.task(int(sums[missing][0]))}: its rank's device never waits for it")
     waited = np.flatnonzero(waiting >= 0) if decodes else sums[:0]
     before = np.concatenate([encoded + 1, waiting[waited]])
     summed = np.concatenate([sums, sums[waited]])
@@ -90,9 +92,21 @@ def with_samples(plan: Plan, name: str) -> Plan:
 
 
 def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> tuple[Ints, Ints]:
-    """Return the first task of its rank's device that waits for each sum, or a later one of its lane (-1: none), and
-    the last sum that this waits for, (n_sums,) each."""
+    """Return the first task of its rank's device that waits for each sum, or for a later one of its lane if that has an
+    order (-1: none), and the last sum that this waits for, (n_sums,) each."""
     waits = computing[row] & np.isin(need, sums)
+    if plan.queues:  # also by way of an update in the stream
+        of_sum = np.isin(need, sums) & ~computing[row]
+        first_sum = np.searchsorted(row[of_sum], np.arange(len(plan) + 1))
+        counts = np.where(computing[row], np.diff(first_sum)[need], 0)
+        at = np.repeat(first_sum[need] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        row = np.concatenate([row[waits], np.repeat(row, counts)])
+        need = np.concatenate([need[waits], need[of_sum][at]])
+        first, latest = np.full(len(plan), len(plan)), np.full(len(plan), -1)
+        np.minimum.at(first, need, row)
+        np.maximum.at(latest, row, need)
+        first = np.where(first[sums] < len(plan), first[sums], -1)
+        return first, np.where(first < 0, -1, latest[first])
     row, need, n = row[waits], need[waits], len(plan) + 1
     order = np.argsort(plan.lane[need] * n + need, kind="stable")
     keys = (plan.lane[need] * n + need)[order]

@@ -15,7 +15,7 @@ of replicas (:mod:`ddlsim.plan.interfaces`), from the first moment at which some
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +27,8 @@ from ddlsim.plan.interfaces import least_crossing
 from ddlsim.plan.mesh import Mesh
 from ddlsim.plan.pipeline_orders import PassOrder, pass_order
 from ddlsim.plan.pipeline_steps import Tie, tie_of
-from ddlsim.plan.plan import Floats, Ints
+from ddlsim.plan.plan import ALL_GATHER, Floats, Ints
+from ddlsim.plan.tensor_ranks import Seconds
 from ddlsim.workload.compute import Workload
 
 NEVER = -np.inf
@@ -49,17 +50,18 @@ class Costs(NamedTuple):
 
 
 def costs_of(
-    workload: Workload, cuts: Sequence[int], tensor: int = 1, gather: Callable[[str, float], float] | None = None
-) -> Costs:
-    """Return the costs of the chunks of a workload that is cut before some layers, as
-    :func:`~ddlsim.plan.tensor_groups.as_one_rank` has them for `tensor` ranks that gather what enters them."""
+    workload: Workload, cuts: Sequence[int], tensor: int = 1,
+    gather: Seconds | None = None,
+) -> Costs:  # fmt: skip
+    """Return the costs of the chunks of a workload that is cut before some layers, for one of `tensor` ranks that
+    `gather` what enters them."""
     first = np.array([0, *cuts], dtype=np.int64)
     forward, backward, gradient = (
         np.add.reduceat(each, first) for each in (workload.forward, workload.backward, workload.grad_nbytes)
     )
     enters = crossing_nbytes(workload)[first]
     if gather is not None and tensor > 1:
-        seconds = np.array([gather("all_gather", each) for each in enters[1:].tolist()])
+        seconds = np.array([gather(ALL_GATHER, each) for each in enters[1:].tolist()])
         forward[1:] += seconds
         backward[:-1] += seconds
     enters[1:] /= tensor
@@ -127,9 +129,7 @@ def _shared(cluster: Cluster, place: Ints, way: Ints, channel: Ints, share: Floa
     place    (n_ways,) of each way
     channel  on the ways, of which each stands in `way`, and the `share` of a message's bytes that takes it
     """
-    pairs, which, count = np.unique(
-        place[way] * cluster.n_channels + channel, return_inverse=True, return_counts=True
-    )
+    pairs, which, count = np.unique(place[way] * cluster.n_channels + channel, return_inverse=True, return_counts=True)
     least = np.ones(len(pairs))
     np.minimum.at(least, which.reshape(-1), share)
     least[count < np.bincount(place)[pairs // cluster.n_channels]] = 0.0  # not on all ways

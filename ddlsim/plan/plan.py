@@ -112,6 +112,8 @@ class Plan:
                   forward and backward. Batches then are numbered over all steps, a pass is in the step in which its
                   rank does it, its gradient in that of its backward pass, and the last ones may not have come back.
                   (): steps begin with the updated weights, and end with all micro-batches
+    tensor        ranks that share every layer: rank r computes part r mod tensor of each layer that it has, and what
+                  must hold for a model holds for each of these parts
 
     lane          the lane that does the task; rows of one lane are in its order
     kind          place in :data:`KINDS`. Passes are forward and backward ones, and of the latter those that make the
@@ -123,9 +125,9 @@ class Plan:
     peer          send: the rank that receives; receive: the rank that sends; collective: its group; others: -1
     key           number below n that a send and its receive, or the rows of a collective, have in common; others: -1
     step          number of the training step
-    batch         passes: the micro-batch, numbered over all ranks; messages: the one whose tensors they bring over a
-                  cut between layers; all-gathers of weights that ranks keep a share of: the one for whose pass they do;
-                  others: -1
+    batch         passes, and other work on a micro-batch: its number among those of all ranks; messages: the one whose
+                  tensors they bring over a cut between layers; all-gathers of weights that ranks keep a share of: the
+                  one for whose pass they do; others: -1
     first, end    passes, update: of the layers `first` to `end` - 1; messages with a micro-batch: the layer behind the
                   cut, twice; others: 0 and 0
     part          collective: which gradients it sums, or of which the updated weights it brings; -1 if none
@@ -148,6 +150,7 @@ class Plan:
     servers: tuple[int, ...] = ()
     delays: tuple[int, ...] = ()
     cycles: tuple[Every, ...] = ()
+    tensor: int = 1
     lane: Ints
     kind: Ints
     name: Ints
@@ -206,6 +209,8 @@ class Plan:
                 raise ConfigError(f"plan: groups[{i}] = {group}: must list ranks below {self.n_ranks} once each")
         if not set(self.servers) <= set(range(self.n_ranks)):
             raise ConfigError(f"plan: servers = {self.servers}: must be ranks below {self.n_ranks}")
+        if self.tensor < 1 or self.n_ranks % self.tensor:
+            raise ConfigError(f"plan: tensor = {self.tensor}: must divide the {self.n_ranks} ranks")
         if self.delays and (len(self.delays) != self.n_layers or min(self.delays) < 0):
             raise ConfigError(f"plan: delays = {self.delays}: must be a number of at least 0 for each of the layers")
 
@@ -331,9 +336,7 @@ class Plan:
 
         return to_chakra(self, path)
 
-    def to_goal(
-        self, path: str | Path, algorithm: str | Collective | Mapping[str, str | Collective] = "ring"
-    ) -> Path:
+    def to_goal(self, path: str | Path, algorithm: str | Collective | Mapping[str, str | Collective] = "ring") -> Path:
         """Write GOAL text, collectives written out: see :func:`ddlsim.plan.goal.to_goal`."""
         from ddlsim.plan.goal import to_goal
 

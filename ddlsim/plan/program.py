@@ -211,6 +211,7 @@ class StepProgram:
             servers=template.servers,
             delays=template.delays,
             cycles=template.cycles,
+            tensor=template.tensor,
             need_offsets=np.concatenate([[0], np.cumsum(counts)]),
             needs=begins[needed] + copy.repeat(counts) * widths[needed] + need - begin_of,
             **column,

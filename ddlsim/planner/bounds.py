@@ -232,8 +232,7 @@ def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
         plan = strategy.plan(prepared.workloads, last, int(_batches(candidate)[1]))
     except ConfigError:  # an overlap, say, that does not tell its plan
         return None
-    n_ranks = len(strategy.plan_workers(candidate.workers))
-    return plan if plan.n_ranks - len(plan.servers) == n_ranks else None
+    return plan if plan.n_ranks - len(plan.servers) == candidate.workers else None
 
 
 def _batches(candidate: Candidate) -> tuple[int, float]:

@@ -20,9 +20,9 @@ from ddlsim.readable import size
 from ddlsim.units import si
 from ddlsim.workload.compute import Roofline
 from ddlsim.workload.devices import Device
-from ddlsim.workload.layer_times import WINOGRAD
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import FP32_NBYTES
+from ddlsim.workload.products import WINOGRAD
 
 
 @checked

@@ -36,8 +36,8 @@ from ddlsim.run.simulate import run
 from ddlsim.strategies import Splits, Strategy, contract
 from ddlsim.strategies.splits import SIZES, text_of_senseless
 from ddlsim.units import si
+from ddlsim.workload.jitter import Spread
 from ddlsim.workload.model import Model, ModelLike, load_model
-from ddlsim.workload.spread import Spread
 
 #: spares that are tried
 SPARES = (0, 1, 2, 4, 8)

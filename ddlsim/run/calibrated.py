@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.calibrated import PER_MESSAGE, Beyond, beyond, deviation
 from ddlsim.cluster.calibration_table import ComputeTable
-from ddlsim.cluster.extrapolation import PER_MESSAGE, Beyond, beyond, deviation
 from ddlsim.collectives import KINDS
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.strategy_names import STRATEGY_CLASSES

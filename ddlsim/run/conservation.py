@@ -64,6 +64,12 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     try:
         check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.simulated_time)
     except ConservationError as error:
+        if loop.stands_for:
+            raise ConfigError(
+                "tensor groups that are executed as one rank, and messages that are simulated beside their exchanges, "
+                f"together need more of a link than it has ({str(error).partition(_REPORT)[0]}); use fewer "
+                "micro-batches or workers, so that all ranks are executed"
+            ) from None
         if not (loop.beside.busy.any() and accounts.busy.any()):
             raise
         raise ConfigError(

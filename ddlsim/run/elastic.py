@@ -13,7 +13,7 @@ import numpy as np
 from ddlsim.cluster.machines import machines_of, rack_of_hosts
 from ddlsim.errors import ConfigError, NoUpdateError
 from ddlsim.learning import Array, Value
-from ddlsim.learning.handover import Handover, Shift
+from ddlsim.learning.learner import Handover, Shift
 from ddlsim.learning.monitor import Row
 from ddlsim.life import Elastic, Timeline
 from ddlsim.life.checkpoints import NO_CHECKPOINTS

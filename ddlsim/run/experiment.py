@@ -27,14 +27,12 @@ from ddlsim.strategies import AllReduce, Strategy, contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
-from ddlsim.workload.copies import Copies
 from ddlsim.workload.devices import DeviceLike
-from ddlsim.workload.input import Input
-from ddlsim.workload.jitter import Jitter, NoJitter
+from ddlsim.workload.input import Copies, Input
+from ddlsim.workload.jitter import Jitter, NoJitter, Spread
 from ddlsim.workload.model import ModelLike
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
-from ddlsim.workload.spread import Spread
 
 
 def _slow_downs(value: object, where: str) -> object:

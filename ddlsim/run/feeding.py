@@ -18,9 +18,8 @@ from ddlsim.runtime.worker import Process, all_of
 from ddlsim.strategies import contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Roofline, Workload
-from ddlsim.workload.copies import Copies
 from ddlsim.workload.devices import Device
-from ddlsim.workload.input import Input
+from ddlsim.workload.input import Copies, Input
 from ddlsim.workload.model import Model
 
 if TYPE_CHECKING:

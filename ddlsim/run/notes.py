@@ -244,8 +244,6 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
 
 def idle_notes_of(strategy: Strategy, cluster: Cluster, nodes: list[int], traffic: Traffic) -> list[str]:
     """Return what a run's strategy leaves unused of the cluster."""
-    rule = contract.of(strategy)
-    if len(rule.plan_workers(len(nodes))) < len(nodes):
-        return []  # one of several is simulated for all of them
-    all_ways = not {"nccl", "nccl_ring"}.isdisjoint(rule.collectives().algorithms.values())
+    algorithms = contract.of(strategy).collectives().algorithms.values()
+    all_ways = not {"nccl", "nccl_ring"}.isdisjoint(algorithms)
     return idle_notes(cluster, np.array(nodes), traffic.nbytes, all_ways)

@@ -14,7 +14,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.plan.plan import ALL_REDUCE, PUSH_PULL, REDUCE_SCATTER
 from ddlsim.run.experiment import Experiment
-from ddlsim.runtime.codec import encoding, rounded
+from ddlsim.runtime.codec import Seconds, rounded
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies import contract
@@ -64,14 +64,13 @@ def encode_seconds(
     shared = not plan.servers if fabric is None else hierarchical(fabric.algorithm)
     if shared and choice.compressor.traits.collective == "all_gather":
         share = int(np.unique(hosts, return_counts=True)[1].max())
-    pieces = max(len(plan.servers), 1)
+    pieces, encode = max(len(plan.servers), 1), Seconds(choice).encode
     different = list({id(workload): workload for workload in workloads}.values())
     least = np.array([
-        [pieces * encoding(choice, workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
+        [pieces * encode(workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
         for workload in different
     ])  # fmt: skip
-    firsts = [workloads[worker] for worker in strategy.plan_workers(len(workloads))]
-    which = np.array([next(i for i, one in enumerate(different) if one is workload) for workload in firsts])
+    which = np.array([next(i for i, one in enumerate(different) if one is workload) for workload in workloads])
     np.add.at(seconds, last[sums], least[which[plan.rank[sums]], plan.part[sums]])
     return seconds
 
@@ -82,12 +81,11 @@ def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers
 
     Of slow-downs only those count that are none. A worker draws a factor for every micro-batch; where one begins before
     another has ended, as in pipelines, that of the micro-batch counts for its passes, and for all else the least of the
-    step. A rank that stands for several workers takes at least as long as the first one.
+    step.
     """
     seconds = math.prod(min(slow.factor, 1.0) for slow in experiment.slow_downs) * (plan.seconds + besides)
     if isinstance(experiment.jitter, NoJitter):
         return seconds
-    workers = contract.of(experiment.strategy).plan_workers(n_workers)
     width = int(plan.batch.max(initial=0)) + 1
     mark = np.where(plan.batch >= 0, plan.step * width + plan.batch, -1)
     by_rank = np.argsort(plan.rank, kind="stable")
@@ -96,8 +94,7 @@ def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers
     per_step = max(len(np.unique(mark[rows][mark[rows] >= 0])) for rows in each) // max(steps, 1)
     for rows in each:
         rank = int(plan.rank[rows[0]])
-        worker = workers[rank] if rank < len(workers) else rank
-        drawn = np.array(list(itertools.islice(factors(experiment.jitter, experiment.seed, worker), steps * per_step)))
+        drawn = np.array(list(itertools.islice(factors(experiment.jitter, experiment.seed, rank), steps * per_step)))
         own = mark[rows]
         current = own[np.maximum.accumulate(np.where(own >= 0, np.arange(len(rows)), 0))]
         begins = np.flatnonzero(np.diff(current, prepend=-1) != 0)

@@ -337,9 +337,7 @@ def _memory_warnings(
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
     if parts and strategy.has_plan:
         accumulation = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
-        peak = strategy.peak_memory(whole, accumulation)
-        for rank, worker in enumerate(strategy.plan_workers(n_workers)):
-            held[worker] = float(peak[rank])
+        held = strategy.peak_memory(whole, accumulation)[:n_workers].tolist()
     different = {
         (id(stage), device.name, nbytes): (stage, device, nbytes)
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)

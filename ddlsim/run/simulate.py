@@ -16,8 +16,7 @@ from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError, NoUpdateError
 from ddlsim.learning import Learner, Plane
 from ddlsim.learning.checkpoint import Checkpoint
-from ddlsim.learning.evaluation import DivergedError
-from ddlsim.learning.handover import Shift
+from ddlsim.learning.learner import DivergedError, Shift
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.life.faults import (
     BeyondError,
@@ -224,7 +223,7 @@ class UnderWay:
         if setting.compression is not None and not setting.compresses:
             raise ConfigError(
                 f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "
-                "Exchange or Wires (ddlsim.runtime), which compress; leave it out"
+                "Exchange or Messages (ddlsim.runtime), which compress; leave it out"
             )
         if experiment.overlap_slowdown != NO_SLOWDOWN and not setting.slows:
             setting.notes.append(

@@ -1,18 +1,17 @@
 """What strategies are written with: the event loop, workers, groups, and what carries bytes and values between them."""
 
 from ddlsim.runtime.communicator import Communicator as Communicator, communicator as communicator
+from ddlsim.runtime.codec import Message as Message, Messages as Messages
 from ddlsim.runtime.exchange import Averaging as Averaging, Exchange as Exchange
 from ddlsim.runtime.fabric import Fabric as Fabric, WithFabric as WithFabric
-from ddlsim.runtime.outer import Outer as Outer
+from ddlsim.runtime.replica import Outer as Outer
 from ddlsim.runtime.replica import (
     Replica as Replica,
     local_sgd as local_sgd,
     local_steps as local_steps,
     start_replicas as start_replicas,
 )
-from ddlsim.runtime.rounds import Rounds as Rounds
+from ddlsim.runtime.servers import Servers as Servers
 from ddlsim.runtime.setting import Setting as Setting, Strategy as Strategy
-from ddlsim.runtime.shards import Shards as Shards
-from ddlsim.runtime.wires import Parcel as Parcel, Wires as Wires
 from ddlsim.runtime.worker import Process as Process, Worker as Worker
 from ddlsim.workload.buckets import Bucket as Bucket

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.network.busy import busy_rows
 from ddlsim.network.tasks import SKIPPED
+from ddlsim.plan.folding import Folding, Timeline
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -27,7 +29,9 @@ from ddlsim.plan.plan import (
     Ints,
     Plan,
 )  # fmt: skip
+from ddlsim.plan.tensor_ranks import PRODUCT
 from ddlsim.runtime import recorder as rc
+from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder, Spans
 
 _NAMES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "optimizer", COMPUTE: "optimizer"}
@@ -213,12 +217,18 @@ class Bookings:
     members  the workers that each rank stands for, which do the same at the same time
     shapes   of the first steps, the last of which is that of all further ones
     start    s at which they begin
+    folding  what the passes consist of in which ranks stand for several workers
     """
 
     def __init__(
-        self, recorder: Recorder, members: Sequence[Sequence[int]], shapes: Sequence[Shape], start: float = 0.0
-    ) -> None:
+        self, recorder: Recorder, members: Sequence[Sequence[int]], shapes: Sequence[Shape], start: float = 0.0, *,
+        folding: Folding | None = None,
+    ) -> None:  # fmt: skip
         n = len(members)
+        self.folding = folding
+        #: how often each exchange of each rank's tensor group has happened, and when it kept channels busy
+        self._times = np.zeros((n, 0 if folding is None else len(folding.exchanges)))
+        self._busy = [busy_rows(np.zeros(0, dtype=np.int64), 0.0, 0.0)]
         self.recorder, self.members, self.shapes = recorder, members, shapes
         self.seconds = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING, rc.INPUT)}
         self.booked, self.idle = np.full(n, start), np.zeros(n)
@@ -236,8 +246,8 @@ class Bookings:
         """Return the rows of a step."""
         return self.shapes[min(step, len(self.shapes) - 1)]
 
-    def step(self, number: int, tasks: Records) -> None:
-        """Book what has been done in a step: all of it or, of the last ones of a run, what has ended."""
+    def step(self, number: int, tasks: Records, now: float = np.inf) -> None:
+        """Book what has been done in a step: all of it or, of the last ones of a run, what has ended by `now`."""
         shape = self.shape(number)
         start, end = tasks["start"], tasks["end"].copy()  # the tasks are gone through again
         keys = shape.of_keys[shape.step]
@@ -249,6 +259,8 @@ class Bookings:
         for back, place, key in shape.comes:
             np.maximum.at(ready, place, self._entered[back][key])
         self._device(shape, start[shape.device], end[shape.device], ready)
+        if self.folding is not None:
+            self._passes(self.folding, shape, start[shape.device], end[shape.device], now)
         last = np.zeros(len(self.members))
         np.maximum.at(last, shape.plan.rank[shape.rows][shape.lasts], np.nan_to_num(end[shape.lasts], nan=np.inf))
         self.step_end.append(last)
@@ -273,12 +285,86 @@ class Bookings:
             np.add.at(self.seconds[kind], who[place], last - first)
             np.maximum.at(self.booked, who, until)
             if self.recorder.keep_spans:
+                if kind == rc.COMPUTE and self.folding is not None:
+                    which &= self.folding.passes.which[shape.rows][shape.device] < 0
+                    who, until = rank[which], ends[which]
                 names = shape.names if kind in (rc.COMPUTE, rc.INPUT) else shape.waits
                 self._keep(kind, names[which], who, begins[which], until)
         for i in np.flatnonzero(begun & ~over).tolist():
             for worker in self.members[rank[i]]:
                 kind = rc.INPUT if shape.samples[i] else rc.COMPUTE
                 self.recorder.open[worker] = (kind, str(shape.names[i]), float(start[i]))
+
+    def _passes(self, folding: Folding, shape: Shape, start: Floats, end: Floats, now: float) -> None:
+        """Book what tensor groups exchange in the passes of a step, whose seconds have been booked as computing."""
+        which = folding.passes.which[shape.rows][shape.device]
+        rank, done = shape.rank, (which >= 0) & ~np.isnan(start)
+        number = folding.kind[rank] * len(folding.passes.items) + which  # of the timeline
+        for each in np.unique(number[done]).tolist():
+            kind, of_pass = divmod(each, len(folding.passes.items))
+            timeline, rows = folding.timelines[kind][of_pass], np.flatnonzero(done & (number == each))
+            under_way = np.minimum(now - start[rows], timeline.seconds)
+            took = np.where(np.isnan(end[rows]), under_way, timeline.seconds)
+            self._exchanges(folding, kind, timeline, rank[rows], start[rows], took)
+            over = ~np.isnan(end[rows])
+            for seconds, sign in ((self.seconds[rc.COMPUTE], -1.0), (self.seconds[rc.COMMUNICATION], 1.0)):
+                np.add.at(seconds, rank[rows[over]], sign * timeline.exchanging)
+            for i, elapsed in zip(rows[~over].tolist(), took[~over].tolist(), strict=True):
+                self._under_way(timeline, int(rank[i]), float(start[i]), elapsed, str(shape.names[i]))
+            if self.recorder.keep_spans:
+                self._spans(timeline, rank[rows], start[rows], took, shape.names[rows])
+
+    def _exchanges(
+        self, folding: Folding, kind: int, timeline: Timeline, ranks: Ints, start: Floats, took: Floats
+    ) -> None:
+        """Count the exchanges of the same pass of several ranks, which each of them has been in for so many s."""
+        for exchange, begun, over in zip(timeline.exchange.tolist(), timeline.begun, timeline.over, strict=True):
+            share = np.clip((took - begun) / max(over - begun, 1e-300), 0.0, 1.0)
+            np.add.at(self._times[:, exchange], ranks, share)
+            if not self.recorder.keep_spans:
+                continue
+            measure = folding.measures[kind][exchange]
+            place = np.searchsorted(folding.local[kind], measure.channels)
+            for rank, first, part in zip(ranks.tolist(), (start + begun).tolist(), share.tolist(), strict=True):
+                if part > 0.0:
+                    self._busy.append(busy_rows(folding.channels[rank][place], first, first + part * measure.busy))
+            name = "message" if folding.exchanges[exchange][0] == SEND else KINDS[folding.exchanges[exchange][0]]
+            who = folding.members[ranks[took >= over]]
+            begins = np.repeat(start[took >= over], who.shape[1])
+            self.recorder.columns.append(
+                Spans(rc.TRANSFER, name.replace("_", "-"), who.ravel(), begins + begun, begins + over)
+            )
+
+    def _under_way(self, timeline: Timeline, rank: int, start: float, elapsed: float, name: str) -> None:
+        """Book what a rank has done in a pass that it has been in for `elapsed` s, and what it is in the middle of."""
+        over, begun = timeline.ends <= elapsed, timeline.starts <= elapsed
+        until = float(timeline.ends[over].max(initial=0.0))
+        computing = float((timeline.ends - timeline.starts)[over].sum())
+        kind = rc.COMMUNICATION
+        if (begun & ~over).any():
+            kind, until = rc.COMPUTE, float(timeline.starts[begun & ~over][0])
+        self.seconds[rc.COMPUTE][rank] += computing
+        self.seconds[rc.COMMUNICATION][rank] += until - computing
+        self.booked[rank] = start + until
+        for worker in self.members[rank]:
+            self.recorder.open[worker] = (kind, name if kind == rc.COMPUTE else "exchange", start + until)
+
+    def _spans(self, timeline: Timeline, ranks: Ints, start: Floats, took: Floats, names: Texts) -> None:
+        """Show what devices did in passes: they computed, and waited for exchanges between."""
+        since = np.concatenate([[0.0], timeline.ends[:-1]])
+        for before, first, last, is_product in zip(
+            since.tolist(), timeline.starts.tolist(), timeline.ends.tolist(), timeline.products, strict=True
+        ):
+            what = np.full(len(names), PRODUCT) if is_product else names
+            begun, over = took >= first, took >= last
+            exchange = np.full(int(begun.sum()), "exchange")
+            self._keep(rc.COMMUNICATION, exchange, ranks[begun], start[begun] + before, start[begun] + first)
+            self._keep(rc.COMPUTE, what[over], ranks[over], start[over] + first, start[over] + last)
+
+    def exchanged(self, n_channels: int) -> tuple[Traffic, Records]:
+        """Return what tensor groups that are executed as one rank have exchanged, and when that kept channels busy."""
+        assert self.folding is not None
+        return Traffic(*self.folding.traffic(self._times, n_channels)), np.concatenate(self._busy)
 
     def _keep(self, kind: str, names: Texts, ranks: Ints, starts: Floats, ends: Floats) -> None:
         """Show what ranks did, on the tracks of all workers that they stand for."""
@@ -293,7 +379,10 @@ class Bookings:
         """Show what the networks of `ranks` did beside computing, where it has ended."""
         over = ~np.isnan(tasks["end"][rows]) & (tasks["kind"][rows] != SKIPPED)
         done = tasks[rows[over]]
-        self.recorder.columns.append(Spans(rc.TRANSFER, name, self._first[ranks[over]], done["start"], done["end"]))
+        who = [np.array(self.members[rank], dtype=np.int64) for rank in ranks[over].tolist()]
+        times = [np.repeat(done[column], [len(each) for each in who]) for column in ("start", "end")]
+        workers = np.concatenate([np.zeros(0, dtype=np.int64), *who])
+        self.recorder.columns.append(Spans(rc.TRANSFER, name, workers, *times))
 
     def close(self, now: float, waits: dict[int, str]) -> None:
         """Hand everything over to the recorder at the end of a run; `waits` says what ranks are waiting for."""

@@ -1,34 +1,46 @@
-"""Compressed gradients in synchronous runs: what is compressed by itself, its bytes, its seconds, its values.
+"""What is compressed: which parts, their bytes, their seconds, their values; whichever route they take.
 
-Every bucket (and with several parameter servers, every server's part of it) is a *piece*: a contiguous part of
-the flat gradient, compressed by itself with a state of its own on every worker. Where the clock is that of
-another model than the one that learns, the gradient of the learning model is one piece for the values, and the
-buckets of the other model are the pieces for bytes and seconds.
+Every bucket (and with several parameter servers, every server's part of it) is a *piece*: a contiguous part of the flat
+gradient, compressed by itself with a state of its own on every worker. Where the clock is that of another model than
+the one that learns, the gradient of the learning model is one piece for the values, and the buckets of the other model
+are the pieces for bytes and seconds.
+
+A message from one party to another (:class:`Messages`) is a sum with one member. Gradients are compressed as they are.
+Of models (parameters that a server answers with, or that peers send each other) the difference to what the receiver
+holds is compressed, which the sender remembers: what a message leaves out is part of the next difference, so nothing is
+lost (Tang et al. 2018, "Communication compression for decentralized training", arXiv:1803.06443, DCD-PSGD; Yan et al.
+2020, "Dual-Way Gradient Sparsification for Asynchronous Distributed Deep Learning", ICPP, model difference tracking).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
 from ddlsim.compression.choice import Compression, Tensors, fitted
-from ddlsim.compression.contract import AnyCompressor
+from ddlsim.compression.contract import AnyCompressor, Payload, Vector
 from ddlsim.compression.cost import decode_launches, decode_traffic, encode_launches, encode_traffic, sorting
-from ddlsim.compression.exchange import title
+from ddlsim.compression.exchange import exchange, finish, hierarchical_exchange, shard_sizes, title
+from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
-from ddlsim.runtime.averaging import Averaging, Encoded, Outcome, diverging
+from ddlsim.learning.learner import DivergedError
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.streams import stream
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.model import Model
+from ddlsim.workload.model import Model, tensor_shapes
 from ddlsim.workload.precision import FP32_NBYTES
-from ddlsim.workload.tensors import tensor_shapes
+
+#: a sender's (first) message, and its next state; or between machines, what it has before they meet
+Encoded: TypeAlias = tuple[Payload | Vector, object]
 
 
 def chosen(setting: Setting, *, servers: bool) -> Compression:
@@ -69,6 +81,9 @@ def _clock_model(setting: Setting) -> Model:
     return (setting.whole[0] if setting.whole else setting.workers[0].workload).model
 
 
+# ---------------------------------------------------------------- parts of a flat vector
+
+
 def rounded(nbytes: float) -> int:
     """Return how many float32 elements a gradient of `nbytes` has."""
     return round(nbytes / FP32_NBYTES)
@@ -76,12 +91,8 @@ def rounded(nbytes: float) -> int:
 
 def backwards(buckets: Sequence[Bucket]) -> list[slice]:
     """Return the elements of the flat gradient that buckets hold, which go from its last tensor to the first."""
-    parts, end = [], sum(rounded(bucket.nbytes) for bucket in buckets)
-    for bucket in buckets:
-        start = end - rounded(bucket.nbytes)
-        parts.append(slice(start, end))
-        end = start
-    return parts
+    ends = [rounded(nbytes) for nbytes in np.cumsum([0.0, *(bucket.nbytes for bucket in buckets)]).tolist()]
+    return [slice(ends[-1] - end, ends[-1] - start) for start, end in pairwise(ends)]
 
 
 def cut(part: slice, n_parts: int) -> list[slice]:
@@ -91,19 +102,7 @@ def cut(part: slice, n_parts: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(bounds)]
 
 
-def known_nbytes(compressor: AnyCompressor, n: int, step: int) -> tuple[float, ...] | None:
-    """Return the bytes of each round's message at encode number `step`, or None if they depend on values."""
-    sizes = compressor.expected_nbytes(n, step)
-    return None if sizes is None else tuple(float(size) for size in sizes)
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """n elements that a worker compresses by itself (in the model of the clock), with their compressors."""
-
-    n: int
-    compressor: AnyCompressor
-    down: AnyCompressor | None
+# ---------------------------------------------------------------- seconds
 
 
 @dataclass(frozen=True)
@@ -112,16 +111,23 @@ class Seconds:
 
     choice: Compression
 
-    def encode(self, worker: Worker, n: int, nbytes: float) -> float:
-        """Return what a worker needs to encode n elements to `nbytes`, all rounds."""
-        return encoding(self.choice, worker.workload, n, nbytes)
+    def encode(self, workload: Workload, n: int, nbytes: float) -> float:
+        """Return what a worker with this workload needs to encode n elements to `nbytes`, all rounds."""
+        if self.choice.given is not None:
+            return self.choice.given.encode_seconds(n)
+        traits, seconds = self.choice.compressor.traits, 0.0
+        if self.choice.cost == "sort":
+            seconds, traits = sorting(traits, n)
+        return seconds + _kernels(workload, encode_traffic(traits, n, nbytes), encode_launches(traits))
 
-    def decode(self, worker: Worker, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1) -> float:
+    def decode(
+        self, workload: Workload, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1
+    ) -> float:
         """Return what a worker needs to decode payloads of `nbytes` in all to a mean of n elements."""
         if self.choice.given is not None:
             return self.choice.given.decode_seconds(n, n_payloads)
         traffic = decode_traffic(compressor.traits, n, nbytes, n_payloads)
-        return _kernels(worker.workload, traffic, decode_launches(compressor.traits, n_payloads))
+        return _kernels(workload, traffic, decode_launches(compressor.traits, n_payloads))
 
     def server(self, n: int, n_payloads: int) -> float:
         """Return what a server needs to decode payloads of n elements each, and to encode the answer."""
@@ -131,27 +137,99 @@ class Seconds:
         return cost.decode_seconds(n, n_payloads) + (cost.encode_seconds(n) if self.choice.down is not None else 0.0)
 
 
-def encoding(choice: Compression, workload: Workload, n: int, nbytes: float) -> float:
-    """Return the s that a worker with this workload needs to encode n elements to `nbytes`, all rounds."""
-    if choice.given is not None:
-        return choice.given.encode_seconds(n)
-    traits, seconds = choice.compressor.traits, 0.0
-    if choice.cost == "sort":
-        seconds, traits = sorting(traits, n)
-    return seconds + _kernels(workload, encode_traffic(traits, n, nbytes), encode_launches(traits))
-
-
 def _kernels(workload: Workload, traffic: float, launches: int) -> float:
     """Return the s of kernels that move `traffic` bytes between them: launches are hidden behind long ones only."""
     return max(traffic / workload.memory_bandwidth, launches * workload.launch_time)
 
 
+# ---------------------------------------------------------------- values
+
+
+@contextmanager
+def _diverging(what: str) -> Iterator[None]:
+    """A vector that cannot be compressed (not finite, beyond half precision) means that the run has diverged."""
+    try:
+        yield
+    except ConfigError as error:
+        raise DivergedError(f"diverged: {what}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """mean    (n,) the vector that every receiver ends with
+    states  every sender's state
+    server  the parameter server's state
+    answer  bytes of the server's message to each worker
+    """
+
+    mean: Vector
+    states: Sequence[object]
+    server: object = None
+    answer: float = 0.0
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How what `n_senders` encode becomes one vector, as pure functions.
+
+    order    senders as a tree merges them; or machine by machine, `n_local` on each, where machines are dense inside
+             and compressed between each other (:func:`~ddlsim.compression.hierarchical_exchange`): a worker then
+             compresses the machine's mean of its own shard, so nothing is encoded before its workers have met
+    served   every sender is alone with a server, which averages what it decodes and answers with `down` (None: dense).
+             With error feedback on both sides this is DoubleSqueeze (Tang et al. 2019, arXiv:1905.05957, algorithm 1)
+    """
+
+    compressor: AnyCompressor
+    n_senders: int
+    order: Sequence[int] = ()
+    n_local: int = 0
+    served: bool = False
+    down: AnyCompressor | None = None
+
+    def start(self, n: int, seed: int) -> Outcome:
+        """Return the states before the first exchange of n elements."""
+        sizes = shard_sizes(n, self.n_local) if self.n_local else [n]
+        local = {sender: place % len(sizes) for place, sender in enumerate(self.order or range(self.n_senders))}
+        states = [self.compressor.init(sizes[local[sender]], seed) for sender in range(self.n_senders)]
+        server = self.down.init(n, seed) if self.served and self.down is not None else None
+        return Outcome(np.zeros(n, np.float32), states, server)
+
+    def encode(self, vector: Vector, state: object, rng: np.random.Generator) -> Encoded:
+        """Return a sender's message, and its state after it."""
+        if self.n_local:
+            return vector, state
+        message: Encoded = self.compressor.encode(vector, state, rng)
+        return message
+
+    def finish(self, encoded: Sequence[Encoded], before: Outcome, rng: Callable[[int], np.random.Generator]) -> Outcome:
+        """Return what comes of all senders' messages; `rng` is the stream of each of them, then the server's."""
+        if self.served:
+            alone = [finish(self.compressor, [each]) for each in encoded]
+            average, states = mean([each.mean for each in alone]), [each.states[0] for each in alone]
+            if self.down is None:
+                return Outcome(average, states, answer=FP32_NBYTES * average.size)
+            done = exchange(self.down, [average], [before.server], [rng(self.n_senders)])
+            return Outcome(done.mean, states, done.states[0], float(done.nbytes.sum()))
+        order = self.order or range(len(encoded))
+        ordered = [encoded[sender] for sender in order]
+        if self.n_local:
+            vectors, before_each = zip(*ordered, strict=True)
+            streams = [rng(sender) for sender in order]
+            within = hierarchical_exchange(self.compressor, vectors, before_each, streams, self.n_local)
+            average, after = within.mean, within.states
+        else:
+            done = finish(self.compressor, ordered)
+            average, after = done.mean, done.states
+        by_sender = dict(zip(order, after, strict=True))
+        return Outcome(average, [by_sender[sender] for sender in range(len(encoded))])
+
+
 @dataclass
 class _Unit:
-    """Values of a part of the learning model's gradient, `before` being the outcome of its last exchange."""
+    """Values of a part of the learning model's vector, `before` being the outcome of its last exchange."""
 
     part: slice
-    averaging: Averaging
+    coding: Coding
     before: Value[Outcome]
 
 
@@ -162,65 +240,93 @@ class _Step:
     nbytes: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
 
 
-class Codec:
-    """The pieces of what some workers exchange step after step, and their values.
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """n elements that a sender compresses by themselves (in the model of the clock), with their compressors."""
 
-    ranks      of the workers
-    parts      elements of each piece, of the clock's model
-    averaging  makes what computes the values of a piece, from its compressors
-    vector     what is encoded, of a step and a worker's place among the ranks
-    tensors    (name, shape) of those of the clock's model that it consists of, all if nothing is given
+    n: int
+    compressor: AnyCompressor
+    down: AnyCompressor | None
+
+
+class Codec:
+    """What some senders encode step after step: bytes, seconds and values.
+
+    ranks    of the senders
+    parts    elements of each piece, of the clock's model
+    vector   what is encoded, of a step and a sender's place among the ranks
+    order, n_local, served
+             how messages become one vector (:class:`Coding`)
+    tensors  (name, shape) of those of the clock's model that it consists of, all if nothing is given
+    learned  the learning model's tensors, and what of its vector the (one) piece is; None: vectors are whole
+    name     of the direction, for streams of random numbers, and the `number` of its first piece
     """
 
     def __init__(
-        self, setting: Setting, ranks: Sequence[int], choice: Compression, parts: Sequence[slice],
-        averaging: Callable[[AnyCompressor, AnyCompressor | None], Averaging],
-        vector: Callable[[int, int], Value[Array]], tensors: Tensors | None = None,
-    ) -> None:  # fmt: skip
-        self.choice = choice
-        self.ranks = ranks
+        self,
+        setting: Setting,
+        ranks: Sequence[int],
+        choice: Compression,
+        parts: Sequence[slice],
+        vector: Callable[[int, int], Value[Array]],
+        *,
+        order: Sequence[int] = (),
+        n_local: int = 0,
+        served: bool = False,
+        tensors: Tensors | None = None,
+        learned: tuple[Tensors, slice] | None = None,
+        name: str = "",
+        number: int = 0,
+    ) -> None:
+        self.choice, self.ranks, self.vector, self.name, self.number = choice, ranks, vector, name, number
         self.seconds = Seconds(choice)
         self.learner: Learner = setting.learner
         self.seed = setting.seed
-        self.n_workers = len(ranks)
-        self.vector = vector
+        self.n_senders = len(ranks)
         timed = tensor_shapes(_clock_model(setting)) if tensors is None else tensors
         self.pieces = [Piece(part.stop - part.start, *self._fitted(timed, part)) for part in parts]
-        self.one_model = one_model(setting)
+        self.by_piece = learned is not None or one_model(setting)
         self._steps: dict[int, _Step] = {}
         self._units: list[_Unit] = []
         task = self.learner.task
-        if task is not None:
-            if not self.one_model:
-                setting.notes.append(
-                    f"compression: the gradient of {task.network.model.name} is compressed as one; bytes and seconds "
-                    f"are those of the buckets of {_clock_model(setting).name}"
-                )
-                parts = [slice(0, task.network.n_params)]
-            learned = timed if self.one_model else tensor_shapes(task.network.model)
-            self._units = [self._unit(part, averaging(*self._fitted(learned, part))) for part in parts]
+        if task is None:
+            return
+        if not self.by_piece:
+            setting.notes.append(
+                f"compression: the gradient of {task.network.model.name} is compressed as one; bytes and seconds "
+                f"are those of the buckets of {_clock_model(setting).name}"
+            )
+            parts = [slice(0, task.network.n_params)]
+        here = timed if self.by_piece else tensor_shapes(task.network.model)
+        if learned is not None:
+            here, parts = learned[0], [learned[1]]
+        for part in parts:
+            compressor, down = self._fitted(here, part)
+            coding = Coding(compressor, self.n_senders, order, n_local, served, down)
+            taken = part if learned is None else slice(0, part.stop - part.start)
+            before = self.learner.plane.constant(coding.start(part.stop - part.start, self.seed))
+            self._units.append(_Unit(taken, coding, before))
 
-    def _fitted(
-        self, tensors: Tensors, part: slice
-    ) -> tuple[AnyCompressor, AnyCompressor | None]:
+    def _fitted(self, tensors: Tensors, part: slice) -> tuple[AnyCompressor, AnyCompressor | None]:
         down = self.choice.down
         return fitted(self.choice.compressor, tensors, part), None if down is None else fitted(down, tensors, part)
 
-    def _unit(self, part: slice, averaging: Averaging) -> _Unit:
-        n = part.stop - part.start
-        return _Unit(part, averaging, self.learner.plane.constant(averaging.start(n, self.n_workers, self.seed)))
-
     # ------------------------------------------------------------ bytes
 
+    @property
+    def sizes_known(self) -> bool:
+        """Whether sizes do not depend on values."""
+        compressors = (self.pieces[0].compressor, self.pieces[0].down)
+        return all(each is None or each.expected_nbytes(1) is not None for each in compressors)
+
     def nbytes(self, step: int, piece: int, place: int) -> tuple[float, ...]:
-        """Return the bytes of a worker's messages for a piece, one per round."""
-        known = known_nbytes(self.pieces[piece].compressor, self.pieces[piece].n, step)
+        """Return the bytes of a sender's messages for a piece, one per round."""
+        known = self.pieces[piece].compressor.expected_nbytes(self.pieces[piece].n, step)
         if known is not None:
-            return known
+            return tuple(float(size) for size in known)
         sizes = self._at(step).nbytes
         if (piece, place) not in sizes:
-            unit = piece if self.one_model else 0
-            message = self._encoded(step, unit, place)
+            message = self._encoded(step, piece if self.by_piece else 0, place)
             size: float = self.learner.scalar(lambda: _payload_nbytes(message.read()))
             sizes[piece, place] = (size * self._share(piece),)
         return sizes[piece, place]
@@ -229,25 +335,25 @@ class Codec:
         """Return the bytes of the server's answer to each worker."""
         down, n = self.pieces[piece].down, self.pieces[piece].n
         if down is None:
-            sizes = known_nbytes(self.pieces[piece].compressor, n, step)
+            sizes = self.pieces[piece].compressor.expected_nbytes(n, step)
             sparse = self.choice.compressor.traits.sparse_answer and sizes is not None
             return 2.0 * sizes[-1] if sparse and sizes is not None else FP32_NBYTES * n
-        known = known_nbytes(down, n, step)
+        known = down.expected_nbytes(n, step)
         if known is not None:
-            return sum(known)
-        outcome = self._outcome(step, piece if self.one_model else 0)
+            return float(sum(known))
+        outcome = self._outcome(step, piece if self.by_piece else 0)
         size: float = self.learner.scalar(lambda: outcome.read().answer)
         return size * self._share(piece)
 
     def _share(self, piece: int) -> float:
         """Return how large a piece is, in units of what its values are computed for."""
-        part = self._units[piece if self.one_model else 0].part
+        part = self._units[piece if self.by_piece else 0].part
         return float(self.pieces[piece].n / max(part.stop - part.start, 1))
 
     # ------------------------------------------------------------ values
 
     def mean(self, step: int) -> Value[Array]:
-        """Return the gradient that every worker ends a step with; statistics of batches are not compressed."""
+        """Return the vector that all end a step with; statistics of batches are not compressed."""
         if not self._units:
             return ABSENT
         outcomes = [self._outcome(step, unit) for unit in range(len(self._units))]
@@ -256,7 +362,7 @@ class Codec:
         self._at(step).encoded.clear()  # all sizes that anybody will ask for are known
         forwards = sorted(range(len(outcomes)), key=lambda i: self._units[i].part.start)
         joined: Value[Array] = self.learner.plane.apply(_joined, *[outcomes[i] for i in forwards])
-        return joined.carrying(*[self.vector(step, place) for place in range(self.n_workers)])
+        return joined.carrying(*[self.vector(step, place) for place in range(self.n_senders)])
 
     def _at(self, step: int) -> _Step:
         if step not in self._steps:
@@ -271,8 +377,8 @@ class Codec:
 
             def encode(vector: Array, before: Outcome) -> Encoded:
                 part = np.asarray(vector[this.part], np.float32)
-                with diverging(f"worker {self.ranks[place]} cannot compress what it sends in step {step}"):
-                    return this.averaging.encode(part, before.states[place], self._stream(place, step, unit))
+                with _diverging(f"worker {self.ranks[place]} cannot compress what it sends {self.name}in step {step}"):
+                    return this.coding.encode(part, before.states[place], self._stream(place, step, unit))
 
             made[unit, place] = self.learner.plane.apply(encode, self.vector(step, place), this.before)
         return made[unit, place]
@@ -282,19 +388,18 @@ class Codec:
         if unit not in made:
             this = self._units[unit]
 
-            def finish(before: Outcome, *encoded: Encoded) -> Outcome:
-                rngs = [self._stream(place, step, unit) for place in range(self.n_workers + 1)]
-                with diverging(f"the mean of step {step} cannot be compressed"):
-                    return this.averaging.finish(encoded, before, rngs)
+            def finished(before: Outcome, *encoded: Encoded) -> Outcome:
+                with _diverging(f"what is sent {self.name}in step {step} cannot be decoded or compressed again"):
+                    return this.coding.finish(encoded, before, lambda place: self._stream(place, step, unit))
 
-            messages = [self._encoded(step, unit, place) for place in range(self.n_workers)]
-            made[unit] = self.learner.plane.apply(finish, this.before, *messages)
+            messages = [self._encoded(step, unit, place) for place in range(self.n_senders)]
+            made[unit] = self.learner.plane.apply(finished, this.before, *messages)
         return made[unit]
 
     def _stream(self, place: int, step: int, unit: int) -> np.random.Generator:
-        """Return the random numbers of a worker; beyond the last place, those of the server."""
-        rank = self.ranks[place] if place < self.n_workers else len(self.ranks)
-        return stream(self.seed, rank, f"compression {step} {unit}")
+        """Return the random numbers of a sender; beyond the last place, those of the server."""
+        rank = self.ranks[place] if place < self.n_senders else len(self.ranks)
+        return stream(self.seed, rank, f"compression {self.name}{step} {self.number + unit}")
 
 
 def _payload_nbytes(encoded: Encoded) -> float:
@@ -303,3 +408,152 @@ def _payload_nbytes(encoded: Encoded) -> float:
 
 def _joined(*outcomes: Outcome) -> Array:
     return outcomes[0].mean if len(outcomes) == 1 else np.concatenate([outcome.mean for outcome in outcomes])
+
+
+# ---------------------------------------------------------------- messages from one party to another
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """What is sent at once: what arrives as `value`, the bytes of each part, the s that its compressing takes a worker
+    (to encode what goes up, to decode what comes down)."""
+
+    value: Value[Array]
+    sizes: list[float]
+    seconds: float = 0.0
+
+
+@dataclass
+class _Sender:
+    """One party's messages to another: their codec, the next one's number, and what the receiver holds, of models."""
+
+    codec: Codec
+    held: Value[Array]
+    vector: Value[Array] = ABSENT
+    step: int = 0
+
+    def send(self, vector: Value[Array], *, model: bool) -> tuple[Value[Array], float]:
+        """Return what arrives of a vector, or what the receiver holds of a model then, and the bytes."""
+        self.vector = vector - self.held if model else vector
+        nbytes = sum(self.codec.nbytes(self.step, 0, 0))
+        arrives = self.codec.mean(self.step)
+        self.step += 1
+        if not model:
+            return arrives, nbytes
+        self.held = self.held + arrives
+        return self.held, nbytes
+
+
+class Messages:
+    """Vectors, cut in `n_parts` equal ones, from workers to as many servers and back, or among peers; encoded if the
+    run compresses.
+
+    owner   who sends, for errors
+    peers   models go from worker to worker; otherwise gradients to servers, or with ``models`` models, and models back
+
+    Raises ConfigError for compression that does not fit.
+    """
+
+    def __init__(
+        self, setting: Setting, n_parts: int = 1, *, owner: str, peers: bool = False, models: bool = False
+    ) -> None:
+        self.setting, self.n_parts, self.learner = setting, n_parts, setting.learner
+        self.parts = setting.learner.parts(n_parts)
+        self.choice: Compression | None = None
+        if setting.compression is None:
+            return
+        choice = self.choice = chosen(setting, servers=not peers)
+        self._check(owner, choice, peers=peers, models=models or peers)
+        self.seconds = Seconds(choice)
+        workload, task = setting.workers[0].workload, setting.learner.task
+        self._clock = cut(slice(0, rounded(workload.gradient_nbytes)), n_parts)
+        self._shapes = tensor_shapes(workload.model), () if task is None else tensor_shapes(task.network.model)
+        self._senders: dict[tuple[str, int, int], _Sender] = {}
+        for part in self._clock:  # what does not fit is said before the run
+            fitted(choice.compressor, self._shapes[0], part)
+        if not one_model(setting) and task is not None:
+            setting.notes.append(
+                f"compression: the gradient of {task.network.model.name} is compressed; bytes and seconds are those "
+                f"of {workload.model.name}"
+            )
+
+    def _check(self, owner: str, choice: Compression, *, peers: bool, models: bool) -> None:
+        if peers and choice.down is not None:
+            raise ConfigError(
+                f"compression: down = {title(choice.down)} has no effect with {owner}: its workers send each other "
+                "models, there and back the same way; leave it out"
+            )
+        for differences in (choice.compressor if models else None, choice.down):
+            if differences is None or not differences.traits.no_feedback:
+                continue
+            where = "down = " if differences is choice.down else ""
+            raise ConfigError(
+                f"compression: {where}{title(differences)}: {owner} sends the difference to what "
+                "the receiver holds, with what was left out before; that is error feedback already, and this "
+                f"compressor must not have more of it ({differences.traits.no_feedback}); use one such as TopK"
+            )
+
+    def gradient(self, worker: Worker, vector: Value[Array], part: int | None = None) -> Message:
+        """Return what arrives of a worker's gradient, whole, or its `part`."""
+        return self._sent("up", worker, vector, part, model=False)
+
+    def model(self, worker: Worker, params: Value[Array], to: int | None = None) -> Message:
+        """Return what the receiver (a server, or the rank `to`) of a worker's model holds then."""
+        return self._sent("up" if to is None else f"to {to}", worker, params, None, model=True)
+
+    def answer(self, worker: Worker, params: Value[Array], part: int | None = None) -> Message:
+        """Return what a worker holds after a server's answer: `params`, all of them or a server's `part`."""
+        return self._sent("down", worker, params, part, model=True)
+
+    def server_seconds(self, part: int = 0) -> float:
+        """Return the s that a server needs for a push, beside its update."""
+        return 0.0 if self.choice is None else self.seconds.server(self._n(part), 1)
+
+    def decode_seconds(self, worker: Worker, message: Message) -> float:
+        """Return the s that a worker needs to decode what a peer has sent."""
+        if self.choice is None:
+            return 0.0
+        decode, compressor = self.seconds.decode, self.choice.compressor
+        return sum(decode(worker.workload, compressor, self._n(i), size) for i, size in enumerate(message.sizes))
+
+    def _n(self, part: int) -> int:
+        n: int = self._clock[part].stop - self._clock[part].start
+        return n
+
+    def _sent(self, name: str, worker: Worker, vector: Value[Array], part: int | None, *, model: bool) -> Message:
+        choice, parts, down = self.choice, range(self.n_parts) if part is None else (part,), name == "down"
+        compressor = None if choice is None else choice.down if down else choice.compressor
+        if compressor is None:
+            dense = worker.workload.gradient_nbytes / self.n_parts
+            piece = vector if part is None or model or self.n_parts == 1 else vector[self.parts[part]]
+            return Message(piece, [dense if choice is None else FP32_NBYTES * self._n(i) for i in parts])
+        values, sizes, seconds = [], [], 0.0
+        for i in parts:
+            sender = self._sender(name, worker.rank, i, compressor)
+            piece = vector if part is not None and model else vector[self.parts[i]]
+            value, nbytes = sender.send(piece, model=model)
+            values.append(value)
+            sizes.append(nbytes)
+            if down:
+                seconds += self.seconds.decode(worker.workload, compressor, self._n(i), nbytes)
+            else:
+                seconds += self.seconds.encode(worker.workload, self._n(i), nbytes)
+        return Message(self.learner.concatenate(values), sizes, seconds)
+
+    def _sender(self, name: str, rank: int, part: int, compressor: AnyCompressor) -> _Sender:
+        key = name, rank, part
+        if key not in self._senders:
+            assert self.choice is not None
+            codec = Codec(
+                self.setting,
+                [rank],
+                dataclasses.replace(self.choice, compressor=compressor, down=None),
+                [self._clock[part]],
+                lambda step, place: self._senders[key].vector,
+                tensors=self._shapes[0],
+                learned=(self._shapes[1], self.parts[part]),
+                name=f"{name} ",
+                number=part,
+            )
+            self._senders[key] = _Sender(codec, self.learner.initial[self.parts[part]])
+        return self._senders[key]

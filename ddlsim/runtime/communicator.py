@@ -112,9 +112,10 @@ class Communicator:
             return [places.tolist() for places in self.groups]
         return [list(range(self.n_ranks))[first : first + size] for first in range(0, self.n_ranks, size)]
 
-    def part(self, places: Sequence[int]) -> Communicator:
-        """Return the communicator of some of the members, on the same fabric."""
-        return Communicator(self.setting, self.fabric, [self.workers[place] for place in places], owner=self.owner)
+    def part(self, places: Sequence[int], fabric: Fabric | None = None, bystanders: Sequence[int] = ()) -> Communicator:
+        """Return the communicator of some of the members, on the same fabric or another one."""
+        members = [self.workers[place] for place in places]
+        return Communicator(self.setting, fabric or self.fabric, members, bystanders=bystanders, owner=self.owner)
 
     @property
     def simulated(self) -> bool:
@@ -155,9 +156,9 @@ class Communicator:
         algorithm other than the fabric's) is wanted and not known."""
         if self.simulated:
             return
-        for phase in self.phases(kind, 1.0):
+        for phase in self.phases(kind, 1.0, algorithm):
             if phase.kind not in self._costs:
-                inside = self._by_level or (phase.kind != "all_reduce" and algorithm is None)
+                inside = self._by_level(kind, algorithm) or (phase.kind != "all_reduce" and algorithm is None)
                 chosen = self.fabric.algorithm if algorithm is None else algorithm
                 chosen = "auto" if inside and phase.kind == "all_reduce" else "ring" if inside else chosen
                 setting, cost = self.setting, self.fabric.cost
@@ -248,32 +249,37 @@ class Communicator:
             self._known[phases] = replace(total, traffic=total.traffic._replace(busy=busy))
         return self._known[phases]
 
-    def phases(self, kind: str, nbytes: float) -> tuple[Phase, ...]:
-        """Return what a collective of known time consists of."""
-        if kind == "all_reduce" and self._by_level:
+    def phases(self, kind: str, nbytes: float, algorithm: str | Collective | None = None) -> tuple[Phase, ...]:
+        """Return what a collective of known time consists of, by an algorithm other than the fabric's."""
+        if self._by_level(kind, algorithm):
             n_named = str(self.fabric.algorithm).count(",") + 1  # levels beyond those named are one
             inner = self.nested.shape[1:] if n_named == 1 else self.nested.shape[1:][1 - n_named :]
-            return self.by_level(nbytes, self.nested.reshape(-1, *inner))
+            return self.by_level(nbytes, self.nested.reshape(-1, *inner), kind=kind)
         return (Phase(kind, (tuple(self.nodes[place] for place in self.order.tolist()),), nbytes),)
 
-    def by_level(self, nbytes: float, nested: Ints, between: Phase | None = None) -> tuple[Phase, ...]:
+    def by_level(
+        self, nbytes: float, nested: Ints, between: Phase | None = None, kind: str = "all_reduce"
+    ) -> tuple[Phase, ...]:
         """Return the phases of an exchange over `nbytes` among ``nested`` places: at every level from the innermost
         outwards each member sums up a part, and between the outermost groups those with the same part all-reduce it, or
-        exchange it as `between` has it."""
+        exchange it as `between` has it. A reduce-scatter consists of the sums only, an all-gather of their reverse."""
         nodes, phases = np.array(self.nodes)[nested], []
         for axis in range(nested.ndim - 1, -1, -1):
             groups = tuple(map(tuple, np.moveaxis(nodes, axis, -1).reshape(-1, nested.shape[axis]).tolist()))
             phases.append(Phase("reduce_scatter", groups, nbytes))
             nbytes /= nested.shape[axis]
+        if kind != "all_reduce":
+            in_order = phases if kind == "reduce_scatter" else reversed(phases)
+            return tuple(phase._replace(kind=kind) for phase in in_order if len(phase.groups[0]) > 1)
         *inner, across = phases
         across = across._replace(kind="all_reduce") if between is None else between._replace(groups=across.groups)
         outwards = [phase._replace(kind="all_gather") for phase in reversed(inner)]
         return tuple(phase for phase in (*inner, across, *outwards) if len(phase.groups[0]) > 1)
 
-    @functools.cached_property
-    def _by_level(self) -> bool:
-        """Whether all-reduces of known time go level by level."""
-        return self.fabric.cost == "nccl" and hierarchical(self.fabric.algorithm) and self.nested.size > 0
+    def _by_level(self, kind: str, algorithm: str | Collective | None) -> bool:
+        """Return whether collectives of a kind and of known time go level by level."""
+        chosen = self.fabric.algorithm if kind == "all_reduce" else algorithm
+        return self.fabric.cost == "nccl" and hierarchical(chosen) and self.nested.size > 0
 
     @functools.cached_property
     def nested(self) -> Ints:

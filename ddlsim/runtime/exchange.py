@@ -1,34 +1,796 @@
-"""Collectives over whole vectors, round after round: waited for at once, or in the background while workers compute.
+"""Exchange = route x codec: what the members of a group bring becomes one vector, which all of them have then.
 
-**Compressed models.** What a compressor keeps of a model is little; what it keeps of the difference to a model that all
-members know already loses nothing for ever. So of models the difference to the mean of the latest round that has ended
-(or to what was made of it for all) is encoded, and what all have then is that plus the mean of the differences (Basu et
-al. 2019, Qsparse-local-SGD, arXiv:1906.02367, algorithm 1). Gradients, and what else is small by itself, are encoded as
-they are.
+The *codec* (:mod:`ddlsim.runtime.codec`) says what is encoded, to how many bytes, in which time; without one vectors
+travel as they are. The *route* is one of
+
+:class:`CollectiveExchange`  collectives one after the other, each simulated by a schedule or of known time. What is
+    encoded takes those that its compressor needs: the fabric's own algorithm over the payload, once per round
+    ("all_reduce"); an all-gather of everybody's payload, with "hierarchical" only between machines, dense inside
+    ("all_gather"); every worker counts the votes of an N-th of the signs, then a ring all-gather of the majority
+    ("majority_vote"); a binomial tree, up to rank 0 of the order and down again ("gtopk_tree"). Payloads whose sizes
+    depend on values go round a ring message by message
+:class:`ThroughServers`  pushes to parameter servers that take time, and pulls from them
+:class:`InGroups`  dense inside groups, between which vectors take another route
+
+**Whole vectors, round after round** (:class:`Averaging`). What a compressor keeps of a model is little; what it keeps
+of the difference to a model that all members know already loses nothing for ever. So of models the difference to the
+mean of the latest round that has ended (or to what was made of it for all) is encoded, and what all have then is that
+plus the mean of the differences (Basu et al. 2019, Qsparse-local-SGD, arXiv:1906.02367, algorithm 1). Gradients, and
+what else is small by itself, are encoded as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import simpy
 
-from ddlsim.collectives import Collective
+from ddlsim.collectives import Collective, Schedule, build, messages, reorder, sequence
+from ddlsim.collectives.push_pull import inside
+from ddlsim.compression.choice import Tensors
+from ddlsim.compression.exchange import shard_sizes, title
+from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.runtime.carrier import Carrier, Dense
-from ddlsim.runtime.coded import Coded
-from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.worker import Computation, Process, Worker
-from ddlsim.workload.buckets import one_bucket
+from ddlsim.plan.plan import KINDS
+from ddlsim.runtime.codec import Codec, chosen, cut
+from ddlsim.runtime.communicator import Communicator, hierarchical
+from ddlsim.runtime.costs import Phase
+from ddlsim.runtime.fabric import Fabric, algorithm_for, halves_of, name_of
+from ddlsim.runtime.server_work import ServerWork
+from ddlsim.runtime.servers import Threads
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Computation, Process, Worker, all_of
+from ddlsim.workload.precision import FP32_NBYTES
 
-T = TypeVar("T")
+#: what a part travels by: one collective, simulated by a "schedule" or of "known" time, or a "process"
+Route = Literal["schedule", "known", "process"]
+#: (step, place of a member) -> what it brings
+Vectors = Callable[[int, int], Value[Array]]
+
+
+class Exchange:
+    """Vectors of all members of a communicator, in parts, become their mean.
+
+    what     a worker is said to do while it waits for it
+    codec    None: vectors travel as they are
+    decodes  whether workers decode parts as they arrive; otherwise they wait for the last one only
+    """
+
+    what: str
+    codec: Codec | None = None
+    decodes = False
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.loop, self.place = communicator.setting.loop, communicator.place
+
+    @property
+    def route(self) -> Route:
+        """What a part travels by."""
+        return "process"
+
+    def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
+        """Return the seconds that a worker computes when a part is ready, before it leaves."""
+        if self.codec is None:
+            return 0.0
+        place, seconds = self.place[worker.rank], 0.0
+        for piece, n in self._encoded(part, place):
+            nbytes = sum(self._nbytes(step, piece, place))
+            seconds += self.codec.seconds.encode(worker.workload, n, nbytes)
+        return seconds
+
+    def decode_seconds(self, worker: Worker, step: int, part: int) -> float:
+        """Return the seconds that a worker computes when a part's mean has arrived."""
+        return 0.0
+
+    def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
+        """Let a worker's parts, which are `nbytes` without codec, leave as one now; return the event of the mean's
+        arrival."""
+        raise NotImplementedError
+
+    def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
+        """Return the one collective of parts, and the bytes of its buffer, where the route is a schedule."""
+        raise NotImplementedError
+
+    def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
+        """Return what the one collective of parts consists of, where its time is known."""
+        raise NotImplementedError
+
+    def buffer_nbytes(self, part: int, nbytes: float) -> float:
+        """Return the bytes that a worker puts into the buffer of a part of `nbytes`, in the first step."""
+        if self.codec is None:
+            return nbytes
+        if not self.codec.sizes_known:
+            raise ConfigError(
+                f"compression: {title(self.codec.choice.compressor)}: the size of what it sends depends on values, but "
+                "what is fused in buffers must have known sizes; use overlap = 'none', 'layer' or 'ddp', or a "
+                "compressor such as TopK"
+            )
+        return sum(sum(self._nbytes(0, piece, 0)) for piece, _ in self._encoded(part, 0))
+
+    def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
+        """Return what every worker ends with, given what all have brought, by place."""
+        return self.communicator.setting.learner.mean(vectors) if self.codec is None else self.codec.mean(step)
+
+    def _encoded(self, part: int, place: int) -> Sequence[tuple[int, int]]:
+        """Return the pieces that a member encodes for a part, and how many elements of each."""
+        assert self.codec is not None
+        return [(part, self.codec.pieces[part].n)]
+
+    def _nbytes(self, step: int, piece: int, place: int) -> tuple[float, ...]:
+        """Return the bytes of a member's messages for a piece, one per round."""
+        assert self.codec is not None
+        return self.codec.nbytes(step, piece, place)
+
+
+# ---------------------------------------------------------------- collectives
+
+
+class Call(NamedTuple):
+    """A collective of a `kind` over `nbytes` that a member enters, by an `algorithm` (None: the fabric's) or by a
+    `schedule`."""
+
+    communicator: Communicator
+    kind: str
+    nbytes: float
+    algorithm: str | Collective | None = None
+    schedule: Schedule | None = None
+
+    def planned(self) -> Schedule:
+        """Return its schedule."""
+        return self.schedule or self.communicator.schedule(self.nbytes, self.kind, self.algorithm)
+
+    def enter(self, key: Hashable, worker: Worker) -> simpy.Event:
+        """Let a member enter it now; the event is that of its end for this member."""
+        if self.schedule is not None:
+            return self.communicator.follow(key, worker, self.nbytes, self.planned)
+        return self.communicator.enter(key, worker, self.nbytes, self.kind, self.algorithm)
+
+
+class CollectiveExchange(Exchange):
+    """An :class:`Exchange` by collectives of a `kind`: "all_reduce", or "reduce_scatter" where a member needs no more
+    than its shard of the mean; or of another kind, which does not encode.
+
+    algorithm  of collectives of that kind, the fabric's if nothing is given
+    schedule   bytes -> the schedule by which vectors travel, in place of an algorithm
+    parts      elements of the flat vector that are compressed by themselves, where the run compresses
+    vectors    what a member brings to a step, where it may be compressed
+    tensors    (name, shape) of those that the vector consists of, all of the model if nothing is given
+    like       what exchanges other parts of the same vectors: their values are made once for both
+
+    Raises ConfigError for compression that does not fit.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        kind: str = "all_reduce",
+        algorithm: str | Collective | None = None,
+        *,
+        schedule: Callable[[float], Schedule] | None = None,
+        parts: Sequence[slice] = (),
+        vectors: Vectors | None = None,
+        tensors: Tensors | None = None,
+        like: CollectiveExchange | None = None,
+    ) -> None:
+        super().__init__(communicator)
+        self.kind, self.algorithm, self._schedule = kind, algorithm, schedule
+        self.what = kind.replace("_", "-")
+        setting = communicator.setting
+        self.machines: list[list[int]] = []
+        self._inbox: dict[Hashable, simpy.Event] = {}
+        if setting.compression is not None and vectors is not None:
+            self._encode(setting, parts, vectors, tensors, like)
+        elif schedule is None:
+            communicator.prepare(kind, algorithm)
+
+    def _encode(
+        self,
+        setting: Setting,
+        parts: Sequence[slice],
+        vectors: Vectors,
+        tensors: Tensors | None,
+        like: CollectiveExchange | None,
+    ) -> None:
+        communicator, choice = self.communicator, chosen(setting, servers=False)
+        compressor, traits = choice.compressor, choice.compressor.traits
+        if choice.down is not None:
+            raise ConfigError(
+                f"compression: down = {title(choice.down)} has no effect with {communicator.owner}, whose workers all "
+                "end with the mean; leave it out, or use ParameterServer"
+            )
+        if self.algorithm is not None:
+            fabric = communicator.fabric
+            self.algorithm = algorithm_for(self.algorithm, setting.cluster, communicator.at, fabric.cost, self.kind)
+        self.collective, self.n_rounds = traits.collective, traits.n_rounds
+        self._known = compressor.expected_nbytes(1) is not None
+        if hierarchical(communicator.fabric.algorithm) and self.collective == "all_gather":
+            if not self._known:
+                raise ConfigError(
+                    f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(compressor)}: "
+                    "the size of what it sends depends on values; use 'ring', or a compressor of known size such as "
+                    "TopK"
+                )
+            assert communicator.nested.size  # says if groups have unequally many
+            self.machines = [places.tolist() for places in communicator.groups]
+        self.decodes = traits.encode_passes > 0.0 or choice.given is not None
+        if self.collective != "all_reduce":
+            self.what = self.collective.replace("_", " ")
+        self._note(setting, title(compressor), traits.not_summable)
+        if not communicator.simulated:
+            self._prepare(title(compressor))
+        if like is None:
+            order = communicator.order.tolist() if self.collective == "gtopk_tree" else ()
+            self.codec = Codec(
+                setting,
+                [worker.rank for worker in communicator.workers],
+                choice,
+                parts,
+                vectors,
+                order=[place for places in self.machines for place in places] or order,
+                n_local=len(self.machines[0]) if self.machines else 0,
+                tensors=tensors,
+            )
+        elif like.machines != self.machines:
+            raise ConfigError(
+                f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(compressor)}: the "
+                "stages' replicas lie on machines in different ways; use 'ring'"
+            )
+        else:
+            self.codec = like.codec
+
+    def _prepare(self, name: str) -> None:
+        """Say before the run if payloads travel by collectives whose time is wanted and not known."""
+        communicator = self.communicator
+        if self.collective in ("majority_vote", "gtopk_tree"):
+            raise ConfigError(
+                f"{communicator.owner}: cost = {communicator.fabric.cost!r} with {name}: no library has the collective "
+                f"{self.collective!r}, so nobody knows its time; use cost = 'simulated'"
+            )
+        for kind in ("reduce_scatter", "all_gather") if self.machines else (self._payload_kind,):
+            communicator.prepare(kind, self.algorithm if kind == self.kind else None)
+
+    def _note(self, setting: Setting, name: str, not_summable: str) -> None:
+        if self.collective == "all_reduce":
+            if self._payload_kind == self.kind:
+                return
+            text = "by all-reduces: others need its first messages whole"
+        else:
+            back = "" if self.kind == "reduce_scatter" else ", ring all-gather"
+            how = {
+                "all_gather": "a ring all-gather",
+                "majority_vote": f"a majority vote (shards of bits to their counters{back})",
+                "gtopk_tree": "a binomial tree that merges on the way",
+            }[self.collective]
+            algorithm = name_of(self.algorithm or self.communicator.fabric.algorithm)
+            text = f"by {how} instead of the {self.kind.replace('_', '-')} {algorithm!r}: {not_summable}"
+            if self.machines:
+                text = f"dense inside the innermost groups (machines), by {how} between them (HiTopKComm)"
+        note = f"compression: {name} travels {text}"
+        setting.notes += [note] if note not in setting.notes else []
+
+    @property
+    def _payload_kind(self) -> str:
+        """The collective by which payloads travel: of several rounds, all but the last are needed whole."""
+        if self.collective != "all_reduce":
+            return "all_gather"
+        return self.kind if self.n_rounds == 1 else "all_reduce"
+
+    # ------------------------------------------------------------ seconds and bytes
+
+    def decode_seconds(self, worker: Worker, step: int, part: int) -> float:
+        if self.codec is None:
+            return 0.0
+        place = self.place[worker.rank]
+        ((_, n),), compressor = self._encoded(part, place), self.codec.pieces[part].compressor
+        n_payloads, nbytes = 1, sum(self._nbytes(step, part, place))
+        if self.collective == "all_gather":
+            n_payloads = len(self.machines) or self.communicator.n_ranks
+            nbytes *= n_payloads
+        if not self._known:
+            nbytes = self._gathered(step, [part])
+        if self.kind == "reduce_scatter":  # no more than its own shard
+            n, nbytes = n // self.communicator.n_ranks, nbytes / self.communicator.n_ranks
+        return self.codec.seconds.decode(worker.workload, compressor, n, nbytes, n_payloads)
+
+    def _encoded(self, part: int, place: int) -> Sequence[tuple[int, int]]:
+        assert self.codec is not None
+        n = self.codec.pieces[part].n
+        return [(part, self._shards((part,))[self._seats[place][1]] if self.machines else n)]
+
+    def _nbytes(self, step: int, piece: int, place: int) -> tuple[float, ...]:
+        if not self.machines:
+            return super()._nbytes(step, piece, place)
+        assert self.codec is not None
+        ((_, n),) = self._encoded(piece, place)
+        sizes = self.codec.pieces[piece].compressor.expected_nbytes(n, step)
+        assert sizes is not None
+        return tuple(float(size) for size in sizes)
+
+    def _sizes(self, step: int, parts: Sequence[int], place: int) -> list[float]:
+        """Return the bytes of a member's messages for parts that travel as one, one per round."""
+        return [sum(sizes) for sizes in zip(*(self._nbytes(step, part, place) for part in parts), strict=True)]
+
+    def _gathered(self, step: int, parts: Sequence[int]) -> float:
+        """Return the bytes of all members' payloads together."""
+        return sum(sum(self._sizes(step, parts, place)) for place in range(self.communicator.n_ranks))
+
+    # ------------------------------------------------------------ the route
+
+    @property
+    def route(self) -> Route:
+        if self.codec is None:
+            return "schedule" if self._schedule is not None or self.communicator.simulated else "known"
+        if not self.communicator.simulated:
+            return "known" if self.n_rounds == 1 else "process"
+        return "schedule" if self.n_rounds == 1 and not self.machines and self._known else "process"
+
+    def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
+        """Return the collectives that a member enters in turn, for parts that are `nbytes` without codec."""
+        communicator, n = self.communicator, self.communicator.n_ranks
+        if self.codec is None:
+            schedule = None if self._schedule is None else self._schedule(nbytes)
+            return [Call(communicator, self.kind, nbytes, self.algorithm, schedule)]
+        sizes = self._sizes(step, parts, place)
+        if self.machines:
+            machine, local = self._seats[place]
+            dense = FP32_NBYTES * sum(self.codec.pieces[part].n for part in parts)
+            within = self._within[machine]
+            return [
+                Call(within, "reduce_scatter", dense, None, self._in_shards("reduce_scatter", parts)),
+                Call(self._between[local], "all_gather", len(self.machines) * sizes[0], "ring"),
+                Call(within, "all_gather", dense, None, self._in_shards("all_gather", parts)),
+            ]
+        if self.collective == "all_reduce":
+            algorithm = self.algorithm if self._payload_kind == self.kind else None
+            return [Call(communicator, self._payload_kind, size, algorithm) for size in sizes]
+        if self.collective == "all_gather":
+            how = self.algorithm or communicator.fabric.algorithm
+            gather = "nccl_ring" if how in ("nccl", "nccl_ring") else "ring"
+            return [Call(communicator, "all_gather", n * size, gather) for size in sizes]
+        return [Call(communicator, self.kind, sizes[0], None, self._merging)]
+
+    def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
+        (call,) = self.calls(step, parts, nbytes)
+        return call.planned(), call.nbytes
+
+    def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
+        if self.machines:
+            first, between, _ = self.calls(step, parts, nbytes)
+            return self.communicator.by_level(
+                first.nbytes, np.array(self.machines), Phase("all_gather", (), between.nbytes)
+            )
+        if (
+            self.codec is not None and self.collective == "all_gather" and not self._known
+        ):  # the sum of all sizes is known when the last one enters
+            return self.communicator.phases("all_gather", self._gathered(step, parts))
+        (call,) = self.calls(step, parts, nbytes)
+        return self.communicator.phases(call.kind, call.nbytes, call.algorithm)
+
+    def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
+        key = (self, step, *parts)
+        if self.route == "known":
+            return self.communicator.take(key, lambda: self.phases(step, parts, nbytes))
+        if self.route == "schedule":
+            (call,) = self.calls(step, parts, nbytes)
+            return self.communicator.follow(key, worker, call.nbytes, call.planned)
+        if self.codec is not None and not self._known:
+            return self.loop.env.process(self._pass_on(worker, step, parts))
+        return self.loop.env.process(self._enter_all(worker, step, parts, nbytes))
+
+    def _enter_all(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> Process:
+        for number, call in enumerate(self.calls(step, parts, nbytes, self.place[worker.rank])):
+            yield call.enter((self, step, *parts, number), worker)
+
+    @functools.cached_property
+    def _merging(self) -> Schedule:
+        """The schedule of payloads that are merged on the way: votes, or a tree."""
+        n, order = self.communicator.n_ranks, self.communicator.order
+        if self.collective == "gtopk_tree":
+            return reorder(build("binomial_tree", n), order)
+        up, down = build("direct", n, kind="reduce_scatter"), build("ring", n, kind="all_gather")
+        if self.kind == "reduce_scatter":  # who counts keeps what it has counted
+            return reorder(up, order)
+        return reorder(sequence(up, down, kind="all_reduce"), order)
+
+    # ------------------------------------------------------------ between machines
+
+    @functools.cached_property
+    def _seats(self) -> dict[int, tuple[int, int]]:
+        """The machine of each place, and its place there."""
+        every = enumerate(self.machines)
+        return {place: (machine, local) for machine, places in every for local, place in enumerate(places)}
+
+    @functools.cached_property
+    def _within(self) -> list[Communicator]:
+        return [self.communicator.part(places, Fabric(rank_order="given")) for places in self.machines]
+
+    @functools.cached_property
+    def _between(self) -> list[Communicator]:
+        across = zip(*self.machines, strict=True)
+        return [self.communicator.part(places, Fabric(rank_order="given")) for places in across]
+
+    @functools.cache  # noqa: B019  # lives as long as the run
+    def _shards(self, parts: tuple[int, ...]) -> list[int]:
+        """Return how many elements of parts each worker of a machine has."""
+        assert self.codec is not None
+        each = [shard_sizes(self.codec.pieces[part].n, len(self.machines[0])) for part in parts]
+        return np.sum(each, axis=0).tolist()  # type: ignore[no-any-return]
+
+    def _in_shards(self, kind: str, parts: Sequence[int]) -> Schedule:
+        return self._ring(kind, tuple(self._shards(tuple(parts))))
+
+    @functools.cache  # noqa: B019
+    def _ring(self, kind: str, sizes: tuple[int, ...]) -> Schedule:
+        direct = self.communicator.levels.algorithms[0] == "direct"
+        schedule = build("direct" if direct else "ring", len(sizes), kind=kind)
+        equal = sizes[0] == sizes[-1]
+        return schedule if equal else dataclasses.replace(schedule, chunk_weight=np.array(sizes, float))
+
+    # ------------------------------------------------------------ payloads whose sizes depend on values
+
+    def _pass_on(self, worker: Worker, step: int, parts: Sequence[int]) -> Process:
+        """A ring all-gather, message by message: pass on what has come, the own payload first."""
+        communicator = self.communicator
+        order, n = communicator.order.tolist(), communicator.n_ranks
+        seat = order.index(self.place[worker.rank])
+        right = (seat + 1) % n
+        for t in range(n - 1):
+            nbytes = sum(self._sizes(step, parts, order[(seat - t) % n]))
+            sent = self.loop.send(worker.node, communicator.nodes[order[right]], nbytes)
+            arrival = self._mail(step, *parts, t, right)
+            after(sent, lambda _, arrival=arrival: arrival.succeed())  # type: ignore[misc]
+            yield self.loop.env.all_of([sent, self._mail(step, *parts, t, seat)])
+            del self._inbox[step, *parts, t, seat]
+
+    def _mail(self, *key: int) -> simpy.Event:
+        if key not in self._inbox:
+            self._inbox[key] = self.loop.env.event()
+        return self._inbox[key]
+
+
+def after(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
+    """Let `callback` be called when an event happens."""
+    assert event.callbacks is not None
+    event.callbacks.append(callback)
+
+
+# ---------------------------------------------------------------- servers
 
 
 @dataclass
-class _Round(Generic[T]):
+class _Share:
+    """A server's share of a part in one step; ``updated`` when its server has worked on all pushes."""
+
+    server: int
+    nbytes: float
+    updated: simpy.Event
+    thread: simpy.Resource
+    n_pushed: int = 0
+
+
+@dataclass
+class _Visit:
+    """A part on its way: its collectives, and how many ranks have not entered yet. Dense, those are inside machines."""
+
+    before: int | None
+    after: int | None
+    n_missing: int
+    shares: list[_Share] = field(default_factory=list)
+
+
+class ThroughServers(Exchange):
+    """An :class:`Exchange` through synchronous servers at `nodes` that take time.
+
+    Encoded (the run compresses), every worker pushes its payload of each server's share of a part; the server decodes
+    them all, averages, encodes the mean with a compressor (and memory) of its own, and answers every worker with that.
+    The pushes of a part are one collective, and so are the pulls; only where sizes depend on values messages go one by
+    one. Dense, a server does the `work` on its share; its threads handle one request after the other.
+
+    parts    elements of the flat vector that are compressed by themselves
+    memory   node of the memory of each worker's machine: the machine's CPU, or the worker where there is no other
+    hosts    the machine of each worker, as in :func:`~ddlsim.collectives.push_pull.push_pull`: given, only the first
+             worker of each machine pushes and pulls
+    like     what exchanges other shares of the same vectors through the same threads
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        nodes: Sequence[int],
+        parts: Sequence[slice],
+        vectors: Vectors,
+        *,
+        work: ServerWork | None = None,
+        memory: Sequence[int] = (),
+        hosts: list[int] | None = None,
+        star: bool = False,
+        like: ThroughServers | None = None,
+    ) -> None:
+        super().__init__(communicator)
+        setting, n = communicator.setting, communicator.n_ranks
+        self.nodes, self.recorder, self.work, self.memory = nodes, setting.recorder, work or ServerWork(), memory
+        self.what = "all-reduce"
+        if setting.compression is not None:
+            self.what, choice = "push and pull", chosen(setting, servers=True)
+            self.decodes = choice.down is not None
+            shares = [share for part in parts for share in cut(part, len(nodes))]
+            ranks = [worker.rank for worker in communicator.workers]
+            self.codec = Codec(setting, ranks, choice, shares, vectors, served=True)
+        n_threads = self.work.threads if self.codec is None else 1
+        own = [Threads(self.loop, n_threads) for _ in nodes]
+        self._threads: list[Threads] = own if like is None else like._threads
+        self._copying: dict[int, Threads] = {} if like is None else like._copying
+        for node in memory:
+            self._copying.setdefault(node, Threads(self.loop, self.work.threads))
+        self._number: int = 0 if like is None else like._number + 1
+        self._visits: dict[tuple[int, ...], _Visit] = {}
+        leaders, before, behind = inside(hosts, n, 1, star=star)
+        self._leaders = set(leaders.tolist())
+        self._inside = [Schedule(n, 1, (rounds,)) if rounds else None for rounds in (before, behind)]
+        self._schedules: dict[tuple[bool, tuple[float, ...]], Schedule] = {}
+
+    def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
+        place, key = self.place[worker.rank], (step, *parts)
+        if key not in self._visits:
+            self._visits[key] = self._begun(step, parts, nbytes)
+        visit = self._visits[key]
+        visit.n_missing -= 1
+        if visit.n_missing == 0:
+            del self._visits[key]
+        if self.codec is not None and not self.codec.sizes_known:
+            env = self.loop.env
+            return env.all_of([env.process(self._message(worker, step, parts, share)) for share in visit.shares])
+        if self.codec is None and place in self._leaders:
+            return self.loop.env.process(self._lead(visit, parts[0], place, nbytes))
+        assert visit.before is not None
+        assert visit.after is not None
+        self.loop.join(visit.before, place)
+        return self.loop.join(visit.after, place)
+
+    def _begun(self, step: int, parts: Sequence[int], nbytes: float) -> _Visit:
+        n, n_ranks, loop = len(self.nodes), self.communicator.n_ranks, self.loop
+        if self.codec is None:
+            servers = [parts[0] % n] if nbytes < self.work.bound() else range(n)
+            shares = [self._share(server, parts[0], nbytes / len(servers)) for server in servers]
+            nodes = self.communicator.nodes
+            before, behind = (None if s is None else loop.collective(s, nodes, nbytes) for s in self._inside)
+            return _Visit(before, behind, n_ranks, shares)
+        if not self.codec.sizes_known:
+            return _Visit(None, None, n_ranks, [self._share(server, 0, 0.0) for server in range(n)])
+        up, down = (
+            [self._sum(step, parts, server, size) for server in range(n)] for size in (self._push, self._answer)
+        )
+        visit = _Visit(self._collective(up, pull=False), self._collective(down, pull=True), n_ranks)
+        for server in range(n):
+            loop.env.process(self._serve_all(visit, parts, server))
+        return visit
+
+    def _share(self, server: int, tensor: int, nbytes: float) -> _Share:
+        thread = self._threads[server].of((tensor, self._number), nbytes)
+        return _Share(server, nbytes, self.loop.env.event(), thread)
+
+    def _handle(self, thread: simpy.Resource, server: int, what: str, seconds: float) -> Process:
+        """Let a server's thread work."""
+        show = functools.partial(self.recorder.background, f"server {server}", what)
+        yield from self._threads[server].work(thread, seconds, show)
+
+    # ------------------------------------------------------------ encoded
+
+    def decode_seconds(self, worker: Worker, step: int, part: int) -> float:
+        seconds = 0.0
+        for piece, n in [] if self.codec is None else self._encoded(part, 0):
+            assert self.codec is not None
+            if (down := self.codec.pieces[piece].down) is not None:
+                nbytes = self.codec.answer_nbytes(step, piece)
+                seconds += self.codec.seconds.decode(worker.workload, down, n, nbytes)
+        return seconds
+
+    def _encoded(self, part: int, place: int) -> Sequence[tuple[int, int]]:
+        assert self.codec is not None
+        n = len(self.nodes)
+        return [(piece, self.codec.pieces[piece].n) for piece in range(part * n, (part + 1) * n)]
+
+    def _sum(self, step: int, parts: Sequence[int], server: int, size: Callable[[int, int, int], float]) -> float:
+        """Return the bytes of a server's share of parts that travel as one."""
+        return sum(size(step, part * len(self.nodes) + server, 0) for part in parts)
+
+    def _push(self, step: int, piece: int, place: int) -> float:
+        return sum(self._nbytes(step, piece, place))
+
+    def _answer(self, step: int, piece: int, place: int) -> float:
+        assert self.codec is not None
+        return self.codec.answer_nbytes(step, piece)
+
+    def _collective(self, sizes: Sequence[float], *, pull: bool) -> int:
+        """Prepare that all workers push their shares of these `sizes` to the servers, or pull them."""
+        key = pull, tuple(sizes)
+        if key not in self._schedules:
+            n_workers, n_servers = self.communicator.n_ranks, len(sizes)
+            worker, server = (each.ravel() for each in np.indices((n_workers, n_servers)))
+            ends = (n_workers + server, worker) if pull else (worker, n_workers + server)
+            lane = (messages(*ends, server, reduce=False),)
+            self._schedules[key] = Schedule(n_workers + n_servers, n_servers, (lane,), np.array(sizes))
+        return self.loop.collective(self._schedules[key], [*self.communicator.nodes, *self.nodes], sum(sizes))
+
+    def _serve_all(self, visit: _Visit, parts: Sequence[int], server: int) -> Process:
+        assert visit.before is not None
+        assert visit.after is not None
+        rank = self.communicator.n_ranks + server
+        yield self.loop.join(visit.before, rank)
+        yield from self._average(parts, server)
+        self.loop.join(visit.after, rank)
+
+    def _average(self, parts: Sequence[int], server: int) -> Process:
+        """Decode, average and encode the answer, one piece after the other."""
+        assert self.codec is not None
+        for piece in (part * len(self.nodes) + server for part in parts):
+            seconds = self.codec.seconds.server(self.codec.pieces[piece].n, self.communicator.n_ranks)
+            yield from self._handle(self._threads[server].of((0, 0), 0.0), server, f"mean of piece {piece}", seconds)
+
+    def _message(self, worker: Worker, step: int, parts: Sequence[int], share: _Share) -> Process:
+        """Push and pull a share whose size depends on values."""
+        server, node = share.server, self.nodes[share.server]
+        place = self.place[worker.rank]
+        pieces = [part * len(self.nodes) + server for part in parts]
+        yield self.loop.send(worker.node, node, sum(self._push(step, piece, place) for piece in pieces))
+        share.n_pushed += 1
+        if share.n_pushed == self.communicator.n_ranks:
+            self.loop.env.process(self._ready(parts, share))
+        yield share.updated
+        yield self.loop.send(node, worker.node, sum(self._answer(step, piece, place) for piece in pieces))
+
+    def _ready(self, parts: Sequence[int], share: _Share) -> Process:
+        yield from self._average(parts, share.server)
+        share.updated.succeed()
+
+    # ------------------------------------------------------------ dense
+
+    def _lead(self, visit: _Visit, tensor: int, place: int, nbytes: float) -> Process:
+        """Push the machine's sum, and pull when all servers have acknowledged it."""
+        node, memory = self.communicator.nodes[place], self.memory[place]
+        if visit.before is not None:
+            yield self.loop.join(visit.before, place)
+        if memory != node:
+            yield self.loop.send(node, memory, nbytes)
+        for half in (self._push_share, self._pull_share):
+            yield all_of(self.loop, [self.loop.env.process(half(memory, share)) for share in visit.shares])
+        seconds = self.work.deliver * nbytes * self.work.seconds_per_byte()
+        copying = self._copying[memory]
+        yield from copying.work(copying.of((tensor, self._number), nbytes), seconds, lambda begin, end: None)
+        if memory != node:
+            yield self.loop.send(memory, node, nbytes)
+        if visit.after is not None:
+            yield self.loop.join(visit.after, place)
+
+    def _push_share(self, node: int, share: _Share) -> Process:
+        server, work = self.nodes[share.server], self.work
+        yield self.loop.send(node, server, share.nbytes)
+        share.n_pushed += 1
+        last = share.n_pushed == len(self._leaders)
+        passes = (work.first_push if share.n_pushed == 1 else work.push) + (work.update if last else 0.0)
+        seconds = passes * work.seconds_per_byte(summing=True) * share.nbytes
+        yield from self._handle(share.thread, share.server, "push", seconds)
+        if last:
+            share.updated.succeed()
+        yield share.updated
+        yield self.loop.send(server, node, 0.0)
+
+    def _pull_share(self, node: int, share: _Share) -> Process:
+        server = self.nodes[share.server]
+        yield self.loop.send(node, server, 0.0)
+        seconds = self.work.pull * self.work.seconds_per_byte() * share.nbytes
+        yield from self._handle(share.thread, share.server, "pull", seconds)
+        yield self.loop.send(server, node, share.nbytes)
+
+
+class InGroups(Exchange):
+    """An :class:`Exchange` of dense vectors: the members of each group reduce-scatter on a `fabric`, what each has then
+    is exchanged `between` the groups, and they all-gather.
+
+    groups   places of the members of each, equally many
+    between  members with the same place in their groups -> their exchange, given that of those before, if any
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        groups: Sequence[Sequence[int]],
+        fabric: Fabric,
+        between: Callable[[Sequence[int], Exchange | None], Exchange],
+    ) -> None:
+        super().__init__(communicator)
+        if len({len(places) for places in groups}) > 1:
+            raise ConfigError(
+                f"{communicator.owner}: fabric = {fabric} among the workers of a machine needs equally many on each, "
+                f"not {sorted({len(places) for places in groups})}; use another number of workers, or leave it out"
+            )
+        self.what = "all-reduce"
+        self._halves = halves_of(fabric, communicator.owner)
+        self._within = [communicator.part(places, fabric) for places in groups]
+        for kind, algorithm in zip(("reduce_scatter", "all_gather"), self._halves, strict=True):
+            self._within[0].prepare(kind, algorithm)
+        self._between: list[Exchange] = []
+        for places in zip(*groups, strict=True):
+            self._between.append(between(places, self._between[-1] if self._between else None))
+        every = enumerate(groups)
+        self._seats = {place: (group, local) for group, places in every for local, place in enumerate(places)}
+
+    def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
+        return self.loop.env.process(self._in_turn(worker, step, parts, nbytes))
+
+    def _in_turn(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> Process:
+        group, local = self._seats[self.place[worker.rank]]
+        within, (scatter, gather) = self._within[group], self._halves
+        yield Call(within, "reduce_scatter", nbytes, scatter).enter((step, *parts, "scatter"), worker)
+        yield self._between[local].carry(worker, step, parts, nbytes / within.n_ranks)
+        yield Call(within, "all_gather", nbytes, gather).enter((step, *parts, "gather"), worker)
+
+
+# ---------------------------------------------------------------- the collectives of a plan
+
+
+class Exchanges(Protocol):
+    """What exchanges by the collectives of a plan."""
+
+    def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange | None:
+        """Return the exchange by collectives of a kind (:data:`ddlsim.plan.KINDS`) in a group, of `parts` of the
+        gradients (and of the weights made from them) or of anything else; None if there is none."""
+
+    def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        """Return what the gradients of all who learn become, by place."""
+
+
+@dataclass(frozen=True, eq=False)
+class OfKinds:
+    """:class:`Exchanges` with one for each kind of collective; the first one sums gradients."""
+
+    exchanges: Mapping[int, Exchange]
+
+    def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange | None:
+        return self.exchanges.get(kind)
+
+    def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        return next(iter(self.exchanges.values())).mean(step, gradients)
+
+
+@dataclass(frozen=True, eq=False)
+class OfGroups:
+    """:class:`Exchanges` in several groups of the ranks of a plan, dense and simulated.
+
+    workers    that the ranks are, or the first of those that each stands for
+    schedules  kind of collective, group, bytes -> its schedule
+    """
+
+    setting: Setting
+    workers: Sequence[Worker]
+    groups: Sequence[Sequence[int]]
+    schedules: Callable[[int, int, float], Schedule]
+
+    def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
+        members = [self.workers[rank] for rank in self.groups[group]]
+        communicator = Communicator(self.setting, Fabric(rank_order="given"), members)
+        return CollectiveExchange(communicator, KINDS[kind], schedule=functools.partial(self.schedules, kind, group))
+
+    def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        return self.setting.learner.mean(gradients)
+
+
+# ---------------------------------------------------------------- whole vectors, round after round
+
+
+def whole(communicator: Communicator) -> list[slice]:
+    """Return the one part that vectors of the parameters' size are."""
+    return [slice(0, round(communicator.workers[0].workload.gradient_nbytes / FP32_NBYTES))]
+
+
+@dataclass
+class _Round:
     """One exchange: its number among all, what members have brought, when the last did (s), what has come of it."""
 
     sequence: int
@@ -37,43 +799,34 @@ class _Round(Generic[T]):
     arrived: dict[int, simpy.Event] = field(default_factory=dict)
     last_ready: float = 0.0
     n_done: int = 0
-    results: list[T] = field(default_factory=list)
-
-    def values(self) -> list[Value[Array]]:
-        """Return what all have brought."""
-        brought = [value for value in self.brought if value is not None]
-        assert len(brought) == len(self.brought), "a collective ended before all ranks had entered it"
-        return brought
+    result: Value[Array] | None = None
 
 
-class Exchange(Generic[T]):
-    """A collective over vectors of the parameters' size that all members take part in, round after round.
+class Averaging:
+    """The all-reduce that gives every member the mean of what all have brought, round after round; waited for at once,
+    or in the background while workers compute. It is compressed if the run compresses.
 
-    What they have brought, by place, becomes one vector by ``combine`` (the mean, if nothing is said), and that one
-    result by ``then``, once for all of them. No member has a result before all have brought something.
-
-    models     compressed as differences to `common`; otherwise as they are
-    carrier    dense or compressed collectives
-    share      of the bytes of all parameters that a vector has
+    then    what all have instead of the mean, made of it once for all of them; of models that is what the next round's
+            models are differences to
+    models  compressed as differences to what all had after the round before; otherwise as they are
+    share   of the bytes of all parameters that a vector has
     """
 
     def __init__(
-        self, communicator: Communicator, carrier: Callable[[Callable[[int, int], Value[Array]]], Carrier],
-        then: Callable[[Value[Array]], T], *, models: bool,
-        combine: Callable[[Sequence[Value[Array]]], Value[Array]] | None = None, share: float = 1.0,
-    ) -> None:  # fmt: skip
-        setting = communicator.setting
-        self.communicator = communicator
-        self.learner = setting.learner
-        self.then = then
-        self.models = models
-        self.combine = combine
-        self.share = share
-        self.carrier = carrier(self._vector)
-        #: the model that all members know of each other: the initial one, then the latest mean
+        self,
+        communicator: Communicator,
+        then: Callable[[Value[Array]], Value[Array]] = lambda mean: mean,
+        *,
+        models: bool = True,
+        share: float = 1.0,
+    ) -> None:
+        self.communicator, self.learner = communicator, communicator.setting.learner
+        self.then, self.models, self.share = then, models, share
+        self.by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
+        #: the model that all members know of each other: the initial one, then the latest result
         self.common = self.learner.initial
-        self._rounds: dict[object, _Round[T]] = {}
-        self._by_sequence: dict[int, _Round[T]] = {}
+        self._rounds: dict[object, _Round] = {}
+        self._by_sequence: dict[int, _Round] = {}
         self._n_rounds = 0
 
     def start(self, worker: Worker, key: object, value: Value[Array]) -> Process:
@@ -81,18 +834,18 @@ class Exchange(Generic[T]):
 
         Every member enters the rounds in the same order.
         """
-        loop, place = worker.loop, self.communicator.place[worker.rank]
+        place = self.communicator.place[worker.rank]
         if key not in self._rounds:
-            opened: _Round[T] = _Round(self._n_rounds, self.common, [None] * self.communicator.n_ranks)
+            opened = _Round(self._n_rounds, self.common, [None] * self.communicator.n_ranks)
             self._rounds[key] = self._by_sequence[self._n_rounds] = opened
             self._n_rounds += 1
         current = self._rounds[key]
         current.brought[place] = value
-        yield from worker.compute(self.carrier.encode_seconds(worker, current.sequence, 0), "encode")
-        current.last_ready = loop.now
-        current.arrived[place] = loop.env.process(self._travel(worker, current.sequence))
+        yield from worker.compute(self.by.encode_seconds(worker, current.sequence, 0), "encode")
+        current.last_ready = worker.loop.now
+        current.arrived[place] = worker.loop.env.process(self._travel(worker, current.sequence))
 
-    def finish(self, worker: Worker, key: object) -> Generator[simpy.Event, object, T]:
+    def finish(self, worker: Worker, key: object) -> Computation:
         """Wait for the end of a round, if it has not ended yet for this worker, and return its result.
 
         The wait is booked as waiting until the last worker had entered, as communication from then on.
@@ -100,83 +853,37 @@ class Exchange(Generic[T]):
         current, start = self._rounds[key], worker.loop.now
         arrived = current.arrived[self.communicator.place[worker.rank]]
         if not arrived.processed:
-            yield from worker.block(arrived, f"the {self.carrier.what} of step {key}")
-            worker.book(start, current.last_ready, self.carrier.what)
-        yield from worker.compute(self.carrier.decode_seconds(worker, current.sequence, 0), "decode")
-        if not current.results:
-            current.results.append(self.then(self._combined(current)))
+            yield from worker.block(arrived, f"the {self.by.what} of step {key}")
+            worker.book(start, current.last_ready, self.by.what)
+        yield from worker.compute(self.by.decode_seconds(worker, current.sequence, 0), "decode")
+        if current.result is None:
+            current.result = self.common = self.then(self._mean(current))
         current.n_done += 1
         if current.n_done == len(current.brought):
             del self._rounds[key], self._by_sequence[current.sequence]
-        return current.results[0]
+        return current.result
 
-    def exchange(self, worker: Worker, key: object, value: Value[Array]) -> Generator[simpy.Event, object, T]:
-        """Enter a round and wait for its end."""
+    def mean(self, worker: Worker, key: object, value: Value[Array]) -> Computation:
+        """Return what comes of all that members bring to the round `key`, and wait for it."""
         yield from self.start(worker, key, value)
         return (yield from self.finish(worker, key))
-
-    # ------------------------------------------------------------ values
 
     def _vector(self, sequence: int, place: int) -> Value[Array]:
         """Return what a member's part of a round is compressed from."""
         current = self._by_sequence[sequence]
         value = current.brought[place]
         assert value is not None
-        if not self.models:
-            return value
-        return self.learner.plane.apply(np.subtract, value, current.common)
+        return self.learner.plane.apply(np.subtract, value, current.common) if self.models else value
 
-    def _combined(self, current: _Round[T]) -> Value[Array]:
-        values = current.values()
-        if self.combine is not None:
-            return self.combine(values)
-        mean = self.carrier.mean(current.sequence, values)
-        if self.models:
-            if self.carrier.compresses:
-                mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
-            self.common = mean
+    def _mean(self, current: _Round) -> Value[Array]:
+        values = [value for value in current.brought if value is not None]
+        assert len(values) == len(current.brought), "a collective ended before all ranks had entered it"
+        mean = self.by.mean(current.sequence, values)
+        if self.models and self.by.codec is not None:
+            mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
         return mean
 
     def _travel(self, worker: Worker, sequence: int) -> Process:
         start = worker.loop.now
-        yield self.carrier.carry(worker, sequence, 0, self.share * worker.workload.gradient_nbytes)
-        worker.recorder.background(f"{worker.name} network", self.carrier.what, start, worker.loop.now)
-
-
-class Averaging(Exchange[Value[Array]]):
-    """The all-reduce that gives every member the mean of what all have brought, compressed if the run compresses.
-
-    With ``then`` (of models) all have what it makes of the mean instead, which is what the next round's models are
-    differences to.
-    """
-
-    def __init__(
-        self, communicator: Communicator, then: Callable[[Value[Array]], Value[Array]] | None = None, *,
-        models: bool = True, kind: str = "all_reduce", algorithm: str | Collective | None = None, share: float = 1.0,
-    ) -> None:  # fmt: skip
-        def outcome(mean: Value[Array]) -> Value[Array]:
-            if then is None:
-                return mean
-            self.common = then(mean)
-            return self.common
-
-        carrier = carrier_of(communicator, kind, algorithm)
-        super().__init__(communicator, carrier, outcome, models=models, share=share)
-
-    def mean(self, worker: Worker, key: object, value: Value[Array]) -> Computation:
-        """Return the mean of what all members bring to the round `key`, and wait for it."""
-        return (yield from self.exchange(worker, key, value))
-
-
-def carrier_of(
-    communicator: Communicator, kind: str = "all_reduce", algorithm: str | Collective | None = None
-) -> Callable[[Callable[[int, int], Value[Array]]], Carrier]:
-    """Return what makes the carrier of whole vectors: compressed ones if the run compresses."""
-
-    def make(vector: Callable[[int, int], Value[Array]]) -> Carrier:
-        if communicator.setting.compression is None:
-            return Dense(communicator, kind, algorithm)
-        whole = one_bucket(communicator.workers[0].workload)
-        return Coded(communicator, whole, vector, kind)
-
-    return make
+        yield self.by.carry(worker, sequence, [0], self.share * worker.workload.gradient_nbytes)
+        worker.recorder.background(f"{worker.name} network", self.by.what, start, worker.loop.now)

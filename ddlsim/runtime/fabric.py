@@ -14,6 +14,16 @@ from ddlsim.collectives.build import default_algorithm
 from ddlsim.collectives.find import find
 from ddlsim.errors import ConfigError, shown
 
+#: all-reduce -> the reduce-scatter and the all-gather that it consists of
+HALVES = {
+    "default": ("default", "default"),
+    "ring": ("ring", "ring"),
+    "nccl": ("nccl", "nccl"),
+    "nccl_ring": ("nccl_ring", "nccl_ring"),
+    "halving_doubling": ("recursive_halving", "recursive_doubling"),
+    "hierarchical": ("hierarchical", "hierarchical"),
+    "gloo_ring": ("gloo_reduce_scatter", "gloo_all_gather"),
+}
 COSTS = ("simulated", "calibrated", "nccl")
 
 
@@ -108,6 +118,17 @@ class WithFabric(OnFabric):
 def fabric_of(strategy: OnFabric) -> Fabric:
     """Return the fabric that a strategy's fields are."""
     return Fabric(strategy.algorithm, strategy.rank_order, strategy.cost)
+
+
+def halves_of(fabric: Fabric, owner: str) -> tuple[str, str]:
+    """Return the algorithms of the reduce-scatter and the all-gather that a fabric's all-reduce consists of. Raises
+    ConfigError where there are none."""
+    if fabric.algorithm not in HALVES:
+        raise ConfigError(
+            f"fabric: algorithm = {name_of(fabric.algorithm)!r}: {owner} needs its reduce-scatter and its all-gather; "
+            f"use {', '.join(map(repr, HALVES))}"
+        )
+    return HALVES[str(fabric.algorithm)]
 
 
 def with_algorithm(fabric: Fabric, cluster: Cluster, nodes: Sequence[int]) -> Fabric:

@@ -23,8 +23,7 @@ import simpy
 from ddlsim.cluster import Cluster
 from ddlsim.runtime.loop import Loop
 from ddlsim.units import si
-from ddlsim.workload.caches import hit_rate
-from ddlsim.workload.input import Input
+from ddlsim.workload.input import Input, hit_rate
 
 #: bytes of a request: an NFS READ call is about so long (RFC 1813, with the headers of RPC, RFC 5531)
 REQUEST_NBYTES = 128.0

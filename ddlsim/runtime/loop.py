@@ -11,7 +11,7 @@ import heapq
 import itertools
 import operator
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,11 @@ from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.network import BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
+from ddlsim.network.state import Floats, Ints, Records
 from ddlsim.runtime.watching import watch
+
+if TYPE_CHECKING:
+    from ddlsim.plan.folding import Copies
 
 #: asked before time goes on: whether to stop here
 Pause = Callable[[], bool]
@@ -116,6 +120,9 @@ class Loop:
         self._free = np.zeros(network.n_channels)  # when the latest of them leaves each channel, s
         self._ended: dict[int, tuple[Traffic, int]] = {}
         self._recorded: list[_Known] = []
+        #: channels that carry what others do, where ranks stand for several workers, and what else is not executed
+        self._copies: Copies | None = None
+        self._booked: tuple[Traffic, Records] | None = None
         #: who waits for what, for the report of a deadlock
         self.waiting: dict[str, str] = {}
         self.driver: Driver = self
@@ -179,13 +186,22 @@ class Loop:
         nbytes, sent, n_messages = self.network.own_traffic()
         busy = self.network.channel_busy - self._busy_before
         seen = Traffic(nbytes, busy, sent, n_messages + self.n_more_messages)
-        return seen.plus(self.beside, 1.0) if self._known or self._ended else seen
+        seen = seen.plus(self.beside, 1.0) if self._known or self._ended else seen
+        if self._copies is not None:
+            copies, n = self._copies, self._copies.members
+            seen = Traffic(copies.nbytes(seen.nbytes), copies.busy(seen.busy), n * seen.sent, n * seen.n_messages)
+        if self._booked is not None:
+            seen = seen.plus(self._booked[0], 1.0)
+            # exchanges that meet other traffic, where one rank stands for others that it is not like
+            seen = seen._replace(busy=np.minimum(seen.busy, max(self.now - self.start, 0.0)))
+        return seen
 
     @property
     def nbytes_sent(self) -> float:
         """Bytes of the messages that have been issued so far, and what has passed of known collectives."""
         known = self.beside.sent if self._known or self._ended else 0.0
-        return self.network.nbytes_sent + known
+        members = 1 if self._copies is None else self._copies.members
+        return members * (self.network.nbytes_sent + known) + (0.0 if self._booked is None else self._booked[0].sent)
 
     def busy_intervals(self) -> BusyIntervals:
         """Return when channels carried something, simulated and by known collectives, in order of channel and time."""
@@ -195,7 +211,24 @@ class Loop:
             channel, end = np.flatnonzero(known.traffic.busy), min(known.end, self.now)
             if end > known.start:
                 parts.append(busy_rows(channel, known.start, end))
-        return logged.beside(np.concatenate(parts)) if parts else logged
+        logged = logged.beside(np.concatenate(parts)) if parts else logged
+        if self._copies is None or self._booked is None:
+            return logged
+        return logged.copied(self._copies.source, self._booked[1])
+
+    @property
+    def stands_for(self) -> bool:
+        """Whether messages stand for those of several workers."""
+        return self._copies is not None
+
+    def stand_for(self, copies: Copies, shared: tuple[Ints, Floats]) -> None:
+        """Let each message stand for those of several workers, on channels of which some are `shared` by so many."""
+        self._copies = copies
+        self.network.narrow(*shared)
+
+    def book(self, traffic: Traffic, intervals: Records) -> None:
+        """Count what the network has not been told of, and when that kept channels busy (BUSY)."""
+        self._booked = traffic, intervals
 
     def catch_up(self) -> None:
         """Set the clock to where the network has got, where a run was stopped between the two."""

@@ -14,10 +14,9 @@ from ddlsim.collectives import Schedule
 from ddlsim.learning import Array, Value
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import UPDATE, Every, Ints
-from ddlsim.runtime.carrier import Carrier, Way
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.costs import Phase
-from ddlsim.runtime.exchange import carrier_of
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Route, whole
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import TableRun
@@ -46,14 +45,14 @@ class Rule:
     rounds: list[_Rounds] = field(default_factory=list)
 
 
-class _Rounds(Carrier):
-    """The rounds of an average in one group: a :class:`~ddlsim.runtime.carrier.Carrier` that counts the steps in which
-    they take place."""
+class _Rounds(Exchange):
+    """The rounds of an average in one group: an exchange that counts the steps in which they take place."""
 
     def __init__(self, models: OwnModels, number: int, rule: Rule, communicator: Communicator) -> None:
-        self._models, self._number, self.rule, self.communicator = models, number, rule, communicator
-        self.carrier = carrier_of(communicator)(self._vector)
-        self.what, self.decodes, self.compresses = self.carrier.what, self.carrier.decodes, self.carrier.compresses
+        super().__init__(communicator)
+        self._models, self._number, self.rule = models, number, rule
+        self._by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
+        self.what, self.decodes, self.codec = self._by.what, self._by.decodes, self._by.codec
         self.common = models.learner.initial
         #: by round: what all knew when it began, and what was brought
         self._begun: dict[int, tuple[Value[Array], list[Value[Array] | None]]] = {}
@@ -76,9 +75,9 @@ class _Rounds(Carrier):
             common, brought = self._begun[number]
             values = [value for value in brought if value is not None]
             assert len(values) == len(brought), "a collective ended before all ranks had entered it"
-            mean = self.carrier.mean(number, values)
+            mean = self._by.mean(number, values)
             if self.rule.models:
-                if self._models.setting.compression is not None:
+                if self.codec is not None:
                     learner = self._models.learner
                     mean = learner.plane.apply(np.add, common, mean).carrying(learner.mean(values))
                 self.common = mean
@@ -100,29 +99,26 @@ class _Rounds(Carrier):
             return value
         return self._models.learner.plane.apply(np.subtract, value, common)
 
-    # ------------------------------------------------------------ as a carrier
+    # ------------------------------------------------------------ as an exchange
 
     @property
-    def way(self) -> Way:
-        return self.carrier.way
+    def route(self) -> Route:
+        return self._by.route
 
-    def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
-        return self.carrier.encode_seconds(worker, self._round(step), 0)
+    def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
+        return self._by.encode_seconds(worker, self._round(step), 0)
 
-    def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
-        return self.carrier.decode_seconds(worker, self._round(step - self.rule.average.delay), 0)
+    def decode_seconds(self, worker: Worker, step: int, part: int) -> float:
+        return self._by.decode_seconds(worker, self._round(step - self.rule.average.delay), 0)
 
-    def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
-        return self.carrier.carry(worker, self._round(step), 0, nbytes)
+    def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
+        return self._by.carry(worker, self._round(step), [0], nbytes)
 
-    def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
-        return self.carrier.schedule(self._round(step), 0, nbytes)
+    def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
+        return self._by.schedule(self._round(step), [0], nbytes)
 
-    def phases(self, step: int, index: int, nbytes: float) -> tuple[Phase, ...]:
-        return self.carrier.phases(self._round(step), 0, nbytes)
-
-    def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
-        return self.carrier.mean(self._round(step), vectors)
+    def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
+        return self._by.phases(self._round(step), [0], nbytes)
 
 
 def _count(every: Every, step: int) -> int:
@@ -256,11 +252,11 @@ class OwnModels:
 
 @dataclass(frozen=True, eq=False)
 class _ByGroup:
-    """What carries the collectives of each group (:class:`~ddlsim.runtime.carrier.Exchanges`)."""
+    """The exchange of each group (:class:`~ddlsim.runtime.exchange.Exchanges`)."""
 
     rounds: Sequence[_Rounds]
 
-    def carrier(self, kind: int, group: int, *, parts: bool) -> Carrier:
+    def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
         return self.rounds[group]
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:

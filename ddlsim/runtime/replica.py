@@ -1,4 +1,5 @@
-"""What decentralised strategies have in common: a model per worker, local steps, and how updates are counted."""
+"""What decentralised strategies have in common: a model per worker, local steps, how updates are counted, and a model
+that workers hold together, moved by an optimizer of its own."""
 
 from __future__ import annotations
 
@@ -7,11 +8,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import simpy
 
 from ddlsim.errors import ConfigError
-from ddlsim.learning import Array, Value
+from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
+from ddlsim.optim import Optimizer, OptimizerState
+from ddlsim.optim.layerwise import with_layers
 from ddlsim.runtime.fabric import WithFabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
@@ -137,3 +141,52 @@ def need_values(setting: Setting, owner: str, why: str) -> None:
     """Raise ConfigError in a run about time only, for a strategy that needs more."""
     if setting.learner.task is None:
         raise ConfigError(f"{owner}: {why}; give the run data with training=ddlsim.Training('digits', ...)")
+
+
+class Outer:
+    """The model w, which an outer ``optimizer`` moves while the run's own one makes the workers' local steps.
+
+    How far the workers have gone is its gradient: w - mean_i(x_i), or what they say of it (Reddi et al. 2021, "Adaptive
+    Federated Optimization", arXiv:2003.00295, algorithm 1). It computes in float64 and rounds w once, to what the
+    parameters are. Running statistics of batch normalisation have no outer optimizer (momentum could carry a variance
+    below 0).
+
+    params  w, shape (n_params,); the initial model at first
+    """
+
+    def __init__(self, learner: Learner, optimizer: Optimizer) -> None:
+        slots = () if learner.task is None else learner.task.network.slots
+        self.plane = learner.plane
+        self.optimizer = with_layers(optimizer, slots)
+        self.params = learner.initial
+        self._state: State = self.plane.apply(lambda w: self.optimizer.init(w.astype(np.float64)), self.params)
+
+    def towards(self, mean: Value[Array], rate: float, unit: float = 1.0) -> Value[Array]:
+        """Return w after a step of `rate` with the gradient (w - mean) / unit; its statistics are those of `mean`."""
+
+        def away(params: Array, mean: Array) -> Array:
+            return (params.astype(np.float64) - mean) / unit
+
+        self.params = self.step(self.plane.apply(away, self.params, mean), rate).carrying(mean)
+        return self.params
+
+    def follow(self, mean: Value[Array]) -> Value[Array]:
+        """Return `mean`, which is w now."""
+        self.params = mean
+        return mean
+
+    def step(self, gradient: Value[Array], rate: float) -> Value[Array]:
+        """Return w after a step of `rate`; its statistics take in those of the batches that the gradient is made of."""
+
+        def moved(params: Array, gradient: Array, state: OptimizerState) -> tuple[Array, OptimizerState]:
+            wide = params.astype(np.float64), gradient.astype(np.float64)
+            after, state = self.optimizer.update(*wide, state, rate)
+            return after.astype(params.dtype), state
+
+        statistics = self.params.statistics
+        if statistics is not None:
+            statistics = self.plane.absorb(statistics, gradient.batch_statistics)
+        done = self.plane.apply(moved, self.params, gradient, self._state)
+        self.params = self.plane.apply(lambda pair: pair[0], done, statistics=statistics)
+        self._state = self.plane.apply(lambda pair: pair[1], done)
+        return self.params

@@ -1,17 +1,32 @@
-"""Where parameter servers stand, and what they can do."""
+"""Parameter servers: where they stand, what a request costs them, who takes a turn, and when they update.
+
+A server is a queue, a service time and an update rule. Synchronous servers are a route of gradients
+(:mod:`ddlsim.runtime.exchange`); their :class:`Threads` take the seconds of a
+:class:`~ddlsim.runtime.server_work.ServerWork`. :class:`Servers` that workers visit when they are ready each have an
+equal part of the parameters. Where an update waits for several gradients, or a worker for others, they act together: a
+gradient counts when all have their part of it, and an update happens at all of them at once (:class:`UpdateRule`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple, Protocol
+
+import simpy
 
 from ddlsim.arguments import Count, checked, one_of, quantity
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import host_nodes
 from ddlsim.errors import ConfigError
-from ddlsim.learning import Learner
+from ddlsim.learning import Array, Learner, Value
+from ddlsim.network import lane_tables as ls
+from ddlsim.runtime.codec import Message, Messages
+from ddlsim.runtime.lanes import Lanes, Op
+from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.worker import UNVARIED
+from ddlsim.runtime.worker import UNVARIED, Process, Worker, all_of
+from ddlsim.units import si
 
 Placement = Annotated[str, one_of("own", "colocated")]
 ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
@@ -76,3 +91,209 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
 
 def _remedy(placement: str) -> str:
     return ", fewer workers, or placement 'colocated'" if placement == "own" else ""
+
+
+class Threads:
+    """Threads of a server or a machine, each of which serves in the order of arrival; tensors are shared out among
+    them as they first come."""
+
+    def __init__(self, loop: Loop, n: int = 1) -> None:
+        self._loop, self._threads = loop, [simpy.Resource(loop.env) for _ in range(n)]
+        self._loads, self._of = [0.0] * n, dict[tuple[int, int], int]()
+
+    def of(self, tensor: tuple[int, int], nbytes: float) -> simpy.Resource:
+        """Return the thread of (the share of) a tensor of `nbytes`."""
+        if tensor not in self._of:
+            self._of[tensor] = self._loads.index(min(self._loads))
+            self._loads[self._of[tensor]] += nbytes
+        return self._threads[self._of[tensor]]
+
+    def work(self, thread: simpy.Resource, seconds: float, show: Callable[[float, float], None]) -> Process:
+        """Wait for a thread's turn, and let it work; `show` gets begin and end (s)."""
+        if seconds > 0.0:
+            with thread.request() as turn:
+                yield turn
+                begin = self._loop.now
+                yield self._loop.env.timeout(seconds)
+            show(begin, self._loop.now)
+
+
+class HasServers(Protocol):
+    """A strategy with servers."""
+
+    @property
+    def servers(self) -> int: ...
+    @property
+    def placement(self) -> str: ...
+    @property
+    def apply_time(self) -> float | str: ...
+
+
+class Servers:
+    """A strategy's servers with an equal part of the parameters each, to which workers send gradients or `models`.
+
+    messages    to them and back
+    turn        of processes: one worker at a time has it
+    apply_time  of an update, s
+
+    Raises ConfigError if there are not enough machines.
+    """
+
+    def __init__(self, strategy: HasServers, setting: Setting, *, models: bool = False) -> None:
+        self.setting = setting
+        self.nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
+        self.apply_time = si(strategy.apply_time, "time")
+        self.messages = Messages(setting, len(self.nodes), owner=type(strategy).__name__, models=models)
+        self.turn = simpy.Resource(setting.loop.env)
+
+    @property
+    def follows(self) -> bool:
+        """Whether values, or sizes, follow what workers of a run do at its servers."""
+        return self.messages.choice is not None or self.setting.learner.task is not None
+
+    def up(self, worker: Worker, message: Message) -> simpy.Event:
+        """Send what a worker has packed; the event is when all servers have their part."""
+        sends = zip(self.nodes, message.sizes, strict=True)
+        return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
+
+    def down(self, worker: Worker, message: Message) -> simpy.Event:
+        """Send an answer; the event is when the worker has all of it."""
+        sends = zip(self.nodes, message.sizes, strict=True)
+        return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
+
+    def push(self, worker: Worker, message: Message) -> Process:
+        """Encode and send what a worker has packed, and wait until all servers have it."""
+        yield from worker.compute(message.seconds, "encode")
+        yield from communicate(worker, self.up(worker, message), "push")
+
+    def pull(self, worker: Worker, message: Message) -> Process:
+        """Send an answer to a worker, who waits for it and decodes it."""
+        yield from communicate(worker, self.down(worker, message), "pull")
+        yield from worker.compute(message.seconds, "decode")
+
+    def show_update(self, begin: float) -> None:
+        """Show an update that began at `begin` and ends now, on every server's track."""
+        for i in range(len(self.nodes)):
+            self.setting.recorder.background(f"server {i}", "update", begin, self.setting.loop.now)
+
+
+def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
+    """Block the worker until `event`, booked as communication."""
+    start = worker.loop.now
+    yield from worker.block(event, what)
+    worker.book(start, start, what)
+
+
+def wait(worker: Worker, event: simpy.Event, what: str) -> Process:
+    """Block the worker until `event`, booked as waiting for others."""
+    start = worker.loop.now
+    yield from worker.block(event, what)
+    worker.book(start, worker.loop.now, what)
+
+
+class Visit(NamedTuple):
+    """What a worker has brought, `staleness` updates after it took what it rests on, of `n_samples`."""
+
+    rank: int
+    value: Value[Array]
+    staleness: int
+    n_samples: int
+
+
+class UpdateRule:
+    """What a strategy's servers make of what workers bring, who all go round: work, a visit of the servers, work.
+
+    count    visits that make an update, in the order in which they have come
+    late     visits count even if there has been an update since what they rest on was taken
+    counted  an update of the servers is one of the run
+    told     the staleness of visits matters
+    """
+
+    count = 1
+    late = counted = told = True
+
+    def __init__(self, servers: Servers) -> None:
+        self.servers = servers
+        self._visits: list[Visit] = []
+        self._sent: dict[int, Message] = {}
+
+    def pack(self, worker: Worker) -> Message:
+        """Return what a worker brings."""
+        raise NotImplementedError
+
+    def update(self, visits: Sequence[Visit]) -> None:
+        """Make an update of `count` visits now."""
+        raise NotImplementedError
+
+    def answer(self, worker: Worker) -> Message:
+        """Return what a worker gets."""
+        raise NotImplementedError
+
+    def serve(
+        self,
+        before: Sequence[Op],
+        after: Sequence[Op],
+        held: Sequence[Op] = (),
+        steps: int = 1,
+        first: int | None = None,
+    ) -> None:
+        """Let all workers do what comes ``before`` a visit, visit, and do what comes ``after`` it, for ever.
+
+        held   for whom a worker waits after its turn: operations of MEET or CLOCK
+        steps  of a worker between two visits
+        first  the number, in ``after``, of the operation that all begin with; ``before`` if None
+
+        Values follow if the run has any, sizes if they are not known before.
+        """
+        servers, follows, self._steps = self.servers, self.servers.follows, steps
+        packs = servers.messages.choice is not None
+        gather = Op(
+            ls.GATHER if self.late else ls.GATHER_NEW, "update", lambda _: servers.apply_time, number=self.count
+        )
+        ops = [
+            *before,
+            *([Op(ls.ASK if packs else ls.NOTE, follow=self._packed)] if follows else []),
+            Op(ls.WORK, "encode"),
+            Op(ls.TRAVEL, "push"),
+            Op(ls.TURN, "the servers' queue"),
+            Op(ls.REST, "decode", lambda _: servers.messages.server_seconds()),
+            gather,
+            Op(ls.UPDATE, follow=self._updated if follows else None, number=self.counted),
+            Op(ls.RELEASE),
+            *held,
+            Op(ls.TAKE, follow=self._taken if follows else None, number=packs),
+            Op(ls.TRAVEL, "pull", number=1),
+            Op(ls.WORK, "decode"),
+            *after,
+        ]
+        worker = servers.setting.workers[0]
+        self.lanes = Lanes(
+            servers.setting,
+            ops,
+            worker.workload.gradient_nbytes / len(servers.nodes),
+            worker.samples_per_step * self.count * steps,
+            servers=[(node, 0.0) for node in servers.nodes],
+            served=self._served if follows else None,
+            batch=self.count if self.told else 0,
+            first=0 if first is None else len(ops) - len(after) + first,
+        )
+
+    def _packed(self, worker: Worker) -> None:
+        message = self._sent[worker.rank] = self.pack(worker)
+        if self.servers.messages.choice is not None:
+            self.lanes.set_message(worker, message.seconds, message.sizes)
+
+    def _served(self, worker: Worker, server: int, staleness: int, whole: bool) -> None:
+        value, n_samples = self._sent[worker.rank].value, worker.samples_per_step * self._steps
+        self._visits.append(Visit(worker.rank, value, staleness, n_samples))
+
+    def _updated(self, worker: Worker) -> None:
+        visits, self._visits = self._visits, []
+        self.update(visits)
+
+    def _taken(self, worker: Worker) -> None:
+        message = self.answer(worker)
+        if self.servers.messages.choice is not None:
+            self.lanes.set_seconds(worker, "decode", message.seconds)
+            for server, nbytes in enumerate(message.sizes):
+                self.lanes.set_answer(worker, server, nbytes)

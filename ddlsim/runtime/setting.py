@@ -28,11 +28,11 @@ class Setting:
     now, and where workers have models of their own ``replicas`` to what tells all their parameters, ``steps`` to what
     tells the local steps that each has made, and ``mixture`` to what the model is in terms of them; where there is one
     state of the optimizer, ``optimizer`` to what tells that. ``seed`` is that of all random streams. What is sent by
-    exchanges and wires is compressed if ``compression`` is given; they say so in ``compresses``, and plans in ``slows``
-    that workers are slower while they communicate. ``whole`` are the workloads of the workers if each had the whole
-    model. Where compute times do not vary by chance, ``jitter`` is NoJitter. ``crashes`` are the times (s) from when
-    until when each worker would not be there, if workers do not stop for each other, and with ``machines_crash`` all
-    else on its machine.
+    exchanges and messages is compressed if ``compression`` is given; they say so in ``compresses``, and plans in
+    ``slows`` that workers are slower while they communicate. ``whole`` are the workloads of the workers if each had
+    the whole model. Where compute times do not vary by chance, ``jitter`` is NoJitter. ``crashes`` are the times
+    (s) from when until when each worker would not be there, if workers do not stop for each other, and with
+    ``machines_crash`` all else on its machine.
     """
 
     cluster: Cluster

@@ -15,14 +15,15 @@ from ddlsim.learning import Array, Value
 from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import OPTIONAL, SKIPPED
+from ddlsim.plan.folding import Folding
 from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations, with_samples
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import FORWARD, PUSH_PULL, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
-from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.travel import SAMPLES, Travel, way_of
 from ddlsim.runtime.worker import UNVARIED, Worker
@@ -86,6 +87,8 @@ EVALUATION = "evaluation"
 Make = Callable[[Sequence[Workload]], StepProgram]
 #: kind of collective, group, bytes -> its schedule
 Schedules = Callable[[int, int, float], Schedule]
+
+
 class Models(Protocol):
     """What learns from the steps of a run."""
 
@@ -100,25 +103,24 @@ class Models(Protocol):
 MakeExchanges = Callable[[Gradients, Plan], Exchanges]
 
 
-def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], Mapping[int, Carrier]]) -> None:
-    """Let the programs that `make` makes for all workers drive a run, and `carriers` what they exchange, by the kind
-    of collective, those that sum gradients first."""
+def planned(members: Communicator, make: Make, exchanges: Callable[[Gradients], Mapping[int, Exchange]]) -> None:
+    """Let the programs that `make` makes for all workers drive a run, with `exchanges` by the kind of collective, those
+    that sum gradients first."""
     setting = members.setting
     setting.loop.drive(
-        TableRun(setting, make, lambda gradients, plan: OfKinds(carriers(gradients)), owner=members.owner)
+        TableRun(setting, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner)
     )
 
 
 def run_table(
     setting: Setting, program: StepProgram, schedules: Schedules | None, *, samples: int,
-    members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
-    exchanges: MakeExchanges | None = None, met: Met | None = None, owner: str = "this strategy",
-    beside_first: int = LIVE,
+    folding: Folding | None = None, live: int = LIVE, exchanges: MakeExchanges | None = None, met: Met | None = None,
+    owner: str = "this strategy", beside_first: int = LIVE,
 ) -> None:  # fmt: skip
     """Let a program drive a run, over and over, whose collectives go by `schedules` or by `exchanges`.
 
     samples    of an update: ranks 0, 1, ... learn from so many together
-    members    workers that each rank of the plan stands for, which do the same at the same time; by default rank r is
+    folding    which workers each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
     live       steps of which something can be under way at the same time
     exchanges  of gradients and the plan: what carries its collectives
@@ -135,27 +137,48 @@ def run_table(
             "training: growing_batch and phases change the seconds of a step, which this strategy takes from one plan; "
             "run each batch size by itself"
         )
-    workers = setting.workers if members is None else [setting.workers[own[0]] for own in members]
+    workers = setting.workers if folding is None else [setting.workers[own[0]] for own in folding.members]
     if exchanges is None:
         assert schedules is not None
         by = schedules
         exchanges = lambda gradients, plan: OfGroups(setting, workers, plan.groups, by)  # noqa: E731
     run = TableRun(
-        setting, lambda workloads: program, exchanges, members=members,
+        setting, lambda workloads: program, exchanges, folding=folding,
         n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner, beside_first=beside_first,
     )  # fmt: skip
     setting.loop.drive(run)
+
+
+def is_one_step(setting: Setting, live: int = LIVE) -> bool:
+    """Return whether a run ends with its first step, so that no step is gone through again."""
+    return live == LIVE and setting.stop.n_updates == 1 and setting.learner.task is None
+
+
+def disturbed(setting: Setting) -> str:
+    """Return what keeps equal workers from doing the same at the same times, or links from being theirs alone; "" if
+    nothing does."""
+    loop, workers = setting.loop, setting.workers
+    reasons = {
+        "others use the network": loop.network.is_shared,
+        "faults change links": loop.network.changes,
+        "workers stand still": any(setting.recorder.stops.values()) or any(setting.crashes),
+        "compute times vary": any(worker.factors is not UNVARIED or worker.slow_downs for worker in workers),
+        "overlap_slowdown": any(worker.overlap_slowdown != NO_SLOWDOWN for worker in workers),
+        "workers read samples": workers[0].feed is not None,
+        "workers learn": setting.learner.task is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 class TableRun:
     """Ranks that do the tasks of a plan, step after step.
 
     Compute times are the plan's seconds, multiplied by the factor that a worker draws for each micro-batch: of several
-    workers that a rank stands for, by the largest. The values follow what has happened: they are made when a step has
-    ended, or when somebody has to know how many bytes they are when compressed.
+    that a rank stands for, by the largest. The values follow what has happened: they are made when a step has ended, or
+    when somebody has to know how many bytes they are when compressed.
 
     exchanges   of gradients and the plan: what carries its collectives
-    members     workers that each rank stands for; by default rank r is worker r
+    folding     which workers each rank stands for; by default rank r is worker r
     n_learners  ranks 0, 1, ... that learn from samples of their own; by default all
     live        steps of which something can be under way at the same time
     met         which parameters the gradients of a step are of, where steps overlap
@@ -167,17 +190,21 @@ class TableRun:
 
     def __init__(
         self, setting: Setting, make: Make, exchanges: MakeExchanges, *,
-        members: Sequence[Sequence[int]] | None = None, n_learners: int | None = None, live: int = LIVE,
+        folding: Folding | None = None, n_learners: int | None = None, live: int = LIVE,
         met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE, models: Models | None = None,
     ) -> None:  # fmt: skip
         self.setting, self.learner, self._make = setting, setting.learner, make
-        self.members = [[worker.rank] for worker in setting.workers] if members is None else [[*own] for own in members]
+        self.members: list[list[int]] = (
+            [[worker.rank] for worker in setting.workers] if folding is None else folding.members.tolist()
+        )
+        if folding is not None:
+            setting.loop.stand_for(folding.copies, folding.shared)
         self.workers = [setting.workers[own[0]] for own in self.members]
         self.n_learners = len(self.members) if n_learners is None else n_learners
         workloads = [worker.workload for worker in setting.workers]
         self._overlap = met is not None or models is not None
         self.model: Models = models if models is not None else self._common_model(met)
-        once = live == LIVE and setting.stop.n_updates == 1 and self.learner.task is None
+        once = is_one_step(setting, live)
         program = make(workloads)
         self.exchanges = exchanges(self.model.gradient, program.unroll_all(1))
         program = self._with_more(program)
@@ -185,11 +212,12 @@ class TableRun:
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
                              lambda step, rank: float(self._last[step][rank]))  # fmt: skip
-        said = {pair: carrier.what for pair, carrier in self.travel.carriers.items()}
+        said = {pair: exchange.what for pair, exchange in self.travel.exchanges.items()}
         shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
-        self.bookings = Bookings(setting.recorder, self.members, shapes, setting.loop.now)
+        self.bookings = Bookings(setting.recorder, self.members, shapes, setting.loop.now, folding=folding)
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
+        self._exchanging = None if folding is None else folding.exchanging(steps.plan)
         self._varies = any(worker.factors is not UNVARIED for worker in setting.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
@@ -206,7 +234,7 @@ class TableRun:
         each = [[setting.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
             with_slowdowns(tasks, steps, each, setting), setting.loop.network, self.travel.collective,
-            steps.key_sizes, steps.plan.queues, self.travel.messages,
+            self.travel.buffer_nbytes, steps.plan.queues, self.travel.messages,
             bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets, start=setting.loop.now,
         )  # fmt: skip
         for step, own in enumerate(steps.rows if steps.plan.cycles else ()):
@@ -242,10 +270,10 @@ class TableRun:
             sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
             for row in sums[:1].tolist():
                 kind, group, parts = way_of(plan, row)
-                carrier = self.exchanges.carrier(kind, group, parts=parts)
-                if carrier is not None:
+                exchange = self.exchanges.exchange(kind, group, parts=parts)
+                if exchange is not None:
                     together = kind == REDUCE_SCATTER
-                    program = program.map(functools.partial(with_codes, decodes=carrier.decodes, together=together))
+                    program = program.map(functools.partial(with_codes, decodes=exchange.decodes, together=together))
         if self.learner.task is not None:
             program = program.map(functools.partial(with_evaluations, name=EVALUATION))
         return program if self.workers[0].feed is None else program.map(functools.partial(with_samples, name=SAMPLES))
@@ -358,7 +386,8 @@ class TableRun:
         self._last[step] = largest[:, -1]
         self._last.pop(step - self.steps.live - 2, None)
         factor: Floats = largest[shape.plan.rank[shape.rows], shape.micro]
-        return seconds[min(step, 1)] * factor
+        exchanging = 0.0 if self._exchanging is None else self._exchanging[shape.rows]
+        return (seconds[min(step, 1)] - exchanging) * factor + exchanging
 
     def _regime(self, epoch: float) -> tuple[list[Workload], list[Floats]]:
         """Return all workers' workloads at an epoch, and the seconds of the tasks of a first and a later step."""
@@ -390,8 +419,9 @@ class TableRun:
         task: Records = self.executor.tasks[row]
         return task
 
-    def began(self, step: int, rank: int) -> float:
-        """Return when a rank began the gradient of a step, s."""
+    def began(self, step: int, place: int) -> float:
+        """Return when one who learns began the gradient of a step, s."""
+        rank = place * self.steps.plan.tensor
         row = self.steps.rows[self.steps.slot(step)].start + self.bookings.shape(step).begins[rank]
         return float(self.executor.tasks["start"][row])
 
@@ -409,8 +439,8 @@ class TableRun:
 
     # ------------------------------------------------------------ what follows
 
-    def _book(self, step: int, rows: Records) -> None:
-        self.bookings.step(step, rows)
+    def _book(self, step: int, rows: Records, now: float = np.inf) -> None:
+        self.bookings.step(step, rows, now)
         if not self.setting.recorder.keep_spans:
             return
         shape, plan, slot = self.bookings.shape(step), self.steps.plan, self.steps.slot(step)
@@ -439,10 +469,12 @@ class TableRun:
                 waits.setdefault(rank, self._missing(step, shape.rows.start + int(shape.device[place])))
             if np.isnan(rows["start"]).all():
                 break
-            self._book(step, rows)
+            self._book(step, rows, now)
             if step == self.done and not self._overlap and (self.bookings.step_end[-1] <= now).any():
                 self.model.learn_until(step)  # somebody has got that far
         self.bookings.close(now, waits)
+        if self.bookings.folding is not None:
+            self.setting.loop.book(*self.bookings.exchanged(self.setting.loop.network.n_channels))
 
     def _missing(self, step: int, row: int) -> str:
         """Return what a task waits for, in words."""

@@ -14,7 +14,7 @@ from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
 from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
 from ddlsim.plan.program import LiveSteps
-from ddlsim.runtime.carrier import Carrier, Exchanges
+from ddlsim.runtime.exchange import Exchange, Exchanges, after
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
@@ -52,32 +52,32 @@ class Travel:
         plan = steps.plan
         rows = plan.collectives
         #: by kind of collective, group, and whether it is of parts of the gradients
-        self.carriers: dict[Way, Carrier] = {}
+        self.exchanges: dict[Way, Exchange] = {}
         ways = np.stack([plan.kind[rows], plan.peer[rows], plan.part[rows] >= 0])
         _, first = np.unique(ways, axis=1, return_index=True)
         for row in rows[np.sort(first)].tolist():
             kind, group, parts = way_of(plan, row)
-            carrier = exchanges.carrier(kind, group, parts=parts)
-            if carrier is None:
+            exchange = exchanges.exchange(kind, group, parts=parts)
+            if exchange is None:
                 those = [
                     name for other, name in enumerate(KINDS)
-                    if exchanges.carrier(other, group, parts=parts) is not None
+                    if exchanges.exchange(other, group, parts=parts) is not None
                 ]  # fmt: skip
                 raise ConfigError(
                     f"plan: {plan.task(row)}: a run of {owner} has no such exchange; it has {' and '.join(those)}"
                 )
-            self.carriers[kind, group, parts] = carrier
+            self.exchanges[kind, group, parts] = exchange
         self._task = np.zeros(len(steps.key_sizes), dtype=np.int64)  # one of each key
         collectives = np.flatnonzero(plan.kind[steps.row] >= ALL_REDUCE)
         self._task[steps.tasks.key[collectives]] = collectives
         self.decoding = plan.names.index(DECODE) if DECODE in plan.names else -1
         self._brought: dict[tuple[int, int], tuple[int, simpy.Event | None]] = {}
 
-    def _by(self, way: str) -> Bools:
-        """Return which rows of the plan are collectives that travel in a `way`."""
+    def _by(self, route: str) -> Bools:
+        """Return which rows of the plan are collectives that take a `route`."""
         plan, which = self.steps.plan, np.zeros(len(self.steps.plan), dtype=np.bool_)
-        for (kind, group, parts), carrier in self.carriers.items():
-            if carrier.way == way:
+        for (kind, group, parts), exchange in self.exchanges.items():
+            if exchange.route == route:
                 which |= (plan.kind == kind) & (plan.peer == group) & ((plan.part >= 0) == parts)
         return which
 
@@ -108,35 +108,47 @@ class Travel:
         return names[plan.name]
 
     @functools.cached_property
-    def _summing(self) -> dict[tuple[int, int], Carrier]:
-        """What carries the sum of a part, by rank and part."""
+    def _summing(self) -> dict[tuple[int, int], Exchange]:
+        """What sums a part, by rank and part."""
         plan = self.steps.plan
         rows = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))[::-1]
         columns = (plan.rank[rows], plan.part[rows], plan.kind[rows], plan.peer[rows])
         every = zip(*(column.tolist() for column in columns), strict=True)
-        return {(rank, part): self.carriers[kind, group, True] for rank, part, kind, group in every}
+        return {(rank, part): self.exchanges[kind, group, True] for rank, part, kind, group in every}
 
     @functools.cached_property
     def meets(self) -> bool:
         """Whether what queues launch does not go by schedules."""
-        return any(carrier.way != "schedule" for carrier in self.carriers.values())
+        return any(exchange.route != "schedule" for exchange in self.exchanges.values())
 
     @property
     def n_bystanders(self) -> int:
         """Ranks that enter every collective by themselves."""
-        return max((carrier.communicator.n_bystanders for carrier in self.carriers.values()), default=0)
+        return max((exchange.communicator.n_bystanders for exchange in self.exchanges.values()), default=0)
 
     def executes(self, executor: Executor) -> None:
         """Remember who executes the tasks."""
         self.executor = executor
 
+    @functools.cached_property
+    def buffer_nbytes(self) -> Floats:
+        """Bytes of the buffer of each key, (n_keys,), as queues see it: encoded, if the run compresses."""
+        sizes, plan = self.steps.key_sizes, self.steps.plan
+        if self.setting.compression is None or not plan.queues:
+            return sizes
+        sizes, rows = sizes.copy(), self.steps.row[self._task]
+        for key in np.flatnonzero(np.isin(plan.kind[rows], SUMMING) & (plan.part[rows] >= 0)).tolist():
+            exchange = self.exchanges[way_of(plan, int(rows[key]))]
+            sizes[key] = exchange.buffer_nbytes(int(plan.part[rows[key]]), float(sizes[key]))
+        return sizes
+
     # ------------------------------------------------------------ collectives and messages
 
     def collective(self, keys: list[int]) -> int:
         """Prepare a collective, simulated by a schedule, that carries `keys`; return its id."""
-        carrier, step, part, nbytes = self._carried(keys)
-        schedule, size = carrier.schedule(step, part, nbytes)  # others go by processes
-        return self.loop.collective(schedule, carrier.communicator.all_nodes, size)
+        exchange, step, parts, nbytes = self._carried(keys)
+        schedule, size = exchange.schedule(step, parts, nbytes)
+        return self.loop.collective(schedule, exchange.communicator.all_nodes, size)
 
     def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
         """Return the nodes that messages leave and reach, and their bytes."""
@@ -145,9 +157,9 @@ class Travel:
 
     def meet(self, keys: list[int], queue: int) -> None:
         self.loop.env.pass_time(self.executor.now)
-        carrier, step, part, nbytes = self._carried(keys)
+        exchange, step, parts, nbytes = self._carried(keys)
         members = [self.executor.members(key) for key in keys]
-        if carrier.way == "known":
+        if exchange.route == "known":
             finished = self.loop.env.event()
 
             def ended(end: float) -> None:
@@ -155,14 +167,14 @@ class Travel:
                 if queue >= 0:
                     self.loop.trigger_at(finished, end)
 
-            carrier.communicator.run(carrier.phases(step, part, nbytes), ended)
+            exchange.communicator.run(exchange.phases(step, parts, nbytes), ended)
         else:
-            ends = [carrier.carry(worker, step, part, nbytes) for worker in carrier.communicator.workers]
+            ends = [exchange.carry(worker, step, parts, nbytes) for worker in exchange.communicator.workers]
             for place, arrival in enumerate(ends):
-                _after(arrival, functools.partial(self._end, [int(rows[place]) for rows in members]))
+                after(arrival, functools.partial(self._end, [int(rows[place]) for rows in members]))
             finished = self.loop.env.all_of(ends)
         if queue >= 0:
-            _after(finished, lambda _: self.executor.dispatchers[queue].ended(self.executor.now))
+            after(finished, lambda _: self.executor.dispatchers[queue].ended(self.executor.now))
 
     def begins(self, row: int) -> float:
         plan, task, row = self.steps.plan, row, int(self.steps.row[row])
@@ -170,17 +182,21 @@ class Travel:
         worker = self.workers[rank]
         self.loop.env.pass_time(self.executor.now)
         if self.coding[row]:
-            carrier, decodes = self._summing[rank, part], plan.name[row] == self.decoding
-            seconds = (carrier.decode_seconds if decodes else carrier.encode_seconds)(worker, step, part)
-            return seconds * self.factor(step, rank)
+            exchange, factor = self._summing[rank, part], self.factor(step, rank)
+            if plan.name[row] != self.decoding:
+                return exchange.encode_seconds(worker, step, part) * factor
+            if plan.queues:  # perhaps of the step before
+                step += int(plan.step[plan.needs[plan.need_offsets[row]]]) - int(plan.step[row])
+            return exchange.decode_seconds(worker, step, part) * factor
         if self.sampling[row]:
             batch = self._samples(step, row)
             if batch is None or batch.triggered:
                 return 0.0
-            _after(batch, functools.partial(self._end, [task]))
+            after(batch, functools.partial(self._end, [task]))
             return float("inf")
-        carrier = self.carriers[way_of(plan, row)]
-        _after(carrier.carry(worker, step, part, float(plan.nbytes[row])), functools.partial(self._end, [task]))
+        exchange = self.exchanges[way_of(plan, row)]
+        arrival = exchange.carry(worker, step, [part], float(plan.nbytes[row]))
+        after(arrival, functools.partial(self._end, [task]))
         return float("inf")
 
     def _samples(self, step: int, row: int) -> simpy.Event | None:
@@ -218,15 +234,15 @@ class Travel:
     def _end(self, rows: list[int], _: simpy.Event) -> None:
         self.executor.end(rows, self.executor.now)
 
-    def _carried(self, keys: list[int]) -> tuple[Carrier, int, int, float]:
-        """Return who carries `keys` as one, in which step, as which part, and their bytes."""
-        plan, task = self.steps.plan, int(self._task[keys[0]])
-        row, slot = int(self.steps.row[task]), self.steps.slot_of(task)
+    def _carried(self, keys: list[int]) -> tuple[Exchange, int, list[int], float]:
+        """Return what exchanges `keys` as one, in which step, their parts, and their bytes."""
+        plan, tasks = self.steps.plan, self._task[keys]
+        row, slot = int(self.steps.row[tasks[0]]), self.steps.slot_of(int(tasks[0]))
         if self.setting.recorder.keep_spans and plan.queues:
             self.launched.setdefault(slot, []).append(keys)
         nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
-        carrier = self.carriers[way_of(plan, row)]
-        return carrier, self.step_in(slot), int(plan.part[row]), nbytes
+        exchange = self.exchanges[way_of(plan, row)]
+        return exchange, self.step_in(slot), plan.part[self.steps.row[tasks]].tolist(), nbytes
 
     # ------------------------------------------------------------ processes
 
@@ -253,8 +269,3 @@ class Travel:
             env.step()
         self.loop.start_queued()
         return True
-
-
-def _after(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
-    assert event.callbacks is not None
-    event.callbacks.append(callback)

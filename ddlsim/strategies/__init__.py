@@ -4,16 +4,25 @@ from ddlsim.runtime import Setting as Setting, Strategy as Strategy
 from ddlsim.runtime.server_work import ServerWork as ServerWork
 from ddlsim.strategies.all_reduce import AllReduce as AllReduce
 from ddlsim.strategies.asynchronous import AsyncParameterServer as AsyncParameterServer
-from ddlsim.strategies.asynchronous_gossip import ADPSGD as ADPSGD, GossipSGD as GossipSGD
+from ddlsim.strategies.central import (
+    KAsync as KAsync,
+    KBatchAsync as KBatchAsync,
+    SoftSync as SoftSync,
+    StaleSynchronous as StaleSynchronous,
+)
 from ddlsim.strategies.delayed_averaging import CoCoDSGD as CoCoDSGD, DaSGD as DaSGD, OverlapLocalSGD as OverlapLocalSGD
 from ddlsim.strategies.elastic import ElasticAveraging as ElasticAveraging
 from ddlsim.strategies.embedding_parallel import EmbeddingParallel as EmbeddingParallel
 from ddlsim.strategies.expert_parallel import ExpertParallel as ExpertParallel
 from ddlsim.strategies.federated import FedAvg as FedAvg, FedBuff as FedBuff
 from ddlsim.strategies.fsdp import FSDP as FSDP
-from ddlsim.strategies.gossip import CHOCOSGD as CHOCOSGD, DPSGD as DPSGD
+from ddlsim.strategies.gossip import (
+    ADPSGD as ADPSGD,
+    CHOCOSGD as CHOCOSGD,
+    DPSGD as DPSGD,
+    GossipSGD as GossipSGD,
+)
 from ddlsim.strategies.hybrid import Distribution as Distribution, Hybrid as Hybrid
-from ddlsim.strategies.k_async import KAsync as KAsync, KBatchAsync as KBatchAsync
 from ddlsim.strategies.k_sync import BackupWorkers as BackupWorkers, KBatchSync as KBatchSync, KSync as KSync
 from ddlsim.strategies.local_sgd import (
     AdaComm as AdaComm,
@@ -33,10 +42,8 @@ from ddlsim.strategies.overlap import (
 from ddlsim.strategies.parallel import Parallel as Parallel
 from ddlsim.strategies.parameter_server import ParameterServer as ParameterServer
 from ddlsim.strategies.sharded_update import ShardedUpdate as ShardedUpdate
-from ddlsim.strategies.soft_sync import SoftSync as SoftSync
 from ddlsim.strategies.sparse_averaging import SPARTA as SPARTA
 from ddlsim.strategies.splits import Splits as Splits
-from ddlsim.strategies.stale_synchronous import StaleSynchronous as StaleSynchronous
 from ddlsim.strategies.staleness import (
     DelayCompensation as DelayCompensation,
     ExponentialPenalty as ExponentialPenalty,

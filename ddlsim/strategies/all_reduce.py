@@ -13,10 +13,10 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import StepProgram
 from ddlsim.plan.norms import with_shared_norms
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
-from ddlsim.runtime.carrier import Carrier, Dense
-from ddlsim.runtime.coded import Coded
+from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator, communicator
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, OnFabric, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
@@ -59,12 +59,12 @@ class AllReduce(OnFabric):
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         members, overlap = communicator(setting, self), as_compressed(overlap_named(self.overlap), setting)
-        buckets = buckets_of(overlap, setting.workers[0].workload)
+        parts = backwards(buckets_of(overlap, setting.workers[0].workload))
 
-        def carrier(gradients: Gradients) -> Carrier:
-            return Dense(members) if setting.compression is None else Coded(members, buckets, gradients)
+        def sums(gradients: Gradients) -> Exchange:
+            return CollectiveExchange(members, parts=parts, vectors=gradients)
 
-        start_group(setting, overlap, members, carrier, self.shared_norms, no_sync=self.no_sync)
+        start_group(setting, overlap, members, sums, self.shared_norms, no_sync=self.no_sync)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step of workers with these workloads, gradients uncompressed.
@@ -87,13 +87,12 @@ def _program(
 
 
 def start_group(
-    setting: Setting, overlap: Overlap, members: Communicator, carrier: Callable[[Gradients], Carrier],
+    setting: Setting, overlap: Overlap, members: Communicator, sums: Callable[[Gradients], Exchange],
     shared_norms: str | Collective | None = None, *, no_sync: bool = True,
 ) -> None:  # fmt: skip
-    """Let the plan of `overlap` drive workers that exchange gradients by what `carrier` makes.
+    """Let the plan of `overlap` drive workers that exchange gradients by what `sums` makes.
 
-    `shared_norms` is the all-gather of norms that workers share out. Raises ConfigError for an overlap that puts
-    together anew what has been compressed.
+    `shared_norms` is the all-gather of norms that workers share out.
     """
     accumulation, compresses = setting.workers[0].accumulation, setting.compression is not None
     if shared_norms is not None and (compresses or not members.simulated):
@@ -109,16 +108,10 @@ def start_group(
 
     def make(workloads: Sequence[Workload]) -> StepProgram:
         shared = shared_norms is not None
-        program = _program(overlap, workloads, accumulation, no_sync=no_sync, shared_norms=shared)
-        if program.template.queues and compresses:
-            raise ConfigError(
-                f"overlap = {type(overlap).__name__} fuses or cuts what compression has packed; with compression "
-                "use 'none', 'layer' or 'ddp'"
-            )
-        return program
+        return _program(overlap, workloads, accumulation, no_sync=no_sync, shared_norms=shared)
 
-    def carriers(gradients: Gradients) -> dict[int, Carrier]:
-        norms = {} if shared_norms is None else {ALL_GATHER: Dense(members, "all_gather", shared_norms)}
-        return {ALL_REDUCE: carrier(gradients), **norms}
+    def exchanges(gradients: Gradients) -> dict[int, Exchange]:
+        norms = {} if shared_norms is None else {ALL_GATHER: CollectiveExchange(members, "all_gather", shared_norms)}
+        return {ALL_REDUCE: sums(gradients), **norms}
 
-    planned(members, make, carriers)
+    planned(members, make, exchanges)

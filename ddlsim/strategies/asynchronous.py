@@ -10,14 +10,12 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.network import lane_tables as ls
-from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
-from ddlsim.runtime.lanes import Lanes
-from ddlsim.runtime.servers import ApplyTime, Placement, check_layers, note_lock_step, server_nodes
+from ddlsim.runtime.codec import Message
+from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
+from ddlsim.runtime.servers import ApplyTime, Placement, Servers, check_layers, note_lock_step
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
-from ddlsim.units import si
 
 
 @dataclass
@@ -47,34 +45,33 @@ class _Shard:
 class _Trip:
     """What a worker has computed since it pulled last, from `n_samples` samples, and what it holds of each shard.
 
-    ``parcels`` are what the servers get of it if it is compressed, ``decoding`` the s that answers take to decode.
+    ``messages`` are what the servers get of it if it is compressed, ``decoding`` the s that answers take to decode.
     """
 
     pulled: list[Value[Array]]
     gradient: Value[Array] | None = None
     latest: Value[Array] = ABSENT
     n_samples: int = 0
-    parcels: list[Parcel] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     decoding: list[float] = field(default_factory=list)
 
 
 @dataclass
 class _Downpour:
-    """The values of a run, which follow what has happened when. Workers send to the `shards` by `wires`."""
+    """The values of a run, which follow what has happened when."""
 
     setting: Setting
     shards: list[_Shard]
-    wires: Wires
+    servers: Servers
     trips: list[_Trip] = field(init=False)
 
     def __post_init__(self) -> None:
         self.trips = [_Trip([shard.params for shard in self.shards]) for _ in self.setting.workers]
 
-    def go(self, accumulate: int, servers: list[int], apply_time: float) -> None:
+    def go(self, accumulate: int) -> None:
         """Let all workers compute a gradient (or `accumulate` of them), push it and pull the parameters, for ever."""
-        setting, workers = self.setting, self.setting.workers
-        packs = self.wires.choice is not None
-        follows = packs or setting.learner.task is not None
+        setting, workers, servers = self.setting, self.setting.workers, self.servers
+        packs, follows = servers.messages.choice is not None, servers.follows
         compute = gradient(setting, self.drawn if follows else None)
         ops = [*compute, OPTIMIZER, Op(ls.STEP, follow=self.stepped if follows else None)] * (accumulate - 1) + compute
         if packs:
@@ -83,11 +80,17 @@ class _Downpour:
             Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull", waits="its parameter servers"),
             Op(ls.WORK, "decode"), Op(ls.STEP, follow=self.pulled if follows else None),
         ]  # fmt: skip
-        each = [(node, apply_time + self.wires.server_seconds(i)) for i, node in enumerate(servers)]
+        seconds = [servers.apply_time + servers.messages.server_seconds(i) for i in range(len(servers.nodes))]
         self.lanes = Lanes(
-            setting, ops, workers[0].workload.gradient_nbytes / len(servers), workers[0].samples_per_step * accumulate,
-            servers=each, served=self.served if follows else None, asks=packs, back=self.back,
-        )  # fmt: skip
+            setting,
+            ops,
+            workers[0].workload.gradient_nbytes / len(self.shards),
+            workers[0].samples_per_step * accumulate,
+            servers=list(zip(servers.nodes, seconds, strict=True)),
+            served=self.served if follows else None,
+            asks=packs,
+            back=self.back,
+        )
 
     def drawn(self, worker: Worker) -> None:
         """The gradient is that of the parameters which the worker has now; it is added to those before."""
@@ -109,20 +112,20 @@ class _Downpour:
         """Encode each shard's part of what has been computed."""
         trip = self.trips[worker.rank]
         assert trip.gradient is not None
-        trip.parcels = [self.wires.gradient(worker, trip.gradient, i) for i in range(len(self.shards))]
+        trip.messages = [self.servers.messages.gradient(worker, trip.gradient, i) for i in range(len(self.shards))]
         trip.decoding = [0.0] * len(self.shards)
-        self.lanes.set_seconds(worker, "encode", sum(parcel.seconds for parcel in trip.parcels))
-        self.lanes.set_sizes(worker, [parcel.sizes[0] for parcel in trip.parcels])
+        seconds = sum(message.seconds for message in trip.messages)
+        self.lanes.set_message(worker, seconds, [message.sizes[0] for message in trip.messages])
 
     def served(self, worker: Worker, i: int, staleness: int, whole: bool) -> None:
         """A shard applies its part and answers; it is an update when all have."""
         trip, shard = self.trips[worker.rank], self.shards[i]
         assert trip.gradient is not None
-        part = trip.parcels[i] if trip.parcels else self.wires.gradient(worker, trip.gradient, i)
+        part = trip.messages[i] if trip.messages else self.servers.messages.gradient(worker, trip.gradient, i)
         shard.apply(part.value, trip.pulled[i], staleness, worker.stop.n_samples)
         trip.pulled[i] = shard.params
-        if trip.parcels:
-            answer = self.wires.answer(worker, shard.params, i)
+        if trip.messages:
+            answer = self.servers.messages.answer(worker, shard.params, i)
             trip.pulled[i], trip.decoding[i] = answer.value, answer.seconds
             self.lanes.set_seconds(worker, "decode", sum(trip.decoding))
             self.lanes.set_answer(worker, i, answer.sizes[0])
@@ -187,7 +190,6 @@ class AsyncParameterServer:
         """Start all workers."""
         learner = setting.learner
         check_layers("AsyncParameterServer", learner, self.servers)
-        nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
         parts = [learner.initial[part] for part in learner.parts(self.servers)]
         scaling = scaling_named(self.staleness_scaling)
         shards = [
@@ -195,6 +197,6 @@ class AsyncParameterServer:
             for params in parts
         ]
         setting.model = lambda: learner.concatenate([shard.params for shard in shards])
-        wires = Wires(setting, self.servers, owner="AsyncParameterServer")
+        servers = Servers(self, setting)
         note_lock_step(setting)
-        _Downpour(setting, shards, wires).go(self.accumulate, nodes, si(self.apply_time, "time"))
+        _Downpour(setting, shards, servers).go(self.accumulate)

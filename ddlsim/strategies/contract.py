@@ -135,13 +135,8 @@ class Contract:
 
     @_optional
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> Sequence[int]:
-        """Node of each rank of the plan, given those of the workers. Default: those of ``plan_workers``."""
-        return [nodes[worker] for worker in self.plan_workers(len(nodes))]
-
-    @_optional
-    def plan_workers(self, n_workers: int) -> Sequence[int]:
-        """Worker of each rank of the plan, or the first of those that it represents. Default: one rank per worker."""
-        return list(range(n_workers))
+        """Node of each rank of the plan, given those of the workers. Default: those, as every rank is a worker."""
+        return list(nodes)
 
     @_optional
     def peak_memory(self, workloads: Sequence[Workload], accumulation: int) -> Floats:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Count, checked, number
 from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
-from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
+from ddlsim.runtime.codec import Message
+from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import replicas_of
-from ddlsim.runtime.servers import WithServers, note_lock_step
+from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, note_lock_step
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.shards import Shards, Visit, Visits, follows
-from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Worker
 
 
-class _Springs:
+class _Springs(UpdateRule):
     """Workers tied to the center z at the servers: z <- z + alpha sum_i (x_i - z), over ``n_visitors`` at a time."""
 
-    def __init__(self, shards: Shards, alpha: float, n_visitors: int) -> None:
-        setting = shards.setting
-        self.shards, self.alpha, self.n_visitors = shards, alpha, n_visitors
+    def __init__(self, servers: Servers, alpha: float, n_visitors: int) -> None:
+        super().__init__(servers)
+        setting = servers.setting
+        self.alpha, self.count, self.counted, self.told = alpha, n_visitors, False, n_visitors == 1
         self.center = self.before = setting.learner.initial
         self.replicas = replicas_of(setting)
         self.gradients: dict[int, Value[Array]] = {}
@@ -31,29 +32,25 @@ class _Springs:
 
     def go(self, period: int) -> None:
         """Let all workers make local steps; in every `period`-th, pull the center and be pulled by it."""
-        shards, setting = self.shards, self.shards.setting
-        learns = follows(shards)
-        end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.n_visitors > 1 else ls.EACH)
+        servers, setting = self.servers, self.servers.setting
+        learns = servers.follows
+        end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.count > 1 else ls.EACH)
         step = [*gradient(setting, self._drawn if learns else None), OPTIMIZER, end]
         pull = [Op(ls.NOTE, follow=self._pull)] if learns else []
-        Visits(
-            shards, [], [*pull, *step * period], count=self.n_visitors, pack=self._pack, update=self._move,
-            answer=self._answer, held=[Op(ls.MEET, "the other workers")], counted=False, told=self.n_visitors == 1,
-            first=len(pull),
-        )  # fmt: skip
+        self.serve([], [*pull, *step * period], [Op(ls.MEET, "the other workers")], first=len(pull))
 
-    def _pack(self, worker: Worker) -> Parcel:
-        return self.shards.wires.model(worker, worker.params)
+    def pack(self, worker: Worker) -> Message:
+        return self.servers.messages.model(worker, worker.params)
 
-    def _move(self, visits: list[Visit]) -> None:
-        mean = self.shards.setting.learner.mean([visit.value for visit in sorted(visits, key=lambda v: v.rank)])
+    def update(self, visits: Sequence[Visit]) -> None:
+        mean = self.servers.setting.learner.mean([visit.value for visit in sorted(visits, key=lambda v: v.rank)])
         self.before = self.center
-        self.center = self.center + self.alpha * self.n_visitors * (mean - self.center)
+        self.center = self.center + self.alpha * self.count * (mean - self.center)
 
-    def _answer(self, worker: Worker) -> Parcel:
-        parcel = self.shards.wires.answer(worker, self.before)
-        self.pulled[worker.rank] = parcel.value
-        return parcel
+    def answer(self, worker: Worker) -> Message:
+        message = self.servers.messages.answer(worker, self.before)
+        self.pulled[worker.rank] = message.value
+        return message
 
     def _pull(self, worker: Worker) -> None:
         """x_i - alpha (x_i - z)"""
@@ -108,4 +105,4 @@ class ElasticAveraging(WithServers):
         n_visitors = len(setting.workers) if self.synchronous else 1
         if not self.synchronous:
             note_lock_step(setting)
-        _Springs(Shards.of(self, setting, models=True), self.alpha, n_visitors).go(self.period)
+        _Springs(Servers(self, setting, models=True), self.alpha, n_visitors).go(self.period)

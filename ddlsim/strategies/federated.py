@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,16 +11,17 @@ import numpy as np
 
 from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.errors import ConfigError
-from ddlsim.learning import Array, Value
+from ddlsim.learning import Array, Value, weighted_sum
 from ddlsim.network import lane_tables as ls
 from ddlsim.optim import SGD, Optimizer
-from ddlsim.runtime import Outer, Process, Rounds, Setting, Shards, Worker, local_steps
-from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
+from ddlsim.runtime import Outer, Process, Servers, Setting, Worker, local_steps
+from ddlsim.runtime.codec import Message
+from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import need_values
-from ddlsim.runtime.servers import WithServers, note_lock_step
-from ddlsim.runtime.shards import follows
-from ddlsim.strategies.center import Center
+from ddlsim.runtime.servers import WithServers, communicate, note_lock_step, wait
+from ddlsim.strategies.central import CentralModel
 from ddlsim.strategies.staleness import ScalingChoice, scaling_named
+from ddlsim.streams import stream
 
 
 @checked
@@ -72,11 +73,11 @@ class FedAvg(WithServers):
         """Start all clients. Raises ConfigError for `epochs` where there is no data to count epochs of."""
         if self.epochs is not None:
             need_values(setting, f"FedAvg: epochs = {self.epochs:g}", "epochs are passes over data")
-        rounds = Rounds(Shards.of(self, setting, models=True), self.n_drawn(len(setting.workers)))
+        rounds = _Rounds(Servers(self, setting, models=True), self.n_drawn(len(setting.workers)))
         for worker in setting.workers:
             setting.loop.env.process(self.work(worker, rounds))
 
-    def work(self, worker: Worker, rounds: Rounds) -> Process:
+    def work(self, worker: Worker, rounds: _Rounds) -> Process:
         """One client's life."""
         n_local = worker.learner.n_local(worker.rank)
         while True:
@@ -84,6 +85,57 @@ class FedAvg(WithServers):
             n_steps = self.local_steps or math.ceil((self.epochs or 0.0) * n_local / worker.samples_per_step)
             yield from local_steps(worker, n_steps)
             yield from rounds.leave(worker, n_local, n_steps * worker.samples_per_step)
+
+
+class _Rounds:
+    """Rounds of `n_drawn` clients each, drawn by chance, all different: :meth:`enter` them, compute, :meth:`leave`.
+
+    A round is an update, when all that were drawn have left it: the model at the ``servers`` (which exchange models)
+    is the mean of theirs then, weighted and summed in float64 in the order of the ranks.
+    """
+
+    def __init__(self, servers: Servers, n_drawn: int) -> None:
+        setting = servers.setting
+        self.servers, self.n_drawn, self.params = servers, n_drawn, setting.learner.initial
+        self._env, self._draws = setting.loop.env, stream(setting.seed, 0, "rounds")
+        self._drawn = [self._env.event() for _ in setting.workers]
+        #: by rank: model, weight and samples of those that have left the round
+        self._models: dict[int, tuple[Value[Array], float, int]] = {}
+        setting.model = lambda: self.params
+        self._draw()
+
+    def _draw(self) -> None:
+        for rank in sorted(self._draws.choice(len(self._drawn), self.n_drawn, replace=False).tolist()):
+            self._drawn[rank].succeed()
+
+    def enter(self, worker: Worker) -> Process:
+        """Wait until the client is drawn, and pull the model: it is what the client works with then."""
+        yield from wait(worker, self._drawn[worker.rank], "a round that it is drawn for")
+        self._drawn[worker.rank] = self._env.event()
+        answer = self.servers.messages.answer(worker, self.params)
+        yield from self.servers.pull(worker, answer)
+        worker.params = answer.value
+
+    def leave(self, worker: Worker, weight: float, n_samples: int) -> Process:
+        """Push the client's model, which `n_samples` have gone into; the last one to come makes the update, waits for
+        it, and draws the next round."""
+        servers = self.servers
+        model = servers.messages.model(worker, worker.params)
+        yield from servers.push(worker, model)
+        with servers.turn.request() as turn:
+            yield from wait(worker, turn, "the servers' queue")
+            yield from communicate(worker, self._env.timeout(servers.messages.server_seconds()), "decode")
+            self._models[worker.rank] = model.value, weight, n_samples
+            if len(self._models) < self.n_drawn:
+                return
+            begin = worker.loop.now
+            yield from communicate(worker, self._env.timeout(servers.apply_time), "update")
+            servers.show_update(begin)
+            models, weights, samples = zip(*[self._models[rank] for rank in sorted(self._models)], strict=True)
+            self._models, total = {}, sum(weights)
+            self.params = weighted_sum(worker.learner.plane, [each / total for each in weights], models)
+            worker.stop.updated(sum(samples))
+            self._draw()
 
 
 @checked
@@ -125,19 +177,27 @@ class FedBuff(WithServers):
     def start(self, setting: Setting) -> None:
         """Start all clients."""
         outer, scaling = Outer(setting.learner, self.outer), scaling_named(self.staleness_scaling)
-        shards = Shards.of(self, setting)
-        center = Center(shards, self.buffer, scaling, move=lambda delta: outer.step(delta, self.outer_rate))
+        buffer = _Buffer(self, setting, self.buffer, scaling, move=lambda delta: outer.step(delta, self.outer_rate))
+        follows = buffer.servers.follows
         note_lock_step(setting)
-        clients = [_Client(worker) for worker in setting.workers]
+        clients = buffer.clients = [_Client(worker) for worker in setting.workers]
 
         def after(follow: Callable[[_Client], None]) -> Callable[[Worker], None] | None:
-            return (lambda worker: follow(clients[worker.rank])) if follows(shards) else None
+            return (lambda worker: follow(clients[worker.rank])) if follows else None
 
-        begin = [Op(ls.NOTE, follow=after(_Client.begin))] if follows(shards) else []
+        begin = [Op(ls.NOTE, follow=after(_Client.begin))] if follows else []
         step = [*gradient(setting, after(_Client.draw)), OPTIMIZER, Op(ls.STEP, follow=after(_Client.step))]
-        center.visits(
-            [*begin, *step * self.local_steps], [], lambda worker: clients[worker.rank].delta(), steps=self.local_steps
-        )
+        buffer.serve([*begin, *step * self.local_steps], [], steps=self.local_steps)
+
+
+class _Buffer(CentralModel):
+    """The model at the servers, to which ``clients`` bring how far they have gone."""
+
+    clients: Sequence[_Client] = ()
+
+    def pack(self, worker: Worker) -> Message:
+        self.gradients[worker.rank] = self.clients[worker.rank].delta()
+        return super().pack(worker)
 
 
 class _Client:

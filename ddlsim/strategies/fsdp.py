@@ -22,10 +22,20 @@ from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.fully_sharded import costs_of, least_step
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
-from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.codec import rounded
 from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Collectives, Fabric, RankOrder, algorithm_of, name_of
+from ddlsim.runtime.exchange import OfGroups
+from ddlsim.runtime.fabric import (
+    AllReduceAlgorithm,
+    Collectives,
+    Cost,
+    Fabric,
+    RankOrder,
+    algorithm_of,
+    cost_said,
+    halves_of,
+    name_of,
+)
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
@@ -43,13 +53,6 @@ from ddlsim.workload.tensor_parallel import tensor_parallel
 
 #: fields that go with a stage only
 OF_STAGE_3 = ("prefetch", "shard", "units")
-#: all-reduce -> the reduce-scatter and the all-gather that it consists of
-HALVES = {
-    "default": ("default", "default"), "ring": ("ring", "ring"), "nccl": ("nccl", "nccl"),
-    "nccl_ring": ("nccl_ring", "nccl_ring"),
-    "halving_doubling": ("recursive_halving", "recursive_doubling"),
-    "gloo_ring": ("gloo_reduce_scatter", "gloo_all_gather"),
-}  # fmt: skip
 
 
 @checked
@@ -72,7 +75,7 @@ class FSDP:
                   anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
     param_dtype   of the weights that are gathered: None: as they are computed with; "fp32" where each rank casts what
                   it has gathered (autocast)
-    reduce_scatter, all_gather, rank_order
+    reduce_scatter, all_gather, rank_order, cost
                   as for :class:`~ddlsim.ShardedUpdate`
 
     Stages 1 and 2 also have
@@ -111,6 +114,7 @@ class FSDP:
     all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
     all_reduce: AllReduceAlgorithm | None = None
     rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
 
     def __post_init__(self) -> None:
         if self.stage < 3:
@@ -143,29 +147,20 @@ class FSDP:
         more += "" if self.stage < 3 else f", prefetch {self._ahead}"
         more += ", no_sync" if self.no_sync else ""
         more += "" if self.recompute == "none" else f", {self.recompute} recomputation"
-        return f"FSDP (stage {self.stage}{more})"
+        return f"FSDP (stage {self.stage}{more}{cost_said(self.cost)})"
 
     def collectives(self) -> Collectives:
-        """Return the algorithms of all three kinds, which are simulated."""
+        """Return the algorithms of all three kinds and their cost."""
         algorithms = {"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}
-        return Collectives(algorithms if self.all_reduce is None else {**algorithms, "all_reduce": self.all_reduce})
+        more = {} if self.all_reduce is None else {"all_reduce": self.all_reduce}
+        return Collectives(algorithms | more, self.cost)
 
     def on_fabric(self, fabric: Fabric) -> FSDP:
         """Return it with collectives that are the halves of a fabric's all-reduce. Raises ConfigError for one that has
-        no such halves, and where its cost is not simulated."""
-        if fabric.cost != "simulated":
-            raise ConfigError(
-                f"fabric: cost = {fabric.cost!r}: {self.label} has collectives of several kinds, which are simulated; "
-                "leave it out"
-            )
-        if fabric.algorithm not in HALVES:
-            raise ConfigError(
-                f"fabric: algorithm = {name_of(fabric.algorithm)!r}: {self.label} needs its reduce-scatter and its "
-                f"all-gather; use {', '.join(map(repr, HALVES))}"
-            )
-        reduce_scatter, all_gather = HALVES[str(fabric.algorithm)]
+        no such halves."""
+        reduce_scatter, all_gather = halves_of(fabric, self.label)
         return dataclasses.replace(
-            self, reduce_scatter=reduce_scatter, all_gather=all_gather, rank_order=fabric.rank_order,
+            self, reduce_scatter=reduce_scatter, all_gather=all_gather, rank_order=fabric.rank_order, cost=fabric.cost,
             all_reduce=None if self.shard is None else fabric.algorithm,
         )  # fmt: skip
 
@@ -343,8 +338,9 @@ class FSDP:
 
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
             dense = OfGroups(setting, setting.workers, plan.groups, schedules)
-            fabric, how = Fabric(rank_order=self.rank_order), self.reduce_scatter
-            return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", scatter=how)
+            fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
+            halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}
+            return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
 
         run_table(
             setting, program, schedules,

@@ -1,4 +1,5 @@
-"""Gossip in step: decentralised SGD over a graph (D-PSGD, CHOCO-SGD)."""
+"""Gossip: decentralised SGD over a graph, in step (D-PSGD, CHOCO-SGD) or without steps in common, with partners drawn
+at random (AD-PSGD: pairs average; GoSGD: push-sum)."""
 
 from __future__ import annotations
 
@@ -14,13 +15,22 @@ import numpy.typing as npt
 from ddlsim.arguments import by, checked, number
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
 from ddlsim.network import lane_tables as ls
-from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
-from ddlsim.runtime.lanes import Lanes
+from ddlsim.runtime.codec import Message, Messages
+from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Worker
-from ddlsim.strategies.mixing import Graph, Weights, agreement, check_graph, describe, mixing_matrix
+from ddlsim.strategies.mixing import (
+    Graph,
+    Weights,
+    agreement,
+    bipartition,
+    check_graph,
+    describe,
+    mixing_matrix,
+    neighbours,
+)
+from ddlsim.streams import stream
 
 #: who takes whose models with which weights
 Mixing = Annotated[
@@ -40,7 +50,7 @@ class Neighbours:
     ``matrix``, (N, N). They are compressed if the run compresses.
 
     public   every worker's latest model as its neighbours have it
-    letters  what is on its way, or has come and is not mixed in yet, by sender, receiver and the sender's count
+    arriving what is in flight, or has come and is not mixed in yet, by sender, receiver and the sender's count
     """
 
     setting: Setting
@@ -49,16 +59,16 @@ class Neighbours:
     replicas: list[Replica] = field(init=False)
     gradients: list[Value[Array]] = field(init=False)
     public: list[Value[Array]] = field(init=False)
-    letters: dict[tuple[int, int, int], Parcel] = field(default_factory=dict)
+    arriving: dict[tuple[int, int, int], Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.wires = Wires(self.setting, owner=self.owner, peers=True)
+        self.messages = Messages(self.setting, owner=self.owner, peers=True)
         ranks = range(len(self.matrix))
         self.senders = [[j for j in np.flatnonzero(self.matrix[i]).tolist() if j != i] for i in ranks]
         self.receivers = [[j for j in np.flatnonzero(self.matrix[:, i]).tolist() if j != i] for i in ranks]
         self.replicas = replicas_of(self.setting)
         self.gradients, self.public = [ABSENT for _ in ranks], [ABSENT for _ in ranks]
-        self.packs = self.wires.choice is not None
+        self.packs = self.messages.choice is not None
         self.follows = self.packs or self.setting.learner.task is not None
 
     # ------------------------------------------------------------ what workers do
@@ -73,7 +83,7 @@ class Neighbours:
         return [*packed, Op(ls.WORK, "encode"), Op(ls.POST)]
 
     def receive(self, step: str) -> list[Op]:
-        """Return what waits until all that a worker sent in a `step` (a name) has arrived, and all that it receives."""
+        """Return what waits until all messages that a worker sends and gets in a `step` (a name) have arrived."""
         come = Op(ls.AWAIT, "neighbours", waits=f"its neighbours' parameters of step {step}")
         return [come, *([Op(ls.ASK, follow=self._come)] if self.packs else []), Op(ls.WORK, "decode")]
 
@@ -90,7 +100,7 @@ class Neighbours:
         )  # fmt: skip
 
     def _lead(self) -> int:
-        """Return how many steps a worker can be ahead of one that it sends to: it waits for that one's letters, or for
+        """Return how many steps a worker can be ahead of one that it sends to: it waits for that one's messages, or for
         those of workers who wait for them, and so on."""
         if ((self.matrix != 0.0) == (self.matrix.T != 0.0)).all():
             return 1
@@ -111,8 +121,8 @@ class Neighbours:
     def models(self, worker: Worker) -> dict[int, Value[Array]]:
         """Return the models of a worker's neighbours, and its own as they have it; they are taken."""
         me = worker.rank
-        parcels = {j: self.letters.pop((j, me, self._count(worker))) for j in self.senders[me]}
-        return {me: self.public[me]} | {j: parcel.value for j, parcel in parcels.items()}
+        count = self._count(worker)
+        return {me: self.public[me]} | {j: self.arriving.pop((j, me, count)).value for j in self.senders[me]}
 
     def _count(self, worker: Worker) -> int:
         return len(worker.recorder.step_end[worker.rank])
@@ -121,17 +131,16 @@ class Neighbours:
         self.gradients[worker.rank] = worker.draw()
 
     def _packed(self, worker: Worker) -> None:
-        me, parcel = worker.rank, self.wires.model(worker, worker.params)
-        self.public[me] = parcel.value
+        me, message = worker.rank, self.messages.model(worker, worker.params)
+        self.public[me] = message.value
         for j in self.receivers[me]:
-            self.letters[me, j, self._count(worker)] = parcel
+            self.arriving[me, j, self._count(worker)] = message
         if self.packs:
-            self.lanes.set_seconds(worker, "encode", parcel.seconds)
-            self.lanes.set_sizes(worker, parcel.sizes * len(self.receivers[me]))
+            self.lanes.set_message(worker, message.seconds, message.sizes * len(self.receivers[me]))
 
     def _come(self, worker: Worker) -> None:
-        parcels = [self.letters[j, worker.rank, self._count(worker)] for j in self.senders[worker.rank]]
-        seconds = sum(self.wires.decode_seconds(worker, parcel) for parcel in parcels)
+        messages = [self.arriving[j, worker.rank, self._count(worker)] for j in self.senders[worker.rank]]
+        seconds = sum(self.messages.decode_seconds(worker, message) for message in messages)
         self.lanes.set_seconds(worker, "decode", seconds)
 
 
@@ -225,3 +234,232 @@ class CHOCOSGD:
             local.append(Op(ls.NOTE, follow=follow))
         mixing = [*neighbours.receive("{ended}"), Op(ls.STEP, follow=neighbours.after(mix), number=ls.COMMON)]
         neighbours.go([*local, *neighbours.send(), *mixing])
+
+
+@checked
+@dataclass(frozen=True)
+class ADPSGD:
+    """Asynchronous decentralised parallel SGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1): a worker averages
+    with one random neighbour j while it computes a gradient, then applies the gradient.
+
+    x_i, x_j <- (x_i + x_j) / 2   at one instant;   x_i <- x_i - eta g_i(x_i as it was when the gradient began)
+
+    The graph must be bipartite, as in the paper: the workers on one side send their parameters and wait for the
+    average, those on the other side answer beside their computing, so that no circle of waiting can arise; those
+    never wait. Staleness counts the updates that all workers make between a gradient's begin and its use.
+
+    graph  "ring" (of an even number), "bipartite" (every even rank with every odd one), or a networkx graph of ranks
+    """
+
+    graph: Annotated[str | Graph, by(check_graph)] = "bipartite"
+
+    @property
+    def label(self) -> str:
+        """The graph."""
+        return f"AD-PSGD ({describe(self.graph)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Every local step is an update."""
+        return steps * n_workers
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError for a graph that is not bipartite."""
+        near = neighbours("ADPSGD", self.graph, len(setting.workers))
+        asks = bipartition("ADPSGD", self.graph, near)
+        _Pairs(setting, [partners if asks[rank] else [] for rank, partners in enumerate(near)])
+
+
+class _Pairs:
+    """Workers who ask one of their `partners` for the average in every step, if they have any."""
+
+    def __init__(self, setting: Setting, partners: Sequence[Sequence[int]]) -> None:
+        self.setting, self.partners, self.replicas = setting, partners, replicas_of(setting)
+        self.messages = Messages(setting, owner="ADPSGD", peers=True)
+        self.draws = [stream(setting.seed, worker.rank, "gossip") for worker in setting.workers]
+        self.gradients, self.sent = dict[int, Value[Array]](), dict[int, Message]()
+        packs = self.messages.choice is not None
+        learns = packs or setting.learner.task is not None
+        asking = [
+            *([Op(ls.ASK if packs else ls.NOTE, follow=self._packed)] if learns else []),
+            Op(ls.WORK, "encode"), Op(ls.DISPATCH, "average with", number=1),
+        ]  # fmt: skip
+        ops = [
+            Op(ls.CHOOSE, number=len(asking)), *asking, *gradient(setting, self._drawn if learns else None),
+            Op(ls.JOIN, "averaging", waits="the average with its neighbour"),
+            *([Op(ls.ASK, follow=self._come)] if packs else []), Op(ls.WORK, "decode"), OPTIMIZER,
+            Op(ls.STEP, follow=self._step if learns else None, number=ls.AGED),
+        ]  # fmt: skip
+        first = setting.workers[0]
+        self.lanes = Lanes(
+            setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
+            served=self._average if learns else None, asks=packs, batch=0,
+        )  # fmt: skip
+
+    def _choose(self, worker: Worker) -> int:
+        partners = self.partners[worker.rank]
+        return partners[int(self.draws[worker.rank].integers(len(partners)))] if partners else -1
+
+    def _packed(self, worker: Worker) -> None:
+        to = self.lanes.chosen(worker)
+        message = self.sent[worker.rank] = self.messages.model(worker, worker.params, to=to)
+        if self.messages.choice is not None:
+            self.lanes.set_message(worker, message.seconds, message.sizes)
+
+    def _drawn(self, worker: Worker) -> None:
+        self.gradients[worker.rank] = worker.draw()
+
+    def _average(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
+        """Average where the parameters have arrived, and send the partner's back (compressing them on the way is not
+        the partner's own time).
+
+        Nobody else changes the parameters of a worker that asks, so both can have the average at once.
+        """
+        partner, message, mine = self.setting.workers[rank], self.sent[worker.rank], worker.params
+        back, theirs = self.messages.model(partner, partner.params, to=worker.rank), partner.params
+        partner.params = 0.5 * (message.value + theirs)
+        worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
+        self.sent[worker.rank] = back
+        if self.messages.choice is not None:
+            self.lanes.set_service(worker, back.seconds)
+            self.lanes.set_answer(worker, 0, back.sizes[0])
+
+    def _come(self, worker: Worker) -> None:
+        if (back := self.sent.get(worker.rank)) is not None:
+            self.lanes.set_seconds(worker, "decode", self.messages.decode_seconds(worker, back))
+
+    def _step(self, worker: Worker) -> None:
+        self.replicas[worker.rank].step_freely(self.gradients[worker.rank])
+
+
+@dataclass
+class _Push:
+    """Parameters and their weight on their way."""
+
+    message: Message
+    weight: float
+
+
+@dataclass
+class Peer:
+    """A worker of :class:`GossipSGD`: the weight of its parameters, and what has come in or is on its way out."""
+
+    replica: Replica
+    weight: float
+    messages: Messages
+    inbox: list[_Push] = field(default_factory=list)
+    outgoing: _Push | None = None
+
+    coming: list[_Push] = field(default_factory=list)
+
+    def take(self) -> float:
+        """Turn to all that has come in; return the s that decoding it takes."""
+        self.coming, self.inbox = self.inbox, []
+        return sum(self.messages.decode_seconds(self.replica.worker, push.message) for push in self.coming)
+
+    def merge(self) -> None:
+        """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all that it has turned to."""
+        worker = self.replica.worker
+        for push in self.coming:
+            total = self.weight + push.weight
+            shares = [self.weight / total, push.weight / total]
+            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.message.value])
+            self.weight = total
+
+    def push(self, rank: int) -> Message:
+        """w <- w / 2;  send (x, w), as they are now, to another."""
+        self.weight /= 2.0
+        message = self.messages.model(self.replica.worker, self.replica.worker.params, to=rank)
+        self.outgoing = _Push(message, self.weight)
+        return message
+
+    def arrive(self, other: Peer) -> None:
+        """What is on its way out reaches another."""
+        assert self.outgoing is not None
+        other.inbox.append(self.outgoing)
+        self.outgoing = None
+
+
+@checked
+@dataclass(frozen=True)
+class GossipSGD:
+    """GoSGD (Blot et al. 2016, arXiv:1611.09726): sum-weight gossip.
+
+    A worker merges what has come in, makes a local step, and with probability p halves the weight of its
+    parameters and sends them, as the step has left them, to a random neighbour. Nobody waits for anybody;
+    sum_i w_i x_i is preserved, the pushes under way included. A worker has one push on the wire at a time: it waits
+    before the next one.
+
+    graph  "complete" (anybody, as in the paper), "ring", "bipartite", or a networkx graph of ranks
+    """
+
+    probability: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is 10 %)")] = 0.1
+    graph: Annotated[str | Graph, by(check_graph)] = "complete"
+
+    @property
+    def label(self) -> str:
+        """Probability and graph."""
+        return f"gossip SGD (p = {self.probability:g}, {describe(self.graph)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Every local step is an update."""
+        return steps * n_workers
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        messages = Messages(setting, owner="GossipSGD", peers=True)
+        _Gossip(self, setting, self.peers(setting, messages), neighbours("GossipSGD", self.graph, len(setting.workers)))
+
+    def peers(self, setting: Setting, messages: Messages) -> list[Peer]:
+        """Return the workers, who share the weight evenly."""
+        return [Peer(replica, 1.0 / len(setting.workers), messages) for replica in replicas_of(setting)]
+
+
+class _Gossip:
+    """Workers who push to one of those `near` them now and then."""
+
+    def __init__(self, rule: GossipSGD, setting: Setting, peers: list[Peer], near: Sequence[Sequence[int]]) -> None:
+        self.probability, self.peers, self.near, messages = rule.probability, peers, near, peers[0].messages
+        self.draws = [stream(setting.seed, worker.rank, "gossip") for worker in setting.workers]
+        self.gradients: dict[int, Value[Array]] = {}
+        self.packs = messages.choice is not None
+        learns = self.packs or setting.learner.task is not None
+        pushing = [
+            Op(ls.JOIN, "push", waits="its last push"),
+            *([Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if learns else []),
+            Op(ls.WORK, "encode"), Op(ls.DISPATCH, "push to"),
+        ]  # fmt: skip
+        merging = [Op(ls.ASK, follow=self._come), Op(ls.WORK, "decode"), Op(ls.NOTE, follow=self._merge)]
+        ops = [
+            *(merging if learns else []), *gradient(setting, self._drawn if learns else None), OPTIMIZER,
+            Op(ls.STEP, follow=self._step if learns else None, number=ls.EACH),
+            Op(ls.CHOOSE, number=len(pushing)), *pushing,
+        ]  # fmt: skip
+        first = setting.workers[0]
+        self.lanes = Lanes(
+            setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
+            served=self._arrived if learns else None, batch=0,
+        )  # fmt: skip
+
+    def _choose(self, worker: Worker) -> int:
+        near, draws = self.near[worker.rank], self.draws[worker.rank]
+        return near[int(draws.integers(len(near)))] if near and draws.random() < self.probability else -1
+
+    def _come(self, worker: Worker) -> None:
+        self.lanes.set_seconds(worker, "decode", self.peers[worker.rank].take())
+
+    def _merge(self, worker: Worker) -> None:
+        self.peers[worker.rank].merge()
+
+    def _drawn(self, worker: Worker) -> None:
+        self.gradients[worker.rank] = worker.draw()
+
+    def _step(self, worker: Worker) -> None:
+        self.peers[worker.rank].replica.step_freely(self.gradients[worker.rank])
+
+    def _packed(self, worker: Worker) -> None:
+        message = self.peers[worker.rank].push(self.lanes.chosen(worker))
+        if self.packs:
+            self.lanes.set_message(worker, message.seconds, message.sizes)
+
+    def _arrived(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
+        self.peers[worker.rank].arrive(self.peers[rank])

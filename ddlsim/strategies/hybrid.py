@@ -16,9 +16,9 @@ from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.hybrid import hybrid, kept_nbytes, replicated
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
-from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.common_model import Gradients
+from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table

@@ -10,13 +10,11 @@ import simpy
 from ddlsim.arguments import Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.runtime.servers import WithServers
+from ddlsim.runtime.codec import Message
+from ddlsim.runtime.servers import Visit, WithServers, communicate
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.shards import Visit, communicate
-from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Process, Worker
-from ddlsim.strategies.center import Center
-from ddlsim.strategies.k_async import UNTIL_APPLIED, OfK
+from ddlsim.strategies.central import UNTIL_APPLIED, CentralModel, OfK
 
 #: a worker's time until it has a gradient; None if it was stopped before
 _Attempt = Generator[simpy.Event, object, Value[Array] | None]
@@ -48,7 +46,7 @@ class _Arrival:
     """The parameters of a step reach a worker; ``updated`` is when the update was made, in s."""
 
     event: simpy.Event
-    answer: Parcel | None = None
+    answer: Message | None = None
     updated: float = 0.0
 
 
@@ -56,7 +54,7 @@ class _Arrival:
 class _Rounds:
     """Steps made from the first gradients to arrive; every update is sent to all workers, who drop what they do."""
 
-    center: Center
+    center: CentralModel
     gathered: list[Visit] = field(default_factory=list)
     _arrivals: dict[tuple[int, int], _Arrival] = field(default_factory=dict)
 
@@ -64,39 +62,39 @@ class _Rounds:
         """Return when and what reaches a worker as the parameters of a version."""
         return self._arrivals.setdefault((worker.rank, version), _Arrival(worker.loop.env.event()))
 
-    def push(self, worker: Worker, parcel: Parcel, version: int) -> simpy.Event:
+    def push(self, worker: Worker, message: Message, version: int) -> simpy.Event:
         """Send a gradient computed with the parameters of `version`; the event is when it has arrived."""
-        arrived = self.center.shards.up(worker, parcel)
-        visit = Visit(worker.rank, parcel.value, 0, worker.samples_per_step)
+        arrived = self.center.servers.up(worker, message)
+        visit = Visit(worker.rank, message.value, 0, worker.samples_per_step)
         worker.loop.env.process(self._receive(arrived, visit, version))
         return arrived
 
     def _receive(self, arrived: simpy.Event, visit: Visit, version: int) -> Process:
         """Take the gradient unless it is too late; make the update if there are enough."""
-        center, shards = self.center, self.center.shards
-        env = shards.setting.loop.env
+        center, servers = self.center, self.center.servers
+        env = servers.setting.loop.env
         yield arrived
-        if (seconds := shards.wires.server_seconds()) > 0.0:
+        if (seconds := servers.messages.server_seconds()) > 0.0:
             yield env.timeout(seconds)
         if version != center.version or len(self.gathered) == center.count:
             return
         self.gathered.append(visit)
         if len(self.gathered) < center.count:
             return
-        begin = shards.setting.loop.now
-        if shards.apply_time > 0.0:
-            yield env.timeout(shards.apply_time)
-            shards.show_update(begin)
+        begin = servers.setting.loop.now
+        if servers.apply_time > 0.0:
+            yield env.timeout(servers.apply_time)
+            servers.show_update(begin)
         first, self.gathered = self.gathered, []
         center.update(first)
-        for worker in shards.setting.workers:
+        for worker in servers.setting.workers:
             env.process(self._send(worker, center.version, center.params))
 
     def _send(self, worker: Worker, version: int, params: Value[Array]) -> Process:
         arrival = self.arrival(worker, version)
-        shards = self.center.shards
-        arrival.answer, arrival.updated = shards.wires.answer(worker, params), worker.loop.now
-        yield shards.down(worker, arrival.answer)
+        servers = self.center.servers
+        arrival.answer, arrival.updated = servers.messages.answer(worker, params), worker.loop.now
+        yield servers.down(worker, arrival.answer)
         arrival.event.succeed()
 
     def work(self, worker: Worker, *, again: bool) -> Process:
@@ -109,9 +107,9 @@ class _Rounds:
             while not fresh.triggered:
                 gradient = yield from gradient_unless(worker, fresh)
                 if gradient is not None:
-                    parcel = self.center.shards.wires.gradient(worker, gradient)
-                    yield from worker.compute(parcel.seconds, "encode")
-                    arrived = self.push(worker, parcel, version - 1)
+                    message = self.center.servers.messages.gradient(worker, gradient)
+                    yield from worker.compute(message.seconds, "encode")
+                    arrived = self.push(worker, message, version - 1)
                     yield from communicate(worker, arrived | fresh, "push")
                     if not again:
                         break
@@ -125,7 +123,7 @@ class _Rounds:
             worker.end_step()
 
 
-def _start(setting: Setting, center: Center, *, again: bool) -> None:
+def _start(setting: Setting, center: CentralModel, *, again: bool) -> None:
     rounds = _Rounds(center)
     for worker in setting.workers:
         setting.loop.env.process(rounds.work(worker, again=again))
@@ -158,7 +156,7 @@ class KSync(OfK):
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         self.check_k(setting)
-        center = Center.of(self, setting, self.k)
+        center = CentralModel(self, setting, self.k)
         if self.k < len(setting.workers):
             _note_dropped(setting, self.label, self.k)
         _start(setting, center, again=False)
@@ -175,7 +173,7 @@ class KBatchSync(OfK):
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        center = Center.of(self, setting, self.k)
+        center = CentralModel(self, setting, self.k)
         if len(setting.workers) > 1:
             _note_dropped(setting, self.label, self.k)
         _start(setting, center, again=True)
@@ -210,7 +208,7 @@ class BackupWorkers(WithServers):
                 f"BackupWorkers: backups = {self.backups}: of {len(setting.workers)} workers at least one must be "
                 f"no backup; use at most {len(setting.workers) - 1}"
             )
-        center = Center.of(self, setting, n_needed, drop_late=not self.restart)
+        center = CentralModel(self, setting, n_needed, drop_late=not self.restart)
         if self.backups > 0:
             _note_dropped(setting, self.label, n_needed)
         if self.restart:

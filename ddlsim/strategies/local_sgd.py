@@ -23,7 +23,7 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
 from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.exchange import Exchange, carrier_of
+from ddlsim.runtime.exchange import Averaging
 from ddlsim.runtime.fabric import cost_said, name_of
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic, Replica, need_values, start_replicas
@@ -191,8 +191,8 @@ class _AdaptivePeriod:
     n_rounds: int = 0
     n_intervals: int = 1
 
-    def average(self, mean: Value[Array]) -> tuple[Value[Array], int]:
-        """Return the mean and how many local steps to make with it."""
+    def adapt(self, mean: Value[Array]) -> Value[Array]:
+        """Set how many local steps to make from the mean, and return it."""
         self.n_rounds += 1
         passed = self.setting.loop.now if isinstance(self.strategy.interval, str) else self.n_rounds
         if passed >= self.n_intervals * self.strategy.between():
@@ -200,7 +200,7 @@ class _AdaptivePeriod:
             ratio = self.setting.learner.evaluate(mean)[0] / max(self.first_loss, sys.float_info.min)
             if math.isfinite(ratio):
                 self.period = max(1, math.ceil(math.sqrt(ratio) * self.strategy.period))
-        return mean, self.period
+        return mean
 
 
 @checked
@@ -233,15 +233,15 @@ class AdaComm(Periodic):
         first_loss = setting.learner.evaluate(setting.learner.initial)[0]
         rule = _AdaptivePeriod(self, setting, self.period, first_loss)
         members = communicator(setting, self)
-        average = Exchange(members, carrier_of(members), rule.average, models=True)
-        start_replicas(setting, lambda replica: self.work(replica, average))
+        average = Averaging(members, rule.adapt)
+        start_replicas(setting, lambda replica: self.work(replica, average, rule))
 
-    def work(self, replica: Replica, average: Exchange[tuple[Value[Array], int]]) -> Process:
+    def work(self, replica: Replica, average: Averaging, rule: _AdaptivePeriod) -> Process:
         """One worker's life."""
-        worker, period = replica.worker, self.period
+        worker = replica.worker
         while True:
-            for left in reversed(range(period)):
+            for left in reversed(range(rule.period)):
                 yield from replica.local_step()
                 if left == 0:
-                    worker.params, period = yield from average.exchange(worker, replica.step, worker.params)
+                    worker.params = yield from average.mean(worker, replica.step, worker.params)
                 replica.end_step()

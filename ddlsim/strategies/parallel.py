@@ -19,19 +19,31 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.chunks import balanced_cuts
+from ddlsim.plan.folding import Folding, fold
+from ddlsim.plan.folding import least_seconds as least_exchange_seconds
 from ddlsim.plan.gathered_ahead import with_shares
 from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
-from ddlsim.plan.plan import Floats
+from ddlsim.plan.plan import Floats, Ints
 from ddlsim.plan.program import LIVE, N_STEPS
 from ddlsim.plan.schedules import Schedules
-from ddlsim.plan.tensor_groups import Seconds, as_one_rank, exchange_seconds, with_exchanges, with_shared_interfaces
-from ddlsim.runtime.carrier import OfGroups
+from ddlsim.plan.tensor_ranks import (
+    GroupSchedules,
+    Passes,
+    Seconds,
+    check_groups,
+    passes_of,
+    tensor_ranks,
+    with_exchanges,
+)
+from ddlsim.readable import count
 from ddlsim.runtime.common_model import Gradients
+from ddlsim.runtime.exchange import OfGroups
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.table_run import run_table
+from ddlsim.runtime.table_run import Schedules as GroupSchedule
+from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
 from ddlsim.strategies.split_rules import check_sizes, known_order, lower_memory_parallel
 from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer
@@ -41,6 +53,10 @@ from ddlsim.workload.roles import blocks
 from ddlsim.workload.stage import Outlook, Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
+#: tasks of all ranks of tensor groups that are executed; of more, one rank of each group is
+MOST_TASKS = 1_000_000
+#: tasks of all ranks that are written out as a plan
+MOST_WRITTEN = 4_000_000
 BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
     "none": one_bucket, "layer": per_layer, "ddp": ddp_buckets,
 }  # fmt: skip
@@ -265,29 +281,47 @@ class Parallel(WithFabric):
     # ------------------------------------------------------------ what they do
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
-        """Return the step of `accumulation` micro-batches of each replica.
+        """Return the step of `accumulation` micro-batches of each replica: rank r is worker r.
 
-        A rank stands for a tensor group, the slowest of its workers, and exchanges inside the group take no time here;
-        in a run they do. Raises ConfigError for an order that does not
-        go with the micro-batches.
+        Raises ConfigError for an order that does not go with the micro-batches.
         """
-        return self._program(workloads, accumulation, lambda kind, nbytes: 0.0)
+        if self.tensor == 1:
+            return self._of_stages(workloads, accumulation)
+        return self._repeating(self._of_groups(workloads, N_STEPS, accumulation).of_all(), accumulation)
 
-    def _program(self, workloads: Sequence[Workload], micro_batches: int, seconds: Seconds) -> StepProgram:
-        mesh = self.mesh(len(workloads))
-        cuts = self._cuts(workloads)
-        slowest = [max((workloads[i] for i in own), key=lambda each: each.step_time) for own in self._members(mesh)]
+    def _of_stages(self, workloads: Sequence[Workload], micro_batches: int) -> StepProgram:
+        """Return the program of workers each of which is a stage of a replica."""
+        mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
+        of_ranks = [workloads[own[0]] for own in self._members(mesh)]
         programs = {
-            number: self._of_rank(self._split(workload, cuts, seconds), workload, mesh, micro_batches)
-            for number, workload in {id(workload): workload for workload in slowest}.items()
+            number: self._of_rank(self._split(workload, cuts), workload, mesh, micro_batches)
+            for number, workload in {id(workload): workload for workload in of_ranks}.items()
         }
-        first = programs[id(slowest[0])]
-        numbers = np.array([list(programs).index(id(workload)) for workload in slowest])
+        first = programs[id(of_ranks[0])]
+        numbers = np.array([list(programs).index(id(workload)) for workload in of_ranks])
         return dataclasses.replace(
             first,
             templates=tuple(program.template for program in programs.values()),
             template_of=numbers[first.ranks],
         )
+
+    def _repeating(self, plan: Plan, micro_batches: int) -> StepProgram:
+        """Return the program of the steps of a plan."""
+        later = micro_batches * (plan.n_ranks // self.pipeline // plan.tensor) if self._asynchronous else 0
+        return dataclasses.replace(StepProgram.of(plan), batches=(1, 0, later))
+
+    def _of_groups(self, workloads: Sequence[Workload], steps: int, micro_batches: int) -> _Groups:
+        """Return the plan of ranks each of which is a stage of a replica, and how tensor groups go through it."""
+        mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
+        different = list({id(workload): workload for workload in workloads}.values())
+        plans = [
+            self._of_rank(self._split(workload, cuts), workload, mesh, micro_batches).unroll(steps)
+            for workload in different
+        ]
+        number = {id(workload): i for i, workload in enumerate(different)}
+        kinds = np.array([number[id(workload)] for workload in workloads])[np.array(self._members(mesh))]
+        shards = [self._shard(workload) for workload in different]
+        return _Groups(plans, kinds, shards, chunks_at(shards[0].workload, cuts), not self.sequence)
 
     def peak_memory(self, workloads: Sequence[Workload], micro_batches: int) -> Floats:
         """Return the bytes of activations that each rank of the plan holds at most, (n_ranks,).
@@ -295,14 +329,12 @@ class Parallel(WithFabric):
         Raises ConfigError as :meth:`plan` does.
         """
         if self._asynchronous or not isinstance(self.order, str):
-            return self.program(workloads, micro_batches).unroll(1).peak_memory()
-        mesh, work = self.mesh(len(workloads)), workloads[0]
-        cuts = self._cuts(workloads)
+            return np.repeat(self._of_groups(workloads, 1, micro_batches).plans[0].peak_memory(), self.tensor)
+        mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
         order = representative_order(self.order, self.pipeline, micro_batches, len(cuts) + 1)
-        chunks = self._split(work, cuts, lambda kind, nbytes: 0.0)
-        held = rank_holds(chunks, order, recompute=self.recompute == "stage")
-        peak = np.empty(mesh.data * mesh.pipeline)
-        peak[Mesh(mesh.data, mesh.pipeline).ranks[:, :, 0]] = held
+        held = rank_holds(self._split(workloads[0], cuts), order, recompute=self.recompute == "stage")
+        peak = np.empty(mesh.n_ranks)
+        peak[mesh.ranks] = np.array(held)[:, None]
         return peak
 
     def _of_rank(
@@ -332,60 +364,104 @@ class Parallel(WithFabric):
         members: list[list[int]] = mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor).tolist()
         return members
 
-    def _split(self, workload: Workload, cuts: Sequence[int], seconds: Seconds) -> tuple[Chunk, ...]:
-        """Return the chunks that one rank of each tensor group computes, with the seconds of its exchanges."""
-        shard = self._shard(workload)
+    def _split(self, workload: Workload, cuts: Sequence[int]) -> tuple[Chunk, ...]:
+        """Return the chunks that one rank of each tensor group computes, apart from the group's exchanges."""
         if self.tensor == 1 and self._again == "none":
             return chunks_at(workload, cuts)
-        chunks = chunks_at(_exchanging(shard, seconds), cuts)
         holding = _holding(workload, 1, self.tensor, self.sequence, self._again)
-        return as_one_rank(chunks, self.tensor, lambda chunk: _memory(chunk.workload, holding).activations,
-                           gather=None if self.sequence else seconds)  # fmt: skip
-
-    def _exchange_seconds(self, cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]]) -> Seconds:
-        """Return what collectives in a tensor group take."""
-        inside = self.tp_comm_overlap
-        return exchange_seconds(cluster, places, members, inside=inside, algorithm=self.algorithm)
+        return tuple(
+            dataclasses.replace(
+                chunk, enters=chunk.enters / self.tensor if i else chunk.enters,
+                kept=_memory(chunk.workload, holding).activations,
+            ) for i, chunk in enumerate(chunks_at(self._shard(workload).workload, cuts))
+        )  # fmt: skip
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         workers, whole = setting.workers, setting.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
-        members = self._members(mesh)
-        seconds = self._exchange_seconds(setting.cluster, setting.nodes, members)
-        if self.tensor > 1:
-            setting.notes.append(
-                f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on idle "
-                "machines, count as compute; to other stages and replicas the first member sends, as much more as all "
-                "of them share its links"
-            )
+        live = steps_under_way(self.pipeline, micro_batches) if self._asynchronous else LIVE
+        nodes, in_groups = np.array(setting.nodes), self._group_schedules(setting.cluster, np.array(setting.nodes))
+        folding: Folding | None = None
+        if in_groups is None:
+            program = self._of_stages(whole, micro_batches)
+        else:
+            steps = 2 if is_one_step(setting, live) else N_STEPS  # a first step ends with updates
+            groups, members = self._of_groups(whole, steps, micro_batches), np.array(self._members(mesh))
+            others = Schedules(groups.plans[0], self.algorithm, setting.cluster, nodes[members[:, 0]], self.rank_order)
+            folding = self._folding(setting, groups, members, in_groups, others)
+            if folding is None:
+                plan = groups.of_all(in_groups)
+            else:
+                plan = folding.seconds(groups.of_slowest())
+                nodes, workers = nodes[members[:, 0]], [workers[own[0]] for own in members]
+            program = self._repeating(plan, micro_batches)
 
-        program = self._program(whole, micro_batches, seconds)
-        if self.tensor > 1:
-            members_at = np.array(setting.nodes)[np.array(members)]
-            plan = with_shared_interfaces(program.unroll(N_STEPS), setting.cluster, members_at)
-            program = StepProgram.of(plan)
-
-        nodes = np.array(setting.nodes)[self.plan_workers(len(workers))]
         chunks = _cut_at(self._shard(whole[0]).workload, self._cuts(whole))
-        asynchronous = self._asynchronous
-        ages = self._delays if asynchronous else ()
+        ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
 
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
-            schedules = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
-            dense = OfGroups(setting, [workers[own[0]] for own in members], plan.groups, schedules)
+            schedules: GroupSchedule = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
+            if in_groups is not None and folding is None:
+                schedules = in_groups.beside(plan, schedules)
+            dense = OfGroups(setting, workers, plan.groups, schedules)
             fabric, parts = fabric_of(self), list[slice]()
             if setting.compression is not None:
                 compressor = setting.compression.compressor
                 parts = compressible_parts(plan, chunks, self._buckets(mesh), self.tensor, compressor)
-            return OfReplicas(dense, fabric, mesh.data, parts, gradients, ages)
+            return OfReplicas(dense, fabric, mesh.data * plan.tensor, parts, gradients, ages)
 
         run_table(
-            setting, program, None, samples=whole[0].batch_size * micro_batches * mesh.data, members=members,
-            live=steps_under_way(self.pipeline, micro_batches) if asynchronous else LIVE, exchanges=exchanges,
-            met=weights.at if asynchronous else None, owner="Parallel", beside_first=2,  # each ends with updates
+            setting, program, None, samples=whole[0].batch_size * micro_batches * mesh.data, folding=folding,
+            live=live, exchanges=exchanges, met=weights.at if self._asynchronous else None, owner="Parallel",
+            beside_first=2,
         )  # fmt: skip
+
+    def _folding(
+        self, setting: Setting, groups: _Groups, members: Ints, in_groups: GroupSchedules, others: GroupSchedule
+    ) -> Folding | None:
+        """Return how one rank is executed for each tensor group, and note that; None if that would not be exact.
+
+        Where all ranks would be too many, one is executed nevertheless. Raises ConfigError where members share links
+        that others use, too, or that change.
+        """
+        many, why_not, network = groups.n_tasks > MOST_TASKS, disturbed(setting), setting.loop.network
+        if (groups.kinds != groups.kinds[:, :1]).any():
+            why_not = why_not or "members compute at different speeds"
+        is_known = self.cost != "simulated" and len(members) > self.pipeline
+        if is_known:
+            why_not = why_not or "replicas exchange in known times"
+        if why_not and not many:
+            return None
+        folding = fold(groups.plans[0], groups.passes, members, groups.slowest, setting.cluster, in_groups, others)
+        why_not = why_not or folding.why_not
+        if why_not and not many:
+            return None
+        tasks = count(groups.n_tasks, "task")
+        if len(folding.shared[0]) and (network.is_shared or network.changes or is_known):
+            raise ConfigError(
+                f"Parallel: tensor = {self.tensor}: the ranks have {tasks} in {groups.plans[0].n_steps} steps, more "
+                f"than the {MOST_TASKS:,} that are executed, and none can stand for others, because {why_not} and "
+                "members share links; use fewer micro-batches or workers"
+            )
+        ranks = f"{len(members)} of {members.size} ranks"
+        text = f"tensor groups: {ranks} are executed, one for each group of {self.tensor}"
+        setting.notes.append(
+            f"{text}, although {why_not}: the slowest member counts, and exchanges take what they take on idle links; "
+            f"all ranks would have {tasks}"
+            if why_not
+            else f"{text}, whose members do the same at the same times on links of their own"
+        )
+        return folding
+
+    def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
+        """Return how tensor groups exchange, None if there are none. Raises ConfigError where they cannot."""
+        if self.tensor == 1:
+            return None
+        of_groups = nodes[np.array(self._members(self.mesh(len(nodes))))]
+        check_groups(cluster, of_groups, inside=self.tp_comm_overlap)
+        return GroupSchedules(cluster, of_groups, self.tp_comm_overlap, self.algorithm)
 
     def outlook(
         self,
@@ -408,10 +484,12 @@ class Parallel(WithFabric):
             return None
         mesh, work, again = self.mesh(len(workloads)), workloads[0], self.recompute == "stage"
         members = self._members(mesh)
-        shard = self._shard(work)
-        cuts = self._cuts(workloads)
+        shard, cuts = self._shard(work), self._cuts(workloads)
         order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
-        seconds = self._exchange_seconds(cluster, nodes, members)
+        groups = self._group_schedules(cluster, np.array(nodes))
+        seconds = None if groups is None else least_exchange_seconds(
+            cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
+        )  # fmt: skip
         travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
         least = least_seconds(
             costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds), order,
@@ -419,15 +497,68 @@ class Parallel(WithFabric):
         )  # fmt: skip
 
         def holds() -> Iterator[tuple[Stage, float]]:
-            held = rank_holds(self._split(work, cuts, seconds), order, recompute=again)
+            held = rank_holds(self._split(work, cuts), order, recompute=again)
             for place, nbytes in enumerate(held.tolist()):
                 yield self._stage(int(mesh.ranks[0, place, 0]), workloads, cuts), nbytes
 
         return Outlook(least, holds)
 
-    def plan_workers(self, n_workers: int) -> list[int]:
-        """Return the first of the workers that each rank of the plan stands for."""
-        return [own[0] for own in self._members(self.mesh(n_workers))]
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """The plan of ranks each of which is a stage of a replica.
+
+    plans   if all workers were of a kind, the same but for their seconds
+    kinds   (n_ranks, t) which of these has the seconds of each worker of a rank's tensor group
+    shards  of each kind
+    chunks  of the model, with whole activations between them
+    gather  groups gather what has come over a cut
+    """
+
+    plans: Sequence[Plan]
+    kinds: Ints
+    shards: Sequence[Shard]
+    chunks: Sequence[Chunk]
+    gather: bool
+
+    @functools.cached_property
+    def passes(self) -> Passes:
+        """Return the passes of the plans, with the exchanges in them."""
+        return passes_of(self.plans[0], self.shards, self.chunks, gather=self.gather)
+
+    @functools.cached_property
+    def n_tasks(self) -> int:
+        """Tasks of all workers."""
+        which, tensor = self.passes.which, self.kinds.shape[1]
+        sizes = np.array([len(by_kind[0]) for by_kind in self.passes.items])
+        return int(tensor * np.where(which >= 0, sizes[which], 1).sum())
+
+    @property
+    def slowest(self) -> Ints:
+        """The kind of the slowest worker of each group, (n_ranks,)."""
+        seconds = np.array([shard.workload.step_time for shard in self.shards])
+        return np.take_along_axis(self.kinds, seconds[self.kinds].argmax(axis=1)[:, None], axis=1)[:, 0]
+
+    def of_slowest(self) -> Plan:
+        """Return the plan of groups as the slowest member of each computes."""
+        plan = self.plans[0]
+        if len(self.plans) == 1:
+            return plan
+        every = np.stack([each.seconds for each in self.plans])
+        return dataclasses.replace(plan, seconds=every[self.slowest[plan.rank], np.arange(len(plan))])
+
+    def of_all(self, schedules: GroupSchedules | None = None) -> Plan:
+        """Return the plan of all workers, whose groups exchange by `schedules`. Raises ConfigError for a large one."""
+        tensor = self.kinds.shape[1]
+        if tensor > 1:
+            if self.n_tasks > MOST_WRITTEN:
+                raise ConfigError(
+                    f"plan: Parallel: tensor = {tensor}: the ranks have {count(self.n_tasks, 'task')}, more than the "
+                    f"{MOST_WRITTEN:,} that are written out; use fewer micro-batches or workers"
+                )
+            following = None if schedules is None else schedules.following
+            return tensor_ranks(self.plans, self.passes, tensor, self.kinds, following)
+        return self.of_slowest()
 
 
 #: every worker asks for these
@@ -453,9 +584,9 @@ def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, 
 
 
 @functools.lru_cache(maxsize=64)
-def _exchanging(shard: Shard, seconds: Seconds) -> Workload:
+def _exchanging(shard: Shard, seconds: Seconds | None) -> Workload:
     """Return what a rank of a tensor group computes, and waits for."""
-    return with_exchanges(shard.workload, shard.collectives, seconds)
+    return shard.workload if seconds is None else with_exchanges(shard, seconds)
 
 
 def _holding(workload: Workload, shards: int, tensor: int, sequence: bool, recompute: str) -> Holding:

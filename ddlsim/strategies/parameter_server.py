@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
+
+import numpy as np
 
 from ddlsim.arguments import Count, checked, one_of
 from ddlsim.cluster import Cluster
@@ -13,12 +16,12 @@ from ddlsim.cluster.machines import memory_nodes
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, through_servers
-from ddlsim.runtime.carrier import Carrier, Dense
-from ddlsim.runtime.coded_servers import CodedServers
+from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.fabric import Fabric
-from ddlsim.runtime.server_work import ServerWork, WorkingServers
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers
+from ddlsim.runtime.fabric import Fabric, cost_said, name_of
+from ddlsim.runtime.server_work import ServerWork
 from ddlsim.runtime.servers import Placement, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import AllReduce, start_group
@@ -39,6 +42,9 @@ class ParameterServer:
                      (all copy to one device, as in MXNet's dist_device_sync)
     work             what a server's thread does with what arrives; None: adding up takes the ``reduce_time`` of
                      its host, and everything else no time
+    fabric           in place of `local_reduction`: the workers of each machine reduce-scatter their gradients on it,
+                     each pushes and pulls its share, and they all-gather (BytePS: Jiang et al. 2020, OSDI, section
+                     4.2, with NCCL inside machines); ``simulate(..., fabric=...)`` sets it, too
     """
 
     servers: Count = 1
@@ -46,11 +52,26 @@ class ParameterServer:
     overlap: OverlapChoice = "layer"
     local_reduction: bool | Annotated[str, one_of("tree", "star", also="False, True, ")] = False
     work: ServerWork | None = None
+    fabric: Fabric | None = None
+
+    def __post_init__(self) -> None:
+        if self.fabric is not None and self.local_reduction:
+            raise ConfigError(
+                f"ParameterServer: local_reduction = {self.local_reduction!r} with fabric = {self.fabric}: both add up "
+                "inside machines; use one of them"
+            )
 
     @property
     def label(self) -> str:
-        """Number and place of the servers."""
-        return f"parameter server ({self.servers} {self.placement})"
+        """Number and place of the servers, and what workers of a machine do first."""
+        inside = (
+            "" if self.fabric is None else f", {name_of(self.fabric.algorithm)} inside{cost_said(self.fabric.cost)}"
+        )
+        return f"parameter server ({self.servers} {self.placement}{inside})"
+
+    def on_fabric(self, fabric: Fabric) -> ParameterServer:
+        """Return it with a fabric for the workers of each machine."""
+        return dataclasses.replace(self, fabric=fabric)
 
     def plan_nodes(self, cluster: Cluster, nodes: list[int]) -> list[int]:
         """Return where the ranks of the plan are: the workers, on these `nodes`, and the servers."""
@@ -59,37 +80,58 @@ class ParameterServer:
     def start(self, setting: Setting) -> None:
         """Start all workers; the servers only react."""
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
-        hosts = innermost(setting.cluster, setting.nodes) if self.local_reduction else None
+        machines = innermost(setting.cluster, setting.nodes)
+        hosts = machines if self.local_reduction else None
         star, overlap = self.local_reduction == "star", as_compressed(overlap_named(self.overlap), setting)
         members = Communicator(setting, Fabric(rank_order="given"), bystanders=nodes, owner="ParameterServer")
         if setting.compression is not None:
             self._check_compression()
 
-        schedule = push_pull(len(setting.workers), self.servers, hosts, star=star)
+        parts = backwards(buckets_of(overlap, setting.workers[0].workload))
+        memory = memory_nodes(setting.cluster, setting.nodes)
 
-        def carrier(gradients: Gradients) -> Carrier:
-            if setting.compression is not None:
-                return CodedServers(members, nodes, buckets_of(overlap, setting.workers[0].workload), gradients)
-            if self.work is not None:
-                memory = memory_nodes(setting.cluster, setting.nodes)
-                return WorkingServers(members, nodes, self.work, memory, hosts, star=star)
-            return Dense(members, schedules=lambda nbytes: schedule)
+        def through(places: Sequence[int], gradients: Gradients, like: Exchange | None) -> Exchange:
+            """Return what some of the workers exchange through the servers."""
+            some = (
+                members if len(places) == members.n_ranks else members.part(places, Fabric(rank_order="given"), nodes)
+            )
+            if setting.compression is None and self.work is None:
+                schedule = push_pull(len(places), self.servers, hosts, star=star)
+                return CollectiveExchange(some, schedule=lambda nbytes: schedule)
+            return ThroughServers(
+                some,
+                nodes,
+                parts,
+                gradients,
+                work=self.work,
+                memory=[memory[place] for place in places],
+                hosts=hosts,
+                star=star,
+                like=like if isinstance(like, ThroughServers) else None,
+            )
 
-        start_group(setting, overlap, members, carrier)
+        def sums(gradients: Gradients) -> Exchange:
+            if self.fabric is None:
+                return through(range(members.n_ranks), gradients, None)
+            groups = [np.flatnonzero(np.array(machines) == machine).tolist() for machine in dict.fromkeys(machines)]
+            return InGroups(members, groups, self.fabric, lambda places, like: through(places, gradients, like))
+
+        start_group(setting, overlap, members, sums)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads, and the servers, which are the ranks behind them, do in `steps`
-        steps. ``local_reduction`` is a matter of execution."""
+        steps. ``local_reduction`` and ``fabric`` are a matter of execution."""
         if self.work is not None:
             raise ConfigError("plan: the step of servers with work is not a table yet; leave work out to see it")
         program = AllReduce(overlap=self.overlap).program(workloads, accumulation)
         return through_servers(program.unroll(steps), self.servers)
 
     def _check_compression(self) -> None:
-        if self.local_reduction:
+        if self.local_reduction or self.fabric is not None:
+            name = "local_reduction" if self.local_reduction else "fabric"
             raise ConfigError(
-                "ParameterServer: local_reduction adds up gradients inside machines, which compressed ones do not "
-                "allow; leave it out"
+                f"ParameterServer: {name} adds up gradients inside machines, which compressed ones do not allow; leave "
+                "it out"
             )
         if self.work is not None:
             raise ConfigError(

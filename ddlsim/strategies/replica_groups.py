@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,22 +16,21 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.inserted import SUMMING
-from ddlsim.plan.plan import KINDS, REDUCE_SCATTER, SEND, Ints, Plan
-from ddlsim.runtime.carrier import Carrier, Dense, OfGroups
+from ddlsim.plan.plan import KINDS, SEND, Ints, Plan
 from ddlsim.runtime.codec import backwards, one_model, rounded
-from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, OfGroups
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.tensors import tensor_shapes
+from ddlsim.workload.model import tensor_shapes
 
 
 class OfReplicas:
     """What carries the collectives of ranks that learn together, of which some have parts of the model
-    (:class:`~ddlsim.runtime.carrier.Exchanges`).
+    (:class:`~ddlsim.runtime.exchange.Exchanges`).
 
     Those that have the same part sum its gradients on a fabric, compressed where the run says so. All else (activations
     and weights that are gathered, stages that share weights) travels dense, by schedules.
@@ -41,42 +41,55 @@ class OfReplicas:
     gradients  of a step and a replica
     ages       of each stage, how many updates old the weights are that its gradients are of; () if they are not
     owner      whose run it is, for messages
-    scatter    how gradients are reduce-scattered, the fabric's algorithm if nothing is given
+    algorithms kind of collective -> its algorithm, the fabric's if nothing is given
     only       the elements of the flat gradient that the parts are parts of, and their tensors; None: all
     """
 
     def __init__(
-        self, dense: OfGroups, fabric: Fabric, replicas: int, parts: Sequence[slice], gradients: Gradients,
-        ages: Sequence[int] = (), *, owner: str = "Parallel", scatter: str | Collective | None = None,
+        self,
+        dense: OfGroups,
+        fabric: Fabric,
+        replicas: int,
+        parts: Sequence[slice],
+        gradients: Gradients,
+        ages: Sequence[int] = (),
+        *,
+        owner: str = "Parallel",
+        algorithms: Mapping[str, str | Collective] = MappingProxyType({}),
         only: Elements | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._dense, self._fabric, self._replicas, self._ages = dense, fabric, replicas, ages
-        self._parts, self._gradients, self._owner, self._scatter = parts, gradients, owner, scatter
+        self._parts, self._gradients, self._owner, self._algorithms = parts, gradients, owner, algorithms
         self._only = only
-        self._carriers: dict[tuple[int, int, bool], Carrier] = {}
-        self._coded: Coded | None = None
+        self._exchanges: dict[tuple[int, int, bool], Exchange] = {}
+        self._coded: CollectiveExchange | None = None
 
-    def carrier(self, kind: int, group: int, *, parts: bool) -> Carrier:
-        """Return what carries collectives of a kind in a group."""
-        if (kind, group, parts) not in self._carriers:
-            self._carriers[kind, group, parts] = self._new(kind, group, parts)
-        return self._carriers[kind, group, parts]
+    def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
+        """Return the exchange by collectives of a kind in a group."""
+        if (kind, group, parts) not in self._exchanges:
+            self._exchanges[kind, group, parts] = self._new(kind, group, parts)
+        return self._exchanges[kind, group, parts]
 
-    def _new(self, kind: int, group: int, parts: bool) -> Carrier:
+    def _new(self, kind: int, group: int, parts: bool) -> Exchange:
         dense, ranks = self._dense, self._dense.groups[group]
         codes = dense.setting.compression is not None and kind in SUMMING
         among_replicas = parts and len({rank // self._replicas for rank in ranks}) == 1
         if not among_replicas or (self._fabric.cost == "simulated" and not codes):
-            return dense.carrier(kind, group, parts=parts)
+            return dense.exchange(kind, group, parts=parts)
         members = [dense.workers[rank] for rank in ranks]
         communicator = Communicator(dense.setting, self._fabric, members, owner=self._owner)
+        algorithm = self._algorithms.get(KINDS[kind])
         if not codes:
-            return Dense(communicator, KINDS[kind])
-        coded = Coded(
-            communicator, self._parts, self._compressed, KINDS[kind],
-            algorithm=self._scatter if kind == REDUCE_SCATTER else None,
-            tensors=None if self._only is None else self._only.tensors, like=self._coded,
-        )  # fmt: skip
+            return CollectiveExchange(communicator, KINDS[kind], algorithm)
+        coded = CollectiveExchange(
+            communicator,
+            KINDS[kind],
+            algorithm,
+            parts=self._parts,
+            vectors=self._compressed,
+            tensors=None if self._only is None else self._only.tensors,
+            like=self._coded,
+        )
         self._coded = self._coded or coded
         return coded
 

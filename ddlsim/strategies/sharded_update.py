@@ -13,10 +13,10 @@ from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan import StepProgram, sharded
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from ddlsim.runtime.carrier import Carrier, Dense
-from ddlsim.runtime.coded import Coded
+from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange
 from ddlsim.runtime.fabric import Collectives, Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
@@ -100,16 +100,13 @@ class ShardedUpdate:
                 "ShardedUpdate: the compressor is of the whole gradient, which overlaps cut in buckets; "
                 "use overlap='none'"
             )
-        buckets = buckets_of(policy, setting.workers[0].workload)
+        parts = backwards(buckets_of(policy, setting.workers[0].workload))
 
-        def carriers(gradients: Gradients) -> dict[int, Carrier]:
-            return {
-                REDUCE_SCATTER: Dense(members, "reduce_scatter", self.reduce_scatter)
-                if setting.compression is None
-                else Coded(members, buckets, gradients, "reduce_scatter", algorithm=self.reduce_scatter),
-                ALL_GATHER: Dense(members, "all_gather", self.all_gather),
-                **({ALL_REDUCE: Dense(members)} if setting.workers[0].workload.norms else {}),
-            }  # fmt: skip
+        def exchanges(gradients: Gradients) -> dict[int, Exchange]:
+            scatter = CollectiveExchange(members, "reduce_scatter", self.reduce_scatter, parts=parts, vectors=gradients)
+            gather = CollectiveExchange(members, "all_gather", self.all_gather)
+            norms = {ALL_REDUCE: CollectiveExchange(members)} if setting.workers[0].workload.norms else {}
+            return {REDUCE_SCATTER: scatter, ALL_GATHER: gather, **norms}
 
         accumulation = setting.workers[0].accumulation
-        planned(members, lambda workloads: self.program(workloads, accumulation), carriers)
+        planned(members, lambda workloads: self.program(workloads, accumulation), exchanges)

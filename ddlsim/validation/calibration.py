@@ -13,9 +13,17 @@ import numpy as np
 
 from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
-from ddlsim.cluster.calibrated import PARAMETERS, current_parameters, with_parameters
+from ddlsim.cluster.calibrated import (
+    INSIDE,
+    PARAMETERS,
+    Beyond,
+    beyond,
+    current_parameters,
+    operation_kind,
+    unmeasured,
+    with_parameters,
+)
 from ddlsim.cluster.details import transport_of
-from ddlsim.cluster.extrapolation import INSIDE, Beyond, beyond, operation_kind, unmeasured
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS

@@ -27,7 +27,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.extrapolation import Beyond
+from ddlsim.cluster.calibrated import Beyond
 from ddlsim.runtime.costs import Parts
 from ddlsim.runtime.costs import columns as columns_of
 from ddlsim.runtime.costs import parts_of as simulated_parts

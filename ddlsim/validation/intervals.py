@@ -12,7 +12,7 @@ import numpy as np
 
 from ddlsim.arguments import Seed, checked, number, whole
 from ddlsim.cluster import load_cluster
-from ddlsim.cluster.extrapolation import Beyond
+from ddlsim.cluster.calibrated import Beyond
 from ddlsim.errors import ConfigError
 from ddlsim.run.calibrated import family, measured_steps, outside
 from ddlsim.run.complete import clock_of, complete

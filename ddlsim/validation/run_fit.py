@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ddlsim.cluster.extrapolation import Beyond, beyond
+from ddlsim.cluster.calibrated import Beyond, beyond
 from ddlsim.run.calibrated import family
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.compute_fit import fit_compute

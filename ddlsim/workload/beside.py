@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.layer_times import Floats
-from ddlsim.workload.products import Product, has_kernels, layer_products, product_time
+from ddlsim.workload.products import Floats, Product, has_kernels, layer_products, product_time
 
 RING_EXCHANGE, PIPELINE, BULK = "ring_exchange", "pipeline", "bulk"
 PIECES = 4  # num_splits

@@ -18,10 +18,9 @@ from ddlsim.workload.compute import Workload
 class Bucket:
     """Gradients that are sent together.
 
-    Ready when the backward pass of ``ready_layer`` is done. ``first_layer`` is the most input-side layer in
-    it: the next forward pass needs the bucket from there on. Lower ``priority`` is more urgent. A bucket
-    made of whole tensors has ``ready_layer == first_layer == priority``, as the backward pass reaches its
-    most input-side layer last.
+    Ready when the backward pass of ``ready_layer`` is done. ``first_layer`` is the most input-side layer in it: the
+    next forward pass needs the bucket from there on. Lower ``priority`` is more urgent. A bucket made of whole tensors
+    has ``ready_layer == first_layer == priority``, as the backward pass reaches its most input-side layer last.
     """
 
     nbytes: float
@@ -51,9 +50,7 @@ def one_bucket(workload: Workload) -> tuple[Bucket, ...]:
     return (_bucket(workload.gradient_nbytes, int(workload.tensor_layer.min())),)
 
 
-def ddp_buckets(
-    workload: Workload, cap_nbytes: float = 25 * 2**20, first_nbytes: float = 2**20
-) -> tuple[Bucket, ...]:
+def ddp_buckets(workload: Workload, cap_nbytes: float = 25 * 2**20, first_nbytes: float = 2**20) -> tuple[Bucket, ...]:
     """Return PyTorch DistributedDataParallel's buckets (Li et al. 2020, VLDB 13(12), section 3.2.3).
 
     Tensors join in the order in which their gradients become ready, which is the reverse of their

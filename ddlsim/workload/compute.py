@@ -3,13 +3,12 @@
 The time of a step comes from a measurement (:class:`Measured`), an affine curve over the batch size
 (:class:`Affine`), or the roofline of the device (:class:`Roofline`).
 
-**The split.** For each layer the roofline gives a forward time max(FLOPs / achieved FLOP/s, bytes / achieved
-bytes/s) (Williams, Waterman, Patterson 2009). The backward pass of a layer with weights computes two
-gradients, of its input and of its weights, each as expensive as the forward pass: twice its FLOPs and bytes.
-A layer without weights has only its input's gradient: once. Where nothing upstream has parameters there is
-no input gradient: the first layer with weights costs once its forward time, layers before it nothing. With
-Measured and Affine these times are only weights: they are scaled by one factor so that the forward and
-backward times together are the measured step exactly.
+**The split.** For each layer the roofline gives a forward time max(FLOPs / achieved FLOP/s, bytes / achieved bytes/s)
+(Williams, Waterman, Patterson 2009). The backward pass of a layer with weights computes two gradients, of its input and
+of its weights, each as expensive as the forward pass: twice its FLOPs and bytes. A layer without weights has only its
+input's gradient: once. Where nothing upstream has parameters there is no input gradient: the first layer with weights
+costs once its forward time, layers before it nothing. With Measured and Affine these times are only weights: they are
+scaled by one factor so that the forward and backward times together are the measured step exactly.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ from ddlsim.arguments import Count, Density, Index, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
 from ddlsim.workload.devices import Curve, Device
-from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
 from ddlsim.workload.model import Layer, Model, load_model
 from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
-from ddlsim.workload.products import check_kernels, kernel_times
+from ddlsim.workload.products import Floats, Ints, check_kernels, kernel_times, roofline_times, scaled
 
 
 @checked
@@ -39,8 +37,7 @@ from ddlsim.workload.products import check_kernels, kernel_times
 class Measured:
     """A step of one device as measured: ``Measured(step_time="97 ms", batch_size=32)`` or with a throughput.
 
-    ``step_time`` is stored in seconds. It holds for ``batch_size`` only: :func:`make_workload`
-    refuses others.
+    ``step_time`` is stored in seconds. It holds for ``batch_size`` only: :func:`make_workload` refuses others.
     """
 
     step_time: float
@@ -246,9 +243,7 @@ def make_workload(
         check_kernels(model, device, precision)
         forward, backward = kernel_times(model, device, batch_size, precision, flash=compute.flash)
     else:
-        forward, backward = roofline_times(
-            model, device, batch_size, precision, efficiency, roofline.memory_efficiency
-        )
+        forward, backward = roofline_times(model, device, batch_size, precision, efficiency, roofline.memory_efficiency)
     total, basis = _step_time(model, device, batch_size, compute, precision)
     norms = _norm_time(model, device, roofline) if optimizer in NORMS else 0.0
     if total is None:
@@ -273,9 +268,7 @@ def make_workload(
     )  # fmt: skip
 
 
-def model_flops_utilisation(
-    model: Model, throughput: float, devices: Sequence[Device], precision: str
-) -> float | None:
+def model_flops_utilisation(model: Model, throughput: float, devices: Sequence[Device], precision: str) -> float | None:
     """Return which share of their peak FLOP/s `devices` use at a throughput (samples/s), None if a peak is not known.
 
     Forward and backward passes count once (3 times the FLOPs of the forward pass), recomputation does not: the model

@@ -148,9 +148,7 @@ def fits(
     False
     """
     network, machine = load_model(model), load_device(device)
-    holding = Holding(
-        optimizer, gradient_dtype, zero, shards, tensor, sequence, recompute, flash, offload, workspace
-    )  # fmt: skip
+    holding = Holding(optimizer, gradient_dtype, zero, shards, tensor, sequence, recompute, flash, offload, workspace)
     case = _Case(network, precision, batch_size, pipeline, micro_batches, interleave, holding)
     if interleave > 1 and pipeline == 1:
         raise ConfigError(f"interleave = {interleave}: cuts stages of a pipeline into chunks; give pipeline=2 or more")
@@ -210,7 +208,8 @@ def _options(case: _Case, room: float) -> Iterator[tuple[str, _Changes]]:
         if holding.recompute == "none":
             yield "recompute", {"recompute": "selective"}
     yield from _sharded(case, room, (1, 2))
-    yield from _first(case, room, "batch_size", [{"batch_size": n} for n in _halves(case.batch_size)])
+    halves = [{"batch_size": case.batch_size >> k} for k in range(1, case.batch_size.bit_length())]
+    yield from _first(case, room, "batch_size", halves)
     if holding.recompute in ("none", "selective"):
         yield "recompute", {"recompute": "full" if attention else "segments"}
     yield from _sharded(case, room, (3,))
@@ -236,12 +235,6 @@ def _first(case: _Case, room: float, kind: str, options: Sequence[_Changes]) -> 
     enough = (changes for changes in options if case.changed(changes).memory().total <= room)
     if options:
         yield kind, next(enough, options[-1])
-
-
-def _halves(n: int) -> Iterator[int]:
-    while n > 1:
-        n //= 2
-        yield n
 
 
 def _doubles(n: int, most: int) -> Iterator[int]:

@@ -1,21 +1,142 @@
 """Where samples come from: a data set on a storage node, caches on the way, processors that decode, batches ahead.
 
-Nothing runs here: :mod:`ddlsim.runtime.feed` brings the batches in a run, :mod:`ddlsim.workload.caches` says what is
-found in a cache.
+Nothing runs here: :mod:`ddlsim.runtime.feed` brings the batches in a run.
+
+The formulas for caches are for epochs in each of which every sample is read once, in a new random order, by one of N
+equal machines drawn at random, and for data sets of many samples. x is the share of the data set for which one machine
+has room, q = 1 - 1/N.
+
+*minio* (Mohan et al. 2021, CoorDL: a cache that never evicts): a machine keeps the first samples that it reads, as far
+as there is room. In epoch e it finds min(x, 1 - q^(e-1)): what it had room for and has seen before.
+
+*lru*: a sample that a machine read last j epochs ago (with probability q^(j-1) / N), at a share v of that epoch, and
+now reads again at a share u of this one, is still there if no more than x other samples came in between:
+1 - (1 - (1-v)/N) q^(j-1) (1 - u/N) <= x. With a = 1 - (1-v)/N and b = 1 - u/N uniform on [q, 1], that is the chance of
+a b >= c for c = (1-x) / q^(j-1). On one machine only j = 1 counts, and it is x + (1-x) ln(1-x).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Annotated, NamedTuple, cast
 
-from ddlsim.arguments import Bytes, Count, Index, Rule, by, checked, quantity
+from ddlsim.arguments import Bandwidth, Bytes, Count, Index, Rule, Share, by, checked, number, one_of, quantity
 from ddlsim.arguments.annotations import rule_of
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
-from ddlsim.workload.caches import Cache
+
+Policy = Annotated[str, one_of("minio", "lru")]
+
+
+@checked
+@dataclass(frozen=True)
+class Cache:
+    """A cache of samples on every machine.
+
+    policy       "minio": keeps what came first and never evicts (CoorDL's MinIO cache); "lru": evicts what has not been
+                 read for longest, as a page cache does
+    size         bytes on each machine
+    on           "ram", or "ssd", which takes its time to read
+    read         bytes/s at which a machine's SSD reads; of "ssd" only
+    holds        "encoded" samples, as they are stored, or "decoded" ones, which need no preparation (Shi et al.)
+    partitioned  machines keep different samples, and get those that they miss from the memory of the others over the
+                 network (CoorDL's partitioned cache)
+
+    Raises ConfigError for values that make no sense, or not together.
+    """
+
+    policy: Policy
+    size: Bytes
+    _: KW_ONLY
+    on: Annotated[str, one_of("ram", "ssd")] = "ram"
+    read: Bandwidth | None = None
+    holds: Annotated[str, one_of("encoded", "decoded")] = "encoded"
+    partitioned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on == "ssd" and self.read is None:
+            raise ConfigError("Cache: on = 'ssd', but nothing says how fast it reads; give read='2 GB/s'")
+        if self.on == "ram" and self.read is not None:
+            raise ConfigError(f"Cache: read = {self.read!r} is of SSDs; give on='ssd', or leave it out")
+        if self.partitioned and (self.policy != "minio" or self.on != "ram"):
+            raise ConfigError("Cache: partitioned goes with policy = 'minio' and on = 'ram', as in CoorDL; change them")
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes on each machine."""
+        return si(self.size, "bytes")
+
+
+@checked
+def hit_rate(
+    policy: Annotated[str, one_of("minio", "lru")], room: Share, machines: Count = 1, epoch: Index = 0
+) -> float:
+    """Return the share of its samples that a machine finds in its cache, 0 to 1.
+
+    policy    as of :class:`Cache`
+    room      share of the data set for which one machine has room
+    machines  that share the samples of an epoch among them, drawn anew in each
+    epoch     from 1; 0: one so late that caches are as full as they get
+
+    The formulas are at the top of this module. Raises ConfigError for values out of range.
+    """
+    others = 1.0 - 1.0 / machines
+    if room == 1.0 and epoch == 0:
+        return 1.0
+    if policy == "minio":
+        return room if epoch == 0 else min(room, 1.0 - others ** (epoch - 1))
+    total, passed, j = 0.0, 1.0, 1
+    while (epoch == 0 or j < epoch) and passed > 1.0 - room:  # after that too much has come in between
+        total += passed / machines * _both(others, (1.0 - room) / passed, machines)
+        passed *= others
+        j += 1
+    return total
+
+
+def _both(least: float, bound: float, machines: int) -> float:
+    """Return the chance that a b >= `bound` for a and b uniform on [`least`, 1], whose length is 1/`machines`."""
+    if bound <= least * least:
+        return 1.0
+    if bound >= least:  # a from the bound on
+        area = 1.0 - bound + (bound * math.log(bound) if bound > 0.0 else 0.0)
+    else:  # below bound / least only some b will do, above it all
+        edge = bound / least
+        area = edge - least - bound * math.log(edge / least) + (1.0 - edge) * (1.0 - least)
+    return area * machines * machines
+
+
+# ---------------------------------------------------------------- as others have built them
+
+
+@checked
+def minio_cache(size: Bytes) -> Cache:
+    """Return CoorDL's MinIO cache of `size` bytes on each machine (Mohan et al., Analyzing and mitigating data stalls
+    in DNN training, VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for a size that makes no sense."""
+    return Cache("minio", size)
+
+
+@checked
+def partitioned_cache(size: Bytes) -> Cache:
+    """Return CoorDL's partitioned cache of `size` bytes on each machine: what one misses comes from the memory of
+    another (Mohan et al. 2021). Raises ConfigError for a size that makes no sense."""
+    return Cache("minio", size, partitioned=True)
+
+
+@checked
+def multi_level_cache(ram: Bytes, ssd: Bytes, read: Bandwidth = "2 GB/s") -> tuple[Cache, Cache]:
+    """Return the caches of Shi et al., Towards scalable distributed training of deep learning on public cloud clusters
+    (MLSys 2021, arXiv 2010.10458): the first epoch copies files from remote storage to an SSD, and decoded samples stay
+    in memory.
+
+    ram, ssd  bytes on each machine
+    read      bytes/s of the SSD
+
+    Raises ConfigError for values that make no sense.
+    """
+    return Cache("minio", ram, holds="decoded"), Cache("minio", ssd, on="ssd", read=read)
 
 
 class DataSize(NamedTuple):
@@ -67,7 +188,7 @@ class Input:
     cpu_workers    cores of each machine that do this, together, for one batch of the machine after the other
     prefetch       batches that each worker has asked for ahead of the one that it computes; 0: it asks for each when it
                    needs it
-    cache          a :class:`~ddlsim.workload.caches.Cache` on every machine, or several, the nearest first
+    cache          a :class:`~ddlsim.workload.input.Cache` on every machine, or several, the nearest first
     read_samples   samples that one operation of the storage reads: 1 for files, more where they are packed together
     epoch          from 1, in which the run begins, which is what is in the caches then. None: the first one where
                    workers learn, otherwise one late enough for caches to be as full as they get
@@ -147,3 +268,60 @@ class Input:
         for size in input_shape:
             n_elements *= size
         return 4.0 * n_elements
+
+
+#: over the bytes of a batch
+Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
+
+
+@checked
+@dataclass(frozen=True)
+class Copies:
+    """The way of samples into devices, which the devices of a machine share.
+
+    prefetch  "device": the next batch is copied to the device while it computes (PyTorch with pinned memory and
+              non_blocking copies, tf.data's prefetch_to_device, DALI); "host": it waits in the machine's memory and is
+              copied when the step before it has ended, since it goes where the last one still is (MXNet's Module)
+    nbytes    of a sample as it is copied; None: every element of the model's input in 4 bytes
+    prepare   s that a thread needs to read, decode and augment a sample; 0: they are ready, or synthetic
+    threads   of each machine that do this
+    cut       passes over a machine's batch that one thread makes to cut it up for the devices, from the end of the
+              forward pass on; 0: every device has a loader of its own
+    memory    bytes/s that this thread reads and writes
+    """
+
+    prefetch: Annotated[str, one_of("device", "host")] = "device"
+    nbytes: Annotated[float | str, quantity("bytes", "600 kB")] | None = None
+    prepare: Annotated[float | str, quantity("time", "10 ms", zero=True)] = 0.0
+    threads: Count = 4
+    cut: Passes = 0.0
+    memory: Annotated[float | str, quantity("bandwidth", "10 GB/s")] = "10 GB/s"
+
+    def sample_nbytes(self, input_shape: tuple[int, ...]) -> float:
+        """Return the bytes of a sample of this shape on its way to a device."""
+        if self.nbytes is not None:
+            return si(self.nbytes, "bytes")
+        n_elements = 1
+        for size in input_shape:
+            n_elements *= size
+        return 4.0 * n_elements
+
+    def wait(self, copy: float, n_samples: int, nbytes: float, forward: float, backward: float) -> float:
+        """Return the s that a device waits for samples in a step.
+
+        copy      s that the copy to the device takes
+        n_samples, nbytes  of the batches of all devices of the machine together
+        forward, backward  s of the passes
+        """
+        ready = si(self.prepare, "time") * n_samples / self.threads  # s between batches of the machine
+        late = self.cut * nbytes / si(self.memory, "bandwidth") - backward
+        if self.prefetch == "host":
+            return copy + max(0.0, late, ready - forward - backward - copy)
+        late = late + copy if self.cut > 0.0 else copy - forward - backward
+        return max(0.0, late, ready - forward - backward)
+
+
+#: MXNet's Module: the batch of a machine lies in its memory; when the outputs of a step have been read, the engine's
+#: one thread for processors cuts the next one up (2 passes), and each part is copied into the array that the last step
+#: has read from (apache/mxnet, python/mxnet/module, base_module and executor_group; MXNET_CPU_WORKER_NTHREADS is 1)
+MXNET_INPUT = Copies("host", cut=2.0)

@@ -129,6 +129,4 @@ def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout:
     scores = heads * layer.out_shape[0] * int(getattr(spec, "context", layer.in_shape[0]))
     if heads and dropout:
         inner, fixed = inner + scores, float(scores)
-    return replace(
-        layer, stored_nbytes=FP32_NBYTES * (stored + inner), fixed_nbytes=fixed, heads=heads, scores=scores
-    )  # fmt: skip
+    return replace(layer, stored_nbytes=FP32_NBYTES * (stored + inner), fixed_nbytes=fixed, heads=heads, scores=scores)

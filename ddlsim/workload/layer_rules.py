@@ -21,10 +21,9 @@ MAX_ELEMENTS, MAX_PARAMETERS = 10**13, 10**14
 class Cost:
     """What a layer makes of one sample.
 
-    ``tensors`` are (name, elements) in declaration order, ``moved`` the elements read and written in the
-    forward pass apart from parameters, ``stored`` the elements kept for the backward pass (in-place layers
-    keep none of their own). ``winograd`` marks convolutions that fp32 libraries compute by Winograd's minimal
-    filtering.
+    ``tensors`` are (name, elements) in declaration order, ``moved`` the elements read and written in the forward pass
+    apart from parameters, ``stored`` the elements kept for the backward pass (in-place layers keep none of their own).
+    ``winograd`` marks convolutions that fp32 libraries compute by Winograd's minimal filtering.
     """
 
     out_shape: Shape

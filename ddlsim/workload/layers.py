@@ -15,25 +15,316 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from ddlsim.errors import ConfigError
-from ddlsim.workload.attention_layers import (
-    Attention as Attention,
-    CrossAttention as CrossAttention,
-    RMSNorm as RMSNorm,
-    SwiGLU as SwiGLU,
-)
-from ddlsim.workload.expert_layers import MixtureOfExperts as MixtureOfExperts
-from ddlsim.workload.layer_rules import Cost as Cost, Shape as Shape, Size, Spec, need_map, spread, streaming, windows
-from ddlsim.workload.token_layers import (
-    Embedding as Embedding,
-    EmbeddingBag as EmbeddingBag,
-    Interaction as Interaction,
-    Slice as Slice,
-    Take as Take,
-    TiedDense as TiedDense,
-    TiedEmbedding as TiedEmbedding,
-)
 from typing import Literal, Protocol
+
+from ddlsim.errors import ConfigError
+from ddlsim.workload.layer_rules import Cost, Shape, Size, Spec, need_map, need_tokens, spread, streaming, windows
+
+
+@dataclass(frozen=True)
+class MixtureOfExperts(Spec):
+    """A feed-forward network in ``experts`` copies, of which a router chooses ``active`` for each token.
+
+    An expert is silu(x W) * (x V) times a third matrix, ``units`` wide in between (Shazeer 2020, arXiv:2002.05202), or
+    without ``gated`` two matrices with a non-linearity. The outputs of a token's experts are added up, weighted by the
+    router's softmax (Shazeer et al. 2017, arXiv:1701.06538, section 2; Jiang et al. 2024, Mixtral of experts,
+    arXiv:2401.04088, section 2.1). None of the matrices has a bias.
+
+    Experts have ``capacity`` * active places for each token, and compute all of them, taken or not (Fedus et al. 2022,
+    Switch Transformers, arXiv:2101.03961, equation 3). With 1 there are as many as tokens need, if these are spread
+    evenly or nothing is padded (Gale et al. 2023, MegaBlocks, arXiv:2211.15841).
+
+    Per sample of s tokens and d features, E experts of width f, of which k are active: s d E MACs in the router and
+    3 k s d f ``capacity`` in the experts (2 without ``gated``); d E + 3 E d f parameters.
+    """
+
+    experts: int
+    active: int
+    units: int
+    gated: bool = True
+    capacity: float = 1.0
+    type: Literal["mixture_of_experts"] = "mixture_of_experts"
+    positive = ("experts", "active", "units")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.active > self.experts:
+            raise ConfigError(f"active = {self.active}: must be at most experts = {self.experts}")
+        if not 0.0 < self.capacity <= self.experts:
+            raise ConfigError(f"capacity = {self.capacity}: must be above 0 and at most experts = {self.experts}")
+
+    def rows(self, in_shape: Shape) -> float:
+        """Return the places that experts have for the tokens of a sample."""
+        return self.capacity * self.active * in_shape[0]
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_tokens(in_shape)
+        s, d = in_shape
+        names = ("gate", "up", "down") if self.gated else ("up", "down")
+        matrices = tuple((f"{name}.weight", self.experts * d * self.units) for name in names)
+        rows = self.rows(in_shape)  # of tokens, one for each expert that a token goes to
+        macs = float(s * d * self.experts + len(names) * rows * d * self.units)
+        # tokens are read, copied to their experts and read there, what comes back is written, read and summed up; in
+        # between as in SwiGLU: both products written and read, their product written and read
+        inner = 5 if self.gated else 3
+        moved = float(2 * s * d + 4 * rows * d + (inner + 1) * rows * self.units + 2 * s * self.experts)
+        stored = float(s * d + 2 * rows * d + (inner + 1) // 2 * rows * self.units + s * self.experts)
+        return Cost(in_shape, (("router.weight", self.experts * d), *matrices), macs, moved, stored)
+
+
+@dataclass(frozen=True)
+class Attention(Spec):
+    """Multi-head self-attention with its four projections (Vaswani et al. 2017, section 3.2).
+
+    fused     query, key and value projections are one tensor, as in GPT-2
+    kv_heads  heads that keys and values have, each shared by heads / kv_heads queries (grouped-query attention, Ainslie
+              et al. 2023, arXiv:2305.13245); None: as many as there are
+    rotary    queries and keys are rotated by their position (Su et al. 2021, arXiv:2104.09864), which learns nothing
+
+    Per sample of s tokens and d features, k = d kv_heads / heads of them in keys and values: 2 s d (d + k) MACs in the
+    projections and 2 s^2 d in scores and mixing (causal masks save nothing of it: all is computed).
+    """
+
+    heads: int
+    fused: bool = False
+    causal: bool = False
+    kv_heads: int | None = None
+    bias: bool = True
+    rotary: bool = False
+    type: Literal["attention"] = "attention"
+    positive = ("heads", "kv_heads")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_heads(self.heads, self.kv_heads)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_tokens(in_shape)
+        s, d = in_shape
+        k = _kv_features(d, self.heads, self.kv_heads, in_shape)
+        inputs = (("qkv", d + 2 * k),) if self.fused else (("query", d), ("key", k), ("value", k))
+        tensors = _projections((*inputs, ("out", d)), d, bias=self.bias)
+        n, n_kv, scores = s * d, s * k, self.heads * s * s
+        # x to q, k, v: 2 n + 2 kv; scores written, softmax in and out, read again: 4 scores; mix and project: 3 n + kv
+        moved, stored = 5.0 * n + 3.0 * n_kv + 4.0 * scores, 3.0 * n + 2.0 * n_kv + scores
+        if self.rotary:  # q and k read and written once more, in place
+            moved += 2.0 * (n + n_kv)
+        return Cost(in_shape, tensors, 2.0 * s * d * (d + k) + 2.0 * s * s * d, moved, stored)
+
+
+@dataclass(frozen=True)
+class CrossAttention(Spec):
+    """Attention of the tokens that follow the first ``context`` ones to these (Vaswani et al. 2017, section 3.2.3).
+
+    Its input has what an encoder made in its first ``context`` tokens and the decoder's own tokens after them; it makes
+    one output for each of the latter. Of t such tokens, c of context and d features: 2 (t + c) d^2 MACs in the
+    projections (k in place of d for keys and values of fewer heads) and 2 t c d in scores and mixing.
+    """
+
+    heads: int
+    context: int
+    kv_heads: int | None = None
+    bias: bool = True
+    type: Literal["cross_attention"] = "cross_attention"
+    positive = ("heads", "kv_heads", "context")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_heads(self.heads, self.kv_heads)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_tokens(in_shape)
+        c, d = self.context, in_shape[1]
+        t = in_shape[0] - c
+        if t < 1:
+            raise ConfigError(f"context = {c}: must leave tokens of the {in_shape[0]} of its input that attend to it")
+        k = _kv_features(d, self.heads, self.kv_heads, in_shape)
+        tensors = _projections((("query", d), ("key", k), ("value", k), ("out", d)), d, bias=self.bias)
+        n, n_context, n_kv, scores = t * d, c * d, c * k, self.heads * t * c
+        # as self-attention, but that what keys and values are made of is read beside what queries are made of
+        moved, stored = 5.0 * n + n_context + 3.0 * n_kv + 4.0 * scores, 3.0 * n + 2.0 * n_kv + scores
+        return Cost((t, d), tensors, 2.0 * (t * d * d + c * d * k) + 2.0 * t * c * d, moved, stored)
+
+
+@dataclass(frozen=True)
+class SwiGLU(Spec):
+    """silu(x W) * (x V): the gated first half of a feed-forward network (Shazeer 2020, arXiv:2002.05202)."""
+
+    units: int
+    bias: bool = False
+    type: Literal["swiglu"] = "swiglu"
+    positive = ("units",)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_tokens(in_shape)
+        s, d = in_shape
+        tensors = _projections((("gate", self.units), ("up", self.units)), d, bias=self.bias)
+        n_out = float(s * self.units)
+        # both products written, read and multiplied; both are kept for the backward pass beside the result
+        return Cost((s, self.units), tensors, 2.0 * s * d * self.units, s * d + 5.0 * n_out, 3.0 * n_out)
+
+
+@dataclass(frozen=True)
+class RMSNorm(Spec):
+    """Division by the root mean square of the last dimension, with a learned scale (Zhang and Sennrich 2019)."""
+
+    eps: float = 1e-6
+    type: Literal["rms_norm"] = "rms_norm"
+    fractions = ("eps",)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        return streaming(in_shape, in_shape, (("weight", in_shape[-1]),))
+
+
+def _check_heads(heads: int, kv_heads: int | None) -> None:
+    if kv_heads is not None and heads % kv_heads:
+        raise ConfigError(f"kv_heads = {kv_heads}: must divide heads = {heads}")
+
+
+def _kv_features(features: int, heads: int, kv_heads: int | None, in_shape: Shape) -> int:
+    """Return how many features keys and values have together over their heads."""
+    if features % heads:
+        raise ConfigError(f"heads = {heads} must divide the {features} features of input shape {in_shape}")
+    return features // heads * (kv_heads or heads)
+
+
+def _projections(widths: tuple[tuple[str, int], ...], features: int, *, bias: bool) -> tuple[tuple[str, int], ...]:
+    """Return the tensors of dense layers from `features` to each of the widths."""
+    return tuple(
+        (f"{name}.{part}", width * size)
+        for name, width in widths
+        for part, size in ((("weight", features), ("bias", 1)) if bias else (("weight", features),))
+    )
+
+
+@dataclass(frozen=True)
+class TiedDense(Spec):
+    """Dense layer whose weight is the token embedding, so it owns a bias at most (Press and Wolf 2017)."""
+
+    units: int
+    bias: bool = True
+    type: Literal["tied_dense"] = "tied_dense"
+    positive = ("units",)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_tokens(in_shape)
+        tensors = (("bias", self.units),) if self.bias else ()
+        macs = float(math.prod(in_shape) * self.units)
+        return streaming(in_shape, (in_shape[0], self.units), tensors, macs)
+
+
+@dataclass(frozen=True)
+class Embedding(Spec):
+    """Token embedding plus, where the counts are not 0, learned position and token-type embeddings."""
+
+    vocabulary: int
+    dim: int
+    positions: int = 0
+    types: int = 0
+    type: Literal["embedding"] = "embedding"
+    positive, not_negative = ("vocabulary", "dim"), ("positions", "types")
+
+    def cost(self, in_shape: Shape) -> Cost:
+        if len(in_shape) != 1:
+            raise ConfigError(f"needs (tokens,) but gets shape {in_shape}; make it the first layer")
+        if self.positions and in_shape[0] > self.positions:
+            raise ConfigError(f"positions = {self.positions} is below the {in_shape[0]} tokens of the input")
+        tables = (("tokens", self.vocabulary), ("positions", self.positions), ("types", self.types))
+        tensors = tuple((name, rows * self.dim) for name, rows in tables if rows)
+        n_out = float(in_shape[0] * self.dim)
+        return Cost((in_shape[0], self.dim), tensors, moved=(len(tensors) + 1) * n_out, stored=n_out)
+
+
+@dataclass(frozen=True)
+class TiedEmbedding(Spec):
+    """Token embedding by the table of another layer, so it owns nothing (Press and Wolf 2017)."""
+
+    dim: int
+    type: Literal["tied_embedding"] = "tied_embedding"
+    positive = ("dim",)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        if len(in_shape) != 1:
+            raise ConfigError(f"needs (tokens,) but gets shape {in_shape}; make it the first layer of its branch")
+        n_out = float(in_shape[0] * self.dim)
+        return Cost((in_shape[0], self.dim), moved=2.0 * n_out, stored=n_out)
+
+
+@dataclass(frozen=True)
+class EmbeddingBag(Spec):
+    """Categorical features of a recommendation model: the sum of `pooling` rows of each table, side by side.
+
+    The tables are model-parallel (each lives on one device), so their gradients are not exchanged between
+    data-parallel workers (Naumov et al. 2019, arXiv:1906.00091, section 4).
+    """
+
+    tables: tuple[int, ...]  # rows of each table
+    dim: int
+    pooling: int = 1
+    type: Literal["embedding_bag"] = "embedding_bag"
+    positive = ("tables", "dim", "pooling")
+
+    def cost(self, in_shape: Shape) -> Cost:
+        n_out = len(self.tables) * self.dim
+        tensors = tuple((f"table{i}", rows * self.dim) for i, rows in enumerate(self.tables))
+        return Cost((n_out,), tensors, moved=(self.pooling + 1.0) * n_out, stored=float(n_out))
+
+
+@dataclass(frozen=True)
+class Interaction(Spec):
+    """DLRM's dot products between all pairs of feature vectors, with the first vector kept in front."""
+
+    dim: int
+    type: Literal["interaction"] = "interaction"
+    positive = ("dim",)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        if len(in_shape) != 1 or in_shape[0] % self.dim:
+            raise ConfigError(f"needs a vector of a multiple of dim = {self.dim} features but gets {in_shape}")
+        n_vectors = in_shape[0] // self.dim
+        n_pairs = n_vectors * (n_vectors - 1) // 2
+        return streaming(in_shape, (self.dim + n_pairs,), macs=float(n_vectors * n_vectors * self.dim))
+
+
+@dataclass(frozen=True)
+class Take(Spec):
+    """The first ``count`` tokens (BERT's pooler reads one, its masked-token head the masked positions), or numbers of a
+    vector."""
+
+    count: int
+    type: Literal["take"] = "take"
+    positive = ("count",)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        if len(in_shape) > 2:
+            raise ConfigError(f"needs (tokens, features) or (features,) but gets {in_shape}; put 'flatten' before it")
+        if self.count > in_shape[0]:
+            what = "tokens" if len(in_shape) == 2 else "numbers"
+            raise ConfigError(f"count = {self.count} is above the {in_shape[0]} {what} of its input")
+        n_out = float(self.count * math.prod(in_shape[1:]))
+        return Cost((self.count, *in_shape[1:]), moved=2.0 * n_out, stored=n_out)
+
+
+@dataclass(frozen=True)
+class Slice(Spec):
+    """``count`` channels, tokens or features from number ``first`` on: a view, which moves and keeps no data.
+
+    Together with a ``concat`` that does not copy it carries several tensors through a model: what a decoder needs of
+    its encoder, or the two inputs of a cell.
+    """
+
+    first: int = 0
+    count: int | None = None  # None: all that follow
+    type: Literal["slice"] = "slice"
+    positive, not_negative = ("count",), ("first",)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        count = in_shape[0] - self.first if self.count is None else self.count
+        if count < 1 or self.first + count > in_shape[0]:
+            raise ConfigError(
+                f"first = {self.first}, count = {self.count}: are not among the {in_shape[0]} of {in_shape}"
+            )
+        return Cost((count, *in_shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -101,9 +392,7 @@ class Conv(Spec):
         out_space = windows(space, kernel, stride, padding, ceil_mode=False)
         n_weights = self.channels * (n_in // self.groups) * math.prod(kernel)
         tensors = (("weight", n_weights),) + ((("bias", self.channels),) if self.bias else ())
-        cost = streaming(
-            in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space))
-        )
+        cost = streaming(in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space)))
         # Lavin and Gray 2016: 3x3 convolutions of stride 1; libraries leave grouped ones alone
         return replace(cost, winograd=kernel == (3, 3) and stride == (1, 1) and self.groups == 1)
 
@@ -154,9 +443,7 @@ class Dense(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
-            raise ConfigError(
-                f"needs (features,) or (tokens, features) but gets {in_shape}; put 'flatten' before it"
-            )
+            raise ConfigError(f"needs (features,) or (tokens, features) but gets {in_shape}; put 'flatten' before it")
         n_weights = in_shape[-1] * self.units
         tensors = (("weight", n_weights),) + ((("bias", self.units),) if self.bias else ())
         n_tokens = math.prod(in_shape[:-1])

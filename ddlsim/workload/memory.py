@@ -243,10 +243,9 @@ def memory_of(
         flash=holding.flash,
     )  # fmt: skip
     gathered = 2.0 * element * _largest_unit(layers, sizes) if holding.zero == 3 else 0.0
-    return Memory(
-        element * share(3), gradient * share(2), state * share(1), batches * batch_size * kept,
-        gathered + again * batch_size + _workspace(layers, batch_size, element, holding.workspace),
-    )  # fmt: skip
+    held = element * share(3), gradient * share(2), state * share(1)
+    rest = gathered + again * batch_size + _workspace(layers, batch_size, element, holding.workspace)
+    return Memory(*held, batches * batch_size * kept, rest)
 
 
 def _largest_unit(layers: Sequence[Layer], sizes: Sequence[float]) -> float:

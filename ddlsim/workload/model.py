@@ -15,26 +15,25 @@ from typing import Annotated
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.workload.layer_rules import MAX_ELEMENTS
-from ddlsim.workload.layers import LayerSpec, Shape
+from ddlsim.readable import si, size
+from ddlsim.workload.layer_rules import MAX_ELEMENTS, Shape
+from ddlsim.workload.layers import LayerSpec
 
 
 @dataclass(frozen=True)
 class Layer:
     """One leaf layer; all sizes are for one sample, in fp32 where bytes are counted.
 
-    ``flops`` is 2 * ``macs``; ``tensors`` are (parameter tensor name, elements) in declaration order;
-    ``moved_nbytes`` is the activation traffic of the forward pass; ``stored_nbytes`` what stays until the
-    backward pass (0 for in-place layers); ``input_grad`` is false when nothing before it has parameters, so
-    that its backward pass computes no input gradient; the gradients of a ``model_parallel`` layer are not
-    exchanged between data-parallel workers; ``winograd`` layers need fewer multiplications
-    than ``macs`` in fp32.
+    ``flops`` is 2 * ``macs``; ``tensors`` are (parameter tensor name, elements) in declaration order; ``moved_nbytes``
+    is the activation traffic of the forward pass; ``stored_nbytes`` what stays until the backward pass (0 for in-place
+    layers); ``input_grad`` is false when nothing before it has parameters, so that its backward pass computes no input
+    gradient; the gradients of a ``model_parallel`` layer are not exchanged between data-parallel workers; ``winograd``
+    layers need fewer multiplications than ``macs`` in fp32.
 
     ``fixed_nbytes`` stay until the backward pass as well, and are as many in every precision: masks of dropout, a byte
     an element, and the fp32 logits of a loss over tokens. ``heads`` are those of an attention layer, ``scores`` the
-    elements of its matrices of all heads together; else both are 0. ``unit``
-    numbers the entries of the file's top level (each repetition of a residual by itself): between two of them only
-    the output of the first is alive.
+    elements of its matrices of all heads together; else both are 0. ``unit`` numbers the entries of the file's top
+    level (each repetition of a residual by itself): between two of them only the output of the first is alive.
     """
 
     name: str
@@ -122,7 +121,6 @@ class Model:
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import folded, grid, lines, page
-        from ddlsim.workload.model_text import LEFT, cells, summary, title
 
         return page(title(self), lines([summary(self)]), folded(f"{len(self.layers)} layers", grid(cells(self), LEFT)))
 
@@ -154,9 +152,7 @@ class Model:
 
     def gradient_nbytes(self, bytes_per_element: int = 4) -> float:
         """Bytes of gradient that data-parallel workers exchange in a step."""
-        return float(
-            bytes_per_element * sum(layer.n_params for layer in self.layers if not layer.model_parallel)
-        )
+        return float(bytes_per_element * sum(layer.n_params for layer in self.layers if not layer.model_parallel))
 
 
 ModelLike = Annotated[str | Path | Model, "the name of a bundled model, a path or a Model"]
@@ -189,3 +185,58 @@ def model_names() -> list[str]:
     from ddlsim.workload.model_names import bundled_names
 
     return bundled_names()
+
+
+def tensor_shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return (name, shape) of every tensor that data-parallel workers exchange, in forward declaration order.
+
+    A weight is (rows, columns) with a row per output (channel, unit), or per token of an embedding; a
+    convolution's columns are its input channels times its kernel. Everything else is a vector (elements,).
+    """
+    return tuple(
+        (f"{layer.name}.{name}", _shape(layer, name, n))
+        for layer in model.layers
+        if not layer.model_parallel
+        for name, n in layer.tensors
+    )
+
+
+def _shape(layer: Layer, name: str, n: int) -> tuple[int, ...]:
+    if layer.type == "embedding":  # tables of tokens, positions, types
+        return n // layer.out_shape[-1], layer.out_shape[-1]
+    if not name.endswith("weight"):
+        return (n,)
+    if layer.type == "conv":
+        return layer.out_shape[0], n // layer.out_shape[0]
+    if layer.type == "dense":
+        return layer.out_shape[-1], n // layer.out_shape[-1]
+    if layer.type in ("attention", "cross_attention", "swiglu", "mixture_of_experts"):  # projections of the features
+        return n // layer.in_shape[-1], layer.in_shape[-1]
+    return (n,)
+
+
+#: columns of the table that are words
+LEFT = (0, 1, 2)
+
+
+def title(model: Model) -> str:
+    """Return the model's name, with its title if it has one."""
+    return f"{model.name}: {model.title}" if model.title else model.name
+
+
+def summary(model: Model) -> str:
+    """Return its size: parameters, gradients, work and activations of a sample."""
+    return (
+        f"{model.n_params:,} parameters, {size(model.gradient_nbytes())} of fp32 gradients, "
+        f"{si(model.flops, 'FLOP')} forward per sample, activations {size(model.activation_nbytes)} per sample"
+    )
+
+
+def cells(model: Model) -> list[tuple[str, ...]]:
+    """Return a row per layer, with a head; the columns :data:`LEFT` hold words."""
+    head = ("layer", "type", "output", "parameters", "flops", "activation_nbytes")
+    rows = []
+    for layer in model.layers:
+        words = (layer.name, layer.type, " x ".join(map(str, layer.out_shape)))
+        rows.append((*words, f"{layer.n_params:,}", si(layer.flops, "FLOP"), size(layer.activation_nbytes)))
+    return [head, *rows]

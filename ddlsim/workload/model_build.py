@@ -214,37 +214,20 @@ class Builder:
         ):
             if n > most:
                 raise self.error(name, f"{n:.3g} {what} are more than {most:.0e}; correct the sizes")
-        layer = Layer(
-            name=name,
-            type=kind,
-            in_shape=flow.shape,
-            out_shape=cost.out_shape,
-            n_params=n_params,
-            macs=cost.macs,
-            flops=2.0 * cost.macs,
-            activation_nbytes=FP32_NBYTES * math.prod(cost.out_shape),
-            tensors=cost.tensors,
-            moved_nbytes=FP32_NBYTES * cost.moved,
-            stored_nbytes=FP32_NBYTES * cost.stored,
-            input_grad=flow.learned,
-            model_parallel=model_parallel,
-            winograd=cost.winograd,
-        )
-        self.layers.append(layer)
+        made, moved, stored = (FP32_NBYTES * n for n in (math.prod(cost.out_shape), cost.moved, cost.stored))
+        sizes = (flow.shape, cost.out_shape, n_params, cost.macs, 2.0 * cost.macs, made, cost.tensors, moved, stored)
+        self.layers.append(Layer(name, kind, *sizes, flow.learned, model_parallel, cost.winograd))
         return len(self.layers) - 1
 
     def _residual(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
         body, out = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
         shortcut, skip = self.sequence(entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth)
         if out.shape != skip.shape:
-            raise self.error(place, f"residual: the body makes {out.shape} but the shortcut {skip.shape}; "
-                             "make both equal, for example with a 1x1 conv in shortcut")  # fmt: skip
+            made = f"the body makes {out.shape} but the shortcut {skip.shape}"
+            raise self.error(place, f"residual: {made}; make both equal, for example with a 1x1 conv in shortcut")
         joined = Flow(out.shape, out.learned or skip.learned)
         index = self._append(
-            self._name({}, "add", place, scope),
-            "add",
-            joined,
-            Cost(out.shape, moved=3.0 * math.prod(out.shape)),
+            self._name({}, "add", place, scope), "add", joined, Cost(out.shape, moved=3.0 * math.prod(out.shape))
         )
         return Residual(body, shortcut, index), joined
 
@@ -252,12 +235,12 @@ class Builder:
         entries = entry.get("branches")
         if not isinstance(entries, list) or len(entries) < 2:
             raise self.error(place, "concat: branches must list at least two lists of layers")
-        walked = [self.sequence(branch, f"{place}.branches[{i}]", f"{scope}branch{i + 1}.", flow, depth)
-                  for i, branch in enumerate(entries)]  # fmt: skip
+        places = [(f"{place}.branches[{i}]", f"{scope}branch{i + 1}.") for i in range(len(entries))]
+        walked = [self.sequence(branch, *where, flow, depth) for branch, where in zip(entries, places, strict=True)]
         shapes = [out.shape for _, out in walked]
         if len({shape[1:] for shape in shapes}) > 1:
-            raise self.error(place, f"concat: the branches make {', '.join(map(str, shapes))}; "
-                             "all but the first number must be equal")  # fmt: skip
+            made = ", ".join(map(str, shapes))
+            raise self.error(place, f"concat: the branches make {made}; all but the first number must be equal")
         shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         joined = Flow(shape, any(out.learned for _, out in walked))
         copy = entry.get("copy", True)

@@ -16,9 +16,8 @@ Values = Mapping[str, object]
 MAX_LENGTH = 200  # of a sum
 
 _NAME = re.compile(r"\$([A-Za-z_]\w*)")
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-}  # fmt: skip
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]]
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
 def substitute(value: object, values: Values, used: set[str]) -> object:

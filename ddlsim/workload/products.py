@@ -1,4 +1,4 @@
-"""The time of matrix products by their size, and of transformer layers kernel by kernel.
+"""Roofline times of layers, matrix products by their size, and transformer layers kernel by kernel.
 
 The roofline has one efficiency for all arithmetic. Of a device whose kernels are known more can be said
 (:class:`~ddlsim.workload.devices.Kernels`): a product of m x k by k x n numbers is made tile by tile, a wave of them at
@@ -15,14 +15,52 @@ from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.arguments import Positive, checked, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.workload.devices import Device, DeviceLike, device_names, load_device
-from ddlsim.workload.layer_times import Floats, roofline_times
 from ddlsim.workload.model import Layer, Model
-from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, rank_tensors, roles
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: multiplications saved by Winograd's F(2x2, 3x3) in fp32 (Lavin and Gray 2016, arXiv:1509.09308, section
+#: 4.1); tensor cores and half precision use direct algorithms
+WINOGRAD = 2.25
+
+
+def roofline_times(
+    model: Model, device: Device, batch_size: int, precision: str, efficiency: float, memory_efficiency: float
+) -> tuple[Floats, Floats]:
+    """Return forward and backward seconds, each (n_layers,), for a batch.
+
+    A layer takes the larger of FLOPs / (peak * efficiency) and bytes / (bandwidth * memory_efficiency); the
+    bytes are its input and output per sample and its parameters once. The backward pass repeats this once per
+    gradient that the layer computes. In fp32 Winograd convolutions count the FLOPs of the fast algorithm.
+    """
+    scale = ELEMENT_NBYTES[precision] / FP32_NBYTES  # the model counts fp32 bytes
+    saved = np.array([WINOGRAD if layer.winograd and precision == "fp32" else 1.0 for layer in model.layers])
+    flops = np.array([layer.flops for layer in model.layers]) / saved * batch_size
+    moved = np.array([layer.moved_nbytes * batch_size + _weight_nbytes(layer) for layer in model.layers])
+    n_gradients = np.array([int(layer.input_grad) + int(layer.n_params > 0) for layer in model.layers])
+    arithmetic = flops / (device.peak_flops[precision] * efficiency)
+    forward: Floats = np.maximum(arithmetic, moved * scale / (device.memory_bandwidth * memory_efficiency))
+    return forward, forward * n_gradients
+
+
+def _weight_nbytes(layer: Layer) -> float:
+    """Return the fp32 bytes of parameters read in a pass; of embedding tables only the looked-up rows are."""
+    return 0.0 if layer.type in ("embedding", "embedding_bag") else FP32_NBYTES * layer.n_params
+
+
+def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Floats]:
+    """Return both, multiplied by one factor so that their sum is `total` seconds (to rounding)."""
+    factor = total / (float(forward.sum()) + float(backward.sum()))
+    return forward * factor, backward * factor
+
 
 #: kernels that a layer of the forward pass launches, where they are not one: attention its four products, the
 #: transpositions before and behind them, softmax and dropout; a dense layer with bias also its addition
@@ -78,11 +116,11 @@ def product_time(
     return max(seconds, moved / (device.memory_bandwidth * memory_efficiency))
 
 
+Half = Annotated[str, one_of("fp16", "bf16")]
+
+
 @checked
-def gemm_efficiency(
-    device: DeviceLike, m: Positive, n: Positive, k: Positive,
-    precision: Annotated[str, one_of("fp16", "bf16")] = "fp16",
-) -> float:  # fmt: skip
+def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, precision: Half = "fp16") -> float:
     """Return the share of the peak FLOP/s that a product of (m, k) by (k, n) numbers reaches on a device.
 
     Raises ConfigError for a device whose kernels are not known.
@@ -124,10 +162,8 @@ def _attention_products(layer: Layer, batch_size: float, tensor: int) -> tuple[P
         others = Product(batch_size * context, projected - h / tensor, h)
         first = [Product(batch_size * tokens, h / tensor, h), others]
     heads, size = batch_size * layer.heads / tensor, h / layer.heads
-    return (
-        *first, Product(tokens, context, size, heads, True), Product(tokens, size, context, heads, True),
-        Product(batch_size * tokens, h, h / tensor),
-    )  # fmt: skip
+    scores = [Product(tokens, context, size, heads, True), Product(tokens, size, context, heads, True)]
+    return (*first, *scores, Product(batch_size * tokens, h, h / tensor))
 
 
 def kernel_times(

@@ -26,19 +26,16 @@ def roles(layers: Sequence[Layer]) -> tuple[str, ...]:
     """Return the role of each layer."""
     kinds = [WHOLE] * len(layers)
     for i, layer in enumerate(layers):
+        of_tokens = len(layer.out_shape) == 2
         if layer.heads:
             kinds[i] = ATTENTION
-        elif layer.type in _BY_VOCABULARY or (layer.type == "dense" and _makes_logits(layer)):
+        elif layer.type in _BY_VOCABULARY or (layer.type == "dense" and of_tokens and layer.fixed_nbytes > 0.0):
             kinds[i] = VOCABULARY
-        elif layer.type in ("dense", "swiglu") and kinds[i] == WHOLE and len(layer.out_shape) == 2:
+        elif layer.type in ("dense", "swiglu") and kinds[i] == WHOLE and of_tokens:
             second = _second(layers, i)
             if second is not None:
                 kinds[i : second + 1] = [COLUMN, *[INNER] * (second - i - 1), ROW]
     return tuple(kinds)
-
-
-def _makes_logits(layer: Layer) -> bool:
-    return len(layer.out_shape) == 2 and layer.fixed_nbytes > 0.0
 
 
 def _second(layers: Sequence[Layer], first: int) -> int | None:
@@ -59,14 +56,11 @@ def blocks(layers: Sequence[Layer]) -> list[tuple[int, int]]:
     starts = sorted({layer.unit for layer in layers if layer.heads})
     if not starts:
         return []
-    width = starts[-1] - starts[-2] if len(starts) > 1 else 1 + max(_last_sum(layers) - starts[0], 0)
+    last_sum = max((layer.unit for layer in layers if layer.type == "add"), default=-1)
+    width = starts[-1] - starts[-2] if len(starts) > 1 else 1 + max(last_sum - starts[0], 0)
     units = [layer.unit for layer in layers]
     cuts = [bisect_left(units, unit) for unit in (*starts, starts[-1] + width)]
     return list(pairwise(cuts))
-
-
-def _last_sum(layers: Sequence[Layer]) -> int:
-    return max((layer.unit for layer in layers if layer.type == "add"), default=-1)
 
 
 def can_split(model: Model, tensor: int) -> bool:
@@ -92,10 +86,8 @@ def split_error(model: Model, tensor: int) -> tuple[str, str]:
     """Return why `tensor` ranks cannot share a model, and which number of ranks can; both empty if they can."""
     for layer, role in zip(model.layers, roles(model.layers), strict=True):
         if tensor > 1 and layer.type == "mixture_of_experts":
-            return (
-                f"tensor = {tensor}: layers of type {layer.type!r}, such as {model.name}'s {layer.name}, are not split "
-                "over tensor-parallel ranks", "use tensor=1"
-            )  # fmt: skip
+            which = f"layers of type {layer.type!r}, such as {model.name}'s {layer.name},"
+            return f"tensor = {tensor}: {which} are not split over tensor-parallel ranks", "use tensor=1"
         n, what = (layer.heads, "heads") if role == ATTENTION else (layer.out_shape[-1], "features")
         if role in (ATTENTION, COLUMN) and n % tensor:
             below = max(t for t in range(1, min(n, tensor) + 1) if n % t == 0)
@@ -107,10 +99,8 @@ def split_error(model: Model, tensor: int) -> tuple[str, str]:
         if kv % tensor and tensor % kv:
             fits = [t for t in range(1, layer.heads + 1) if layer.heads % t == 0 and (kv % t == 0 or t % kv == 0)]
             near = " or ".join(str(t) for t in sorted(sorted(fits, key=lambda t: abs(t - tensor))[:2]))
-            return (
-                f"tensor = {tensor}: neither divides the {kv} heads of keys and values of {model.name}'s {layer.name} "
-                "nor is a multiple of them", f"use {near}"
-            )  # fmt: skip
+            heads = f"the {kv} heads of keys and values of {model.name}'s {layer.name}"
+            return f"tensor = {tensor}: neither divides {heads} nor is a multiple of them", f"use {near}"
     return "", ""
 
 

@@ -202,10 +202,8 @@ def place(
     without    ranks that hold no tables
     """
     copies = tuple(i for i, t in enumerate(tables) if t.rows * t.dim * space.element <= replicate)
-    left = Space(
-        space.device - sum(tables[i].rows * tables[i].dim for i in copies) * space.element, space.element, space.row,
-        space.sample, space.host,
-    )  # fmt: skip
+    room = space.device - sum(tables[i].rows * tables[i].dim for i in copies) * space.element
+    left = Space(room, space.element, space.row, space.sample, space.host)
     split = [i for i in range(len(tables)) if i not in copies]
     split.sort(key=lambda i: -tables[i].rows * tables[i].dim)
     ranks = [rank for rank in range(n_ranks) if rank not in without]
@@ -294,9 +292,7 @@ class TableWork:
     indices: float
 
 
-def work_of(
-    placement: Placement, rank: int, batch_size: int, space: Space, rate: float, adagrad: bool
-) -> TableWork:
+def work_of(placement: Placement, rank: int, batch_size: int, space: Space, rate: float, adagrad: bool) -> TableWork:
     """Return what a rank does for its tables in a step.
 
     batch_size  samples of each rank

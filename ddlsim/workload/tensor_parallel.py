@@ -22,11 +22,10 @@ from ddlsim.arguments import Count, Index, checked, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.workload.beside import Beside, LayerOverlaps, layer_overlaps
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.layer_times import Floats
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
-from ddlsim.workload.products import has_kernels, kernel_times, score_times
+from ddlsim.workload.products import Floats, has_kernels, kernel_times, score_times
 from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, check_split, rank_tensors, roles
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
@@ -126,11 +125,11 @@ def tensor_parallel(
     else:
         share = _shares(model, kinds, tensor, sequence)
         forward, backward = workload.forward * share, workload.backward * share
+    split = (ATTENTION, COLUMN, ROW) if tp_comm_overlap else ()
     overlaps = [
-        layer_overlaps(workload, i, role, forward, tensor)
-        if tp_comm_overlap and role in (ATTENTION, COLUMN, ROW) else LayerOverlaps()
+        layer_overlaps(workload, i, role, forward, tensor) if role in split else LayerOverlaps()
         for i, role in enumerate(kinds)
-    ]  # fmt: skip
+    ]
     backward = backward + _again(workload, forward, recompute, tensor)
     tensors = [
         [] if layer.model_parallel else [n for _, n in rank_tensors(layer, role, tensor)]
@@ -138,14 +137,12 @@ def tensor_parallel(
     ]
     flat = [n for sizes in tensors for n in sizes]
     element = workload.gradient_nbytes / max(1.0, model.gradient_nbytes(1))
+    gradient, each = element * np.array([sum(sizes) for sizes in tensors]), element * np.array(flat)
+    update = workload.optimizer * sum(flat) / max(1.0, model.gradient_nbytes(1))
     rank = dataclasses.replace(
-        workload, forward=forward, backward=backward,
-        optimizer=workload.optimizer * sum(flat) / max(1.0, model.gradient_nbytes(1)),
-        grad_nbytes=element * np.array([sum(sizes) for sizes in tensors]), tensor_nbytes=element * np.array(flat),
-    )  # fmt: skip
-    memory = memory_of(
-        model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute)
-    )  # fmt: skip
+        workload, forward=forward, backward=backward, optimizer=update, grad_nbytes=gradient, tensor_nbytes=each
+    )
+    memory = memory_of(model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute))
     exchanges = _collectives(workload, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
     return Shard(rank, tensor, sequence, recompute, exchanges, memory)
 

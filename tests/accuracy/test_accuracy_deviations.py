@@ -8,7 +8,7 @@ import pytest
 from accuracy import deviations
 from accuracy.deviations import FILE, Scored, halves, learn, scored, series_left_out, sides, written
 from accuracy.rows import Row, covered, mean_error
-from ddlsim.cluster.extrapolation import deviation, learned
+from ddlsim.cluster.calibrated import deviation, learned
 
 
 def score(error, kind="run/all-reduce/x", series="a", own=0.0, unit="s"):

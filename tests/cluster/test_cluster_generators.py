@@ -309,7 +309,7 @@ def test_sizes_are_limited_before_anything_is_built(make, words, monkeypatch):
     def built(*arguments, **others):
         raise RuntimeError("built")
 
-    monkeypatch.setattr("ddlsim.cluster.parts.add_host", built)
+    monkeypatch.setattr("ddlsim.cluster.generators.add_host", built)
     if words is None:
         with pytest.raises(RuntimeError, match="built"):
             make()
@@ -338,7 +338,8 @@ def test_sizes_are_limited_before_anything_is_built(make, words, monkeypatch):
 )  # fmt: skip
 def test_the_sizes_that_are_checked_are_those_of_the_graph(make, host, monkeypatch):
     checked = []
-    monkeypatch.setattr("ddlsim.cluster.parts.check_size", lambda nodes, links, where: checked.append((nodes, links)))
+    target = "ddlsim.cluster.generators.check_size"
+    monkeypatch.setattr(target, lambda nodes, links, where: checked.append((nodes, links)))
     graph = make(host=host, **RATE)
     assert checked == [(graph.number_of_nodes(), graph.number_of_edges())]
 

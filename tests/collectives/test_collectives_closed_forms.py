@@ -52,6 +52,7 @@ def test_every_algorithm_has_a_closed_form_here_or_a_test_of_its_own():
     others = {("all_reduce", name) for name in ("double_binary_tree", "hierarchical", "torus_2d")}
     kinds, nccl = ("all_reduce", "all_gather", "reduce_scatter"), ("nccl", "nccl_ring")
     others |= {(kind, name) for kind in kinds for name in nccl}  # test_cluster_rings.py, test_collectives_nccl_way.py
+    others |= {("all_gather", "hierarchical"), ("reduce_scatter", "hierarchical")}
     others |= {("all_to_all", "nccl")}  # test_collectives_nccl_all_to_all.py
     assert every - tested == gloo | others
 
@@ -92,6 +93,11 @@ def test_two_levels_add_up(n_inside, n_groups):
     assert max(execute(build("hierarchical", n_ranks, hosts=hosts), 4e6, *model)) == pytest.approx(
         expected, rel=1e-9
     )
+    halves = [
+        max(execute(build("hierarchical", n_ranks, hosts=hosts, kind=kind), 4e6, *model))
+        for kind in ("reduce_scatter", "all_gather")
+    ]
+    assert sum(halves) == pytest.approx(expected, rel=1e-9)
     torus = build(f"torus_2d({n_groups}, {n_inside})", n_ranks)
     assert max(execute(torus, 4e6, *model)) == pytest.approx(expected, rel=1e-9)
     assert cost.torus_2d(n_ranks, 4e6, *model, rows=n_groups, columns=n_inside) == expected

@@ -15,7 +15,7 @@ from ddlsim.compression.cost import (
     encode_traffic,
     measure_cost,
 )
-from ddlsim.compression.hierarchy import hierarchical_exchange, shard_sizes
+from ddlsim.compression.exchange import hierarchical_exchange, shard_sizes
 from ddlsim.compression.sketch import CountSketch
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream

@@ -22,7 +22,7 @@ MODULES = (
     "ddlsim.collectives.reduce_scatter", "ddlsim.collectives.scatter", "ddlsim.compression", "ddlsim.data",
     "ddlsim.imports", "ddlsim.measure", "ddlsim.optim", "ddlsim.planner", "ddlsim.planner.guidelines",
     "ddlsim.report.cluster_plot", "ddlsim.report.compare", "ddlsim.report.learning", "ddlsim.report.plots",
-    "ddlsim.report.trace", "ddlsim.study", "ddlsim.validation", "ddlsim.workload.order_statistics",
+    "ddlsim.report.trace", "ddlsim.study", "ddlsim.validation", "ddlsim.workload.jitter",
 )  # fmt: skip
 #: what the library makes and nobody else: their arguments come from it
 MADE_HERE = {

@@ -5,11 +5,10 @@ import gzip
 import pytest
 
 from ddlsim.errors import ConfigError
-from ddlsim.imports.convert import to_measurements
 from ddlsim.imports.mllog import read_mllog
 from ddlsim.imports.osu import read_osu
 from ddlsim.imports.text import read_text
-from ddlsim.imports.timing import Timing
+from ddlsim.imports.timing import Timing, to_measurements
 
 LATENCY = "# OSU MPI Latency Test v5.6\n# Size          Latency (us)\n8                       1.13\n"
 

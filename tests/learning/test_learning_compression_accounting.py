@@ -14,7 +14,7 @@ from ddlsim.compression.choice import fitted
 from ddlsim.compression.cost import FREE, SORT_V100
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
-from ddlsim.workload.tensors import tensor_shapes
+from ddlsim.workload.model import tensor_shapes
 
 N = 1898  # parameters of digits-cnn
 LAYERS = (650, 1168, 80)  # of its layers, last first
@@ -339,9 +339,14 @@ class Computing:
             setting.loop.env.process(worker.gradient())
 
 
+LEARNING = ddlsim.Training("digits", updates=2)
+
+
 @pytest.mark.parametrize(("change", "message"), [
-    ({"strategy": ddlsim.AllReduce(overlap="horovod")}, "HorovodFusion fuses or cuts.*'none', 'layer' or 'ddp'"),
-    ({"strategy": ddlsim.ParameterServer(overlap="priority")}, "Priority fuses or cuts"),
+    ({"strategy": ddlsim.AllReduce(overlap="horovod"), "compression": ddlsim.Threshold(0.1), "training": LEARNING},
+     "size of what it sends depends on values, but .* buffers must have known sizes; use overlap = 'none'"),
+    ({"strategy": ddlsim.AllReduce(overlap=ddlsim.Priority("100 B")), "compression": ddlsim.PowerSGD(2)},
+     "'.*' is shared out over several servers, or partitions; .* overlap = 'layer'"),
     ({"strategy": ddlsim.ParameterServer(local_reduction=True)}, "local_reduction adds up gradients"),
     ({"strategy": Computing()}, "no effect with computing: nothing that it sends goes through an Exchange"),
     ({"strategy": ddlsim.DPSGD(), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "error feedback already"),

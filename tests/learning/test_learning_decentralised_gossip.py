@@ -10,7 +10,7 @@ from learning_reference import STAR, learn
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.asynchronous_gossip import Peer
+from ddlsim.strategies.gossip import Peer
 from ddlsim.strategies.mixing import contraction, mixing_matrix
 
 #: doubly stochastic, not symmetric: everybody also takes a quarter of the one after the next
@@ -102,8 +102,8 @@ class Watched(ddlsim.GossipSGD):
 
     here: ClassVar[list[Peer]] = []
 
-    def peers(self, setting, wires):
-        Watched.here = super().peers(setting, wires)
+    def peers(self, setting, messages):
+        Watched.here = super().peers(setting, messages)
         return Watched.here
 
 
@@ -114,9 +114,9 @@ def test_sum_weight_gossip_preserves_the_weighted_sum():
     def look(time, updates, epoch, row):
         if row is not None and row.rate == 0.0 and updates > 40:
             held = [(peer.weight, peer.replica.worker.params) for peer in Watched.here]
-            held += [(push.weight, push.parcel.value) for peer in Watched.here for push in peer.inbox]
+            held += [(push.weight, push.message.value) for peer in Watched.here for push in peer.inbox]
             flying = [peer.outgoing for peer in Watched.here if peer.outgoing is not None]
-            held += [(push.weight, push.parcel.value) for push in flying]
+            held += [(push.weight, push.message.value) for push in flying]
             sums.append(sum(weight * params.read().astype(np.float64) for weight, params in held))
             weights.append([weight for weight, _ in held])
             under_way.append(len(flying))

@@ -23,7 +23,7 @@ from test_learning_conformance import CASES, each
 import ddlsim
 from ddlsim.data import BatchStream, iid, load_digits, split
 from ddlsim.errors import DdlsimError
-from ddlsim.learning.evaluation import DivergedError, evaluation
+from ddlsim.learning.learner import DivergedError, evaluation
 from ddlsim.learning.values import Plane
 from ddlsim.nn.network import build_network
 

@@ -10,7 +10,7 @@ from test_learning_conformance import CASES
 
 import ddlsim
 from ddlsim import AllReduce, Phase, Training
-from ddlsim.data.resizing import resize
+from ddlsim.data.dataset import resize
 from ddlsim.nn.network import build_network
 from ddlsim.run.prepare import prepare
 from ddlsim.workload.resized import resized

@@ -345,8 +345,7 @@ class Renamed(AllReduce):
         (
             ddlsim.DPSGD(),
             {},
-            "the step of .* has no static task graph; those of AllReduce, EmbeddingParallel, "
-            "ExpertParallel, FSDP, Hybrid, LocalSGD, Parallel, ParameterServer and ShardedUpdate have$",
+            "has no static task graph; those of AllReduce, BMUF, .*, SPARTA, ShardedUpdate and SlowMo have$",
         ),
         (Later(), {}, "has no static task graph"),
         (AllReduce(), {"compression": ddlsim.TopK(0.1)}, "the step with compression is not a table yet"),

@@ -232,7 +232,7 @@ def test_steps_that_end_out_of_order(monkeypatch):
 
 
 def test_an_interrupt_in_the_middle_of_an_event_still_has_a_result(monkeypatch):
-    original, n_left = Recorder.worker, [20]
+    original, n_left = Recorder.worker, [40]
 
     def worker(self, *args):
         n_left[0] -= 1
@@ -241,6 +241,7 @@ def test_an_interrupt_in_the_middle_of_an_event_still_has_a_result(monkeypatch):
         original(self, *args)
 
     monkeypatch.setattr(Recorder, "worker", worker)
-    result = run(experiment(steps=50, strategy=ddlsim.FedAvg(1.0, local_steps=4)))
+    training = ddlsim.Training("digits", updates=50)
+    result = run(experiment(model="digits-cnn", strategy=ddlsim.AdaComm(4), training=training))
     assert result.interrupted
     assert json.dumps(result.links["busy"].tolist())

@@ -13,7 +13,7 @@ from draws import few
 import ddlsim
 from ddlsim import Cache, Input, Measured
 from ddlsim.cluster import Cluster, MultiGpu, star, with_storage
-from ddlsim.cluster.summary import summary
+from ddlsim.cluster.cluster import summary
 from ddlsim.errors import ConfigError
 
 EXACT = {"rel": 1e-6, "abs": 0.0}

@@ -8,9 +8,9 @@ import numpy as np
 import simpy
 
 from ddlsim.learning import Value, weighted_sum
+from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.servers import server_nodes
-from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import all_of
 from ddlsim.strategies.asynchronous import _Shard
 from ddlsim.strategies.mixing import bipartition, mixing_matrix, neighbours
@@ -68,12 +68,12 @@ def start_downpour(strategy, setting):
         for node, params in zip(nodes, parts, strict=True)
     ]  # fmt: skip
     setting.model = lambda: learner.concatenate([server.shard.params for server in servers])
-    wires = Wires(setting, strategy.servers, owner="AsyncParameterServer")
+    messages = Messages(setting, strategy.servers, owner="AsyncParameterServer")
     for worker in setting.workers:
-        env.process(downpour(strategy, worker, servers, wires))
+        env.process(downpour(strategy, worker, servers, messages))
 
 
-def downpour(strategy, worker, servers, wires):
+def downpour(strategy, worker, servers, messages):
     """Compute a gradient (or several), push it, pull the parameters, for ever."""
     loop = worker.loop
     pulled = [Pulled(server.shard.params, server.version) for server in servers]
@@ -86,10 +86,10 @@ def downpour(strategy, worker, servers, wires):
             worker.end_step()
             latest = yield from worker.gradient()
             gradient, n_samples = gradient + latest, n_samples + worker.samples_per_step
-        push = Push([wires.gradient(worker, gradient, i) for i in range(len(servers))], n_samples, pulled)
+        push = Push([messages.gradient(worker, gradient, i) for i in range(len(servers))], n_samples, pulled)
         yield from worker.compute(sum(part.seconds for part in push.parts), "encode")
         start = loop.now
-        shards = [loop.env.process(push_pull(strategy, worker, s, i, push, wires)) for i, s in enumerate(servers)]
+        shards = [loop.env.process(push_pull(strategy, worker, s, i, push, messages)) for i, s in enumerate(servers)]
         yield from worker.block(loop.env.all_of(shards), "its parameter servers")
         worker.book(start, start + max(push.queued), "push and pull")
         yield from worker.compute(sum(answer.seconds for answer in push.answers), "decode")
@@ -97,7 +97,7 @@ def downpour(strategy, worker, servers, wires):
         worker.end_step()
 
 
-def push_pull(strategy, worker, server, i, push, wires):
+def push_pull(strategy, worker, server, i, push, messages):
     """Push one shard and pull it back."""
     loop, pulled, part = worker.loop, push.pulled[i], push.parts[i]
     yield loop.send(worker.node, server.node, part.sizes[0])
@@ -106,13 +106,13 @@ def push_pull(strategy, worker, server, i, push, wires):
         yield turn
         begin = loop.now
         push.queued[i] = begin - arrived
-        if (seconds := si(strategy.apply_time, "time") + wires.server_seconds(i)) > 0.0:
+        if (seconds := si(strategy.apply_time, "time") + messages.server_seconds(i)) > 0.0:
             yield loop.env.timeout(seconds)
         staleness = server.version - pulled.version
         worker.recorder.staleness.append(staleness)
         server.shard.apply(part.value, pulled.params, staleness, worker.stop.n_samples)
         server.version += 1
-        answer = push.answers[i] = wires.answer(worker, server.shard.params, i)
+        answer = push.answers[i] = messages.answer(worker, server.shard.params, i)
         pulled.params, pulled.version = answer.value, server.version
         push.shards_left -= 1
         if push.shards_left == 0:
@@ -129,7 +129,7 @@ class Letter:
     """Parameters under way from one worker to another; ``sent`` (s) is when they left."""
 
     delivered: simpy.Event
-    parcel: Parcel | None = None
+    message: Message | None = None
     sent: float = 0.0
 
 
@@ -138,33 +138,34 @@ class Neighbours:
 
     def __init__(self, setting, matrix, owner):
         self.setting, self.letters = setting, {}
-        self.wires = Wires(setting, owner=owner, peers=True)
+        self.messages = Messages(setting, owner=owner, peers=True)
         ranks = range(len(matrix))
         self.senders = [[j for j in np.flatnonzero(matrix[i]).tolist() if j != i] for i in ranks]
         self.receivers = [[j for j in np.flatnonzero(matrix[:, i]).tolist() if j != i] for i in ranks]
 
     def send(self, worker, step, params):
-        parcel, me = self.wires.model(worker, params), worker.rank
-        yield from worker.compute(parcel.seconds, "encode")
-        travels = [worker.loop.env.process(self.carry(step, worker, j, parcel)) for j in self.receivers[me]]
-        return parcel.value, [*travels, *[self.letter(step, j, me).delivered for j in self.senders[me]]]
+        message, me = self.messages.model(worker, params), worker.rank
+        yield from worker.compute(message.seconds, "encode")
+        travels = [worker.loop.env.process(self.carry(step, worker, j, message)) for j in self.receivers[me]]
+        return message.value, [*travels, *[self.letter(step, j, me).delivered for j in self.senders[me]]]
 
     def receive(self, worker, step, sent):
         start, me = worker.loop.now, worker.rank
         yield from worker.block(all_of(worker.loop, sent[1]), f"its neighbours' parameters of step {step}")
         letters = {j: self.letters.pop((step, j, me)) for j in self.senders[me]}
         worker.book(start, max((letter.sent for letter in letters.values()), default=start), "neighbours")
-        parcels = {j: letter.parcel for j, letter in letters.items() if letter.parcel is not None}
-        yield from worker.compute(sum(self.wires.decode_seconds(worker, each) for each in parcels.values()), "decode")
-        return {me: sent[0]} | {j: parcel.value for j, parcel in parcels.items()}
+        messages = {j: letter.message for j, letter in letters.items() if letter.message is not None}
+        seconds = sum(self.messages.decode_seconds(worker, each) for each in messages.values())
+        yield from worker.compute(seconds, "decode")
+        return {me: sent[0]} | {j: message.value for j, message in messages.items()}
 
     def letter(self, step, src, dst):
         return self.letters.setdefault((step, src, dst), Letter(self.setting.loop.env.event()))
 
-    def carry(self, step, worker, dst, parcel):
+    def carry(self, step, worker, dst, message):
         letter = self.letter(step, worker.rank, dst)
-        letter.parcel, letter.sent = parcel, worker.loop.now
-        yield worker.loop.send(worker.node, self.setting.workers[dst].node, parcel.sizes[0])
+        letter.message, letter.sent = message, worker.loop.now
+        yield worker.loop.send(worker.node, self.setting.workers[dst].node, message.sizes[0])
         letter.delivered.succeed()
 
 
@@ -212,6 +213,7 @@ def choco(replica, towards, neighbours):
         worker.params = weighted_sum(worker.learner.plane, weights, models)
         replica.end_step()
 
+
 # ---------------------------------------------------------------- gossip without steps in common
 
 
@@ -219,17 +221,17 @@ def start_adpsgd(strategy, setting):
     """Start a process per worker: ADPSGD.start."""
     near = neighbours("ADPSGD", strategy.graph, len(setting.workers))
     asks = bipartition("ADPSGD", strategy.graph, near)
-    wires = Wires(setting, owner="ADPSGD", peers=True)
+    messages = Messages(setting, owner="ADPSGD", peers=True)
 
     def work(replica):
         rank = replica.worker.rank
         partners = [setting.workers[j] for j in near[rank]] if asks[rank] else []
-        return adpsgd(replica, partners, wires, stream(setting.seed, rank, "gossip"))
+        return adpsgd(replica, partners, messages, stream(setting.seed, rank, "gossip"))
 
     start_replicas(setting, work)
 
 
-def adpsgd(replica, partners, wires, draws):
+def adpsgd(replica, partners, messages, draws):
     """One worker's life; it asks one of `partners` in every step, if it has any."""
     worker, recorder = replica.worker, replica.worker.recorder
     while True:
@@ -237,9 +239,9 @@ def adpsgd(replica, partners, wires, draws):
         averaged = None
         if partners:
             partner = partners[int(draws.integers(len(partners)))]
-            parcel = wires.model(worker, worker.params, name=f"to {partner.rank}")
-            yield from worker.compute(parcel.seconds, "encode")
-            averaged = worker.loop.env.process(average(worker, partner, parcel, wires))
+            message = messages.model(worker, worker.params, to=partner.rank)
+            yield from worker.compute(message.seconds, "encode")
+            averaged = worker.loop.env.process(average(worker, partner, message, messages))
         gradient = yield from worker.gradient()
         if averaged is not None and not averaged.processed:
             start = worker.loop.now
@@ -247,7 +249,7 @@ def adpsgd(replica, partners, wires, draws):
             worker.book(start, start, "averaging")
         if averaged is not None:
             back = averaged.value
-            yield from worker.compute(wires.decode_seconds(worker, back), "decode")
+            yield from worker.compute(messages.decode_seconds(worker, back), "decode")
         yield from worker.optimizer_step()
         replica.n_samples = worker.stop.n_samples
         worker.params, replica.state = replica.after(worker.params, gradient)
@@ -257,16 +259,16 @@ def adpsgd(replica, partners, wires, draws):
         worker.stop.updated(worker.samples_per_step)
 
 
-def average(worker, partner, parcel, wires):
+def average(worker, partner, message, messages):
     """Send the parameters, average where they arrive, send the partner's back (compressing them on the way is not
     the partner's own time); return what has come back.
 
     Nobody else changes the parameters of a worker that asks, so both can have the average at once.
     """
     loop, start, mine = worker.loop, worker.loop.now, worker.params
-    yield loop.send(worker.node, partner.node, parcel.sizes[0])
-    back, theirs = wires.model(partner, partner.params, name=f"to {worker.rank}"), partner.params
-    partner.params = 0.5 * (parcel.value + theirs)
+    yield loop.send(worker.node, partner.node, message.sizes[0])
+    back, theirs = messages.model(partner, partner.params, to=worker.rank), partner.params
+    partner.params = 0.5 * (message.value + theirs)
     worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
     if back.seconds > 0.0:
         yield loop.env.timeout(back.seconds)
@@ -279,7 +281,7 @@ def average(worker, partner, parcel, wires):
 class Pushed:
     """Parameters and their weight on their way."""
 
-    parcel: Parcel
+    message: Message
     weight: float
 
 
@@ -289,7 +291,7 @@ class Peer:
 
     replica: Replica
     weight: float
-    wires: Wires
+    messages: Messages
     inbox: list = field(default_factory=list)
     outgoing: object = None
 
@@ -298,26 +300,26 @@ class Peer:
         worker = self.replica.worker
         pushes = list(self.inbox)
         self.inbox.clear()
-        seconds = sum(self.wires.decode_seconds(worker, push.parcel) for push in pushes)
+        seconds = sum(self.messages.decode_seconds(worker, push.message) for push in pushes)
         yield from worker.compute(seconds, "decode")
         for push in pushes:
             total = self.weight + push.weight
             shares = [self.weight / total, push.weight / total]
-            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.parcel.value])
+            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.message.value])
             self.weight = total
 
     def push(self, other):
         """w <- w / 2;  send (x, w), as they are now, to another. The event returned is their arrival."""
         worker = self.replica.worker
         self.weight /= 2.0
-        parcel = self.wires.model(worker, worker.params, name=f"to {other.replica.worker.rank}")
-        self.outgoing = Pushed(parcel, self.weight)
-        yield from worker.compute(parcel.seconds, "encode")
+        message = self.messages.model(worker, worker.params, to=other.replica.worker.rank)
+        self.outgoing = Pushed(message, self.weight)
+        yield from worker.compute(message.seconds, "encode")
         return worker.loop.env.process(self._carry(self.outgoing, other))
 
     def _carry(self, push: Pushed, other):
         worker, receiver, start = self.replica.worker, other.replica.worker, self.replica.worker.loop.now
-        yield worker.loop.send(worker.node, receiver.node, push.parcel.sizes[0])
+        yield worker.loop.send(worker.node, receiver.node, push.message.sizes[0])
         other.inbox.append(push)
         self.outgoing = None
         worker.recorder.background(f"{worker.name} network", f"push to {receiver.name}", start, worker.loop.now)
@@ -328,11 +330,11 @@ def start_gossip_sgd(strategy, setting):
     n_workers = len(setting.workers)
     near = neighbours("GossipSGD", strategy.graph, n_workers)
     peers = []
-    wires = Wires(setting, owner="GossipSGD", peers=True)
+    messages = Messages(setting, owner="GossipSGD", peers=True)
 
     def work(replica):
         rank = replica.worker.rank
-        peers.append(Peer(replica, 1.0 / n_workers, wires))
+        peers.append(Peer(replica, 1.0 / n_workers, messages))
         return gossip_sgd(strategy, peers[rank], peers, near[rank], stream(setting.seed, rank, "gossip"))
 
     start_replicas(setting, work)

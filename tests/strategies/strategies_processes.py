@@ -18,8 +18,8 @@ import simpy
 
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import ALL_GATHER
-from ddlsim.runtime.carrier import Carrier
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import Exchange
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies import HorovodFusion, NoOverlap, Priority, ShardedUpdate, all_reduce, sharded_update
 from ddlsim.strategies.overlap import buckets_of, overlap_named
@@ -31,11 +31,11 @@ from ddlsim.workload.buckets import Bucket
 def processes(strategy: Any) -> Any:
     """Let runs of a strategy go by processes in place of its plan."""
 
-    def start(members: Communicator, make: object, carriers: Callable[..., dict[int, Carrier]]) -> None:
+    def start(members: Communicator, make: object, carriers: Callable[..., dict[int, Exchange]]) -> None:
         setting, overlap = members.setting, overlap_named(strategy.overlap)
-        made: dict[int, Carrier] = {}
+        made: dict[int, Exchange] = {}
 
-        def summing(group: Group) -> Carrier:
+        def summing(group: Group) -> Exchange:
             made.update(carriers(group.gradient))
             return next(iter(made.values()))
 
@@ -76,7 +76,7 @@ class Group:
     """
 
     communicator: Communicator
-    new_carrier: Callable[[Group], Carrier]
+    new_carrier: Callable[[Group], Exchange]
     coordinator: Any = None
     operations: dict[tuple[int, int], Operation] = field(default_factory=dict)
     steps_done: dict[int, int] = field(default_factory=dict)
@@ -170,7 +170,8 @@ class Coordinator:
 
     def _launch(self, parts: list[tuple[int, int]], nbytes: float) -> simpy.Event:
         """Exchange buckets as one buffer; workers get their parts when it ends for them."""
-        ends = [self.group.carrier.carry(worker, *parts[0], nbytes) for worker in self.group.workers]
+        carry, step, which = self.group.carrier.carry, parts[0][0], [part for _, part in parts]
+        ends = [carry(worker, step, which, nbytes) for worker in self.group.workers]
         start = self.env.now
         for place, end in enumerate(ends):
             _after(end, functools.partial(self._arrived, parts, place, start))
@@ -204,7 +205,7 @@ class Fused(Coordinator):
     def announce(self, step: int, index: int, bucket: Bucket, rank: int) -> simpy.Event:
         event, everywhere = self._announced(step, index, rank)
         if everywhere:
-            self._queue.append((step, index, bucket.nbytes))
+            self._queue.append((step, index, self.group.carrier.buffer_nbytes(index, bucket.nbytes)))
             if not self._running:
                 self._running = True
                 self.env.process(self._cycles())
@@ -288,7 +289,7 @@ def _exchange(worker: Worker, group: Group, step: int, index: int, bucket: Bucke
     if wire is not None:
         yield wire
     start = worker.loop.now
-    yield group.carrier.carry(worker, step, index, bucket.nbytes)
+    yield group.carrier.carry(worker, step, [index], bucket.nbytes)
     worker.recorder.background(f"{worker.name} network", f"bucket {index}", start, worker.loop.now)
 
 
@@ -317,11 +318,15 @@ def coordinated(worker: Worker, group: Group, buckets: tuple[Bucket, ...], *, pi
     step = 0
     while True:
         if arrived and pipelined and worker.accumulation > 1:  # the first micro-step needs all parameters
+            for i, event in enumerate(arrived if group.carrier.decodes else []):
+                yield from _decoded(worker, group, step - 1, i, event, f"the parameters of step {step}")
             start = worker.loop.now
             yield from worker.block(worker.loop.env.all_of(arrived), f"the parameters of step {step}")
-            worker.book(start, coordinator.latest_ready, "all-reduce")
+            worker.book(start, coordinator.latest_ready, group.carrier.what)
         yield from worker.begin_step()
-        yield from _forward(worker, buckets, arrived if pipelined else [], coordinator)
+        decoded = functools.partial(_decoded, worker, group, step - 1)
+        decodes = group.carrier.decodes and worker.accumulation == 1
+        yield from _forward(worker, buckets, arrived if pipelined else [], coordinator, decoded if decodes else None)
         if step > 0:  # by now all of the last step has arrived
             worker.params = group.parameters(step - 1, worker.samples_per_step)
         group.contribute(step, worker.rank, worker.draw())
@@ -330,39 +335,55 @@ def coordinated(worker: Worker, group: Group, buckets: tuple[Bucket, ...], *, pi
         for i, bucket in enumerate(buckets):
             yield from worker.backward(layer, bucket.ready_layer)
             layer = bucket.ready_layer
+            yield from worker.compute(group.carrier.encode_seconds(worker, step, i), "encode")
             arrived.append(coordinator.announce(step, i, bucket, worker.rank))
         yield from worker.backward(layer, 0)
         if pipelined:
             worker.loop.env.process(_finish(worker, group, step, arrived, worker.samples_per_step))
         else:
+            if group.carrier.decodes:
+                for i in range(len(buckets)):
+                    yield from _decoded(worker, group, step, i, arrived[i], f"the gradients of step {step}")
             start = worker.loop.now
             yield from worker.block(worker.loop.env.all_of(arrived), f"the gradients of step {step}")
-            worker.book(start, coordinator.last_ready(step), "all-reduce")
+            worker.book(start, coordinator.last_ready(step), group.carrier.what)
             yield from worker.optimizer_step()
             yield from _finish(worker, group, step, [], worker.samples_per_step)
         step += 1
 
 
+def _decoded(worker: Worker, group: Group, step: int, i: int, arrival: simpy.Event, what: str) -> Process:
+    """Wait for the mean of a bucket, and decode it."""
+    if not arrival.processed:
+        start = worker.loop.now
+        yield from worker.block(arrival, what)
+        worker.book(start, group.operation(step, i).last_ready, group.carrier.what)
+    yield from worker.compute(group.carrier.decode_seconds(worker, step, i), "decode")
+
+
 def _forward(
-    worker: Worker, buckets: tuple[Bucket, ...], arrived: list[simpy.Event], coordinator: Coordinator
-) -> Process:
+    worker: Worker, buckets: tuple[Bucket, ...], arrived: list[simpy.Event], coordinator: Coordinator,
+    decoded: Callable[..., Process] | None,
+) -> Process:  # fmt: skip
     """Compute the forward pass, each layer as soon as its parameters of the previous step are complete."""
     if not arrived:
         yield from worker.forward()
         return
-    needed: dict[int, list[simpy.Event]] = {}
-    for bucket, event in zip(buckets, arrived, strict=True):
-        needed.setdefault(bucket.first_layer, []).append(event)
+    needed: dict[int, list[tuple[int, simpy.Event]]] = {}
+    for i, (bucket, event) in enumerate(zip(buckets, arrived, strict=True)):
+        needed.setdefault(bucket.first_layer, []).append((i, event))
     done = 0
     forward = worker.workload.forward
     for layer in sorted(needed):
         yield from worker.compute(float(forward[done:layer].sum()), "forward")
         done = layer
-        missing = [event for event in needed[layer] if not event.processed]
+        for i, event in needed[layer] if decoded is not None else []:
+            yield from decoded(i, event, f"the parameters of layer {layer}")
+        missing = [event for _, event in needed[layer] if not event.processed]
         if missing:
             start = worker.loop.now
             yield from worker.block(worker.loop.env.all_of(missing), f"the parameters of layer {layer}")
-            worker.book(start, coordinator.latest_ready, "all-reduce")
+            worker.book(start, coordinator.latest_ready, coordinator.group.carrier.what)
     yield from worker.compute(float(forward[done:].sum()), "forward")
     yield from worker.optimizer_step()
 
@@ -460,7 +481,7 @@ class Member:
         if before is not None:
             yield before
         start = worker.loop.now
-        yield group.carrier.carry(worker, step, index, bucket.nbytes)
+        yield group.carrier.carry(worker, step, [index], bucket.nbytes)
         worker.recorder.background(f"{worker.name} network", f"{what} of bucket {index}", start, worker.loop.now)
 
     def _wait_for(self, events: Sequence[simpy.Event], values: str, group: Group, what: str) -> Process:

@@ -53,7 +53,7 @@ from ddlsim.collectives import build, reorder
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.network import tasks
 from ddlsim.run import run
-from ddlsim.runtime import Averaging, Process, Worker, lane_ops, lanes
+from ddlsim.runtime import Averaging, Process, Worker, lanes
 from ddlsim.runtime import loop as loop_module
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
@@ -394,7 +394,7 @@ class Interrupted:
         monkeypatch.setattr(loop_module._Environment, "step", lambda env: self.counted(self.step, env))
         monkeypatch.setattr(tasks, "execute", lambda *arguments: self.counted(self.execute, *arguments))
         monkeypatch.setattr(lanes, "go_round", lambda *arguments: self.counted(self.go_round, *arguments))
-        monkeypatch.setattr(lane_ops, "LOG_ROWS", 1)  # Python hears of all that happens
+        monkeypatch.setattr(lanes, "LOG_ROWS", 1)  # Python hears of all that happens
 
     def counted(self, call: Callable[..., object], *arguments: object) -> object:
         self.count += 1

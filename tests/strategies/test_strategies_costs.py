@@ -243,7 +243,7 @@ def test_what_has_no_curve_is_told_what_to_measure(a100):
     refused("has curves of all_reduce inside a host for 8 to 8 ranks, not for 4; .* 4 ranks", a100.cluster, workers=4)
     cluster = ddlsim.load_cluster(a100.cluster)
     (curve,) = cluster.calibration.curves
-    table = cluster.calibration.model_copy(update={"curves": [curve.model_copy(update={"ranks": [5, 8]})]})
+    table = dataclasses.replace(cluster.calibration, curves=[dataclasses.replace(curve, ranks=[5, 8])])
     refused("for 5 to 8 ranks, not for 4;", dataclasses.replace(cluster, calibration=table), workers=4)
 
 

@@ -33,8 +33,8 @@ def test_a_fabric_is_said_once() -> None:
 def test_a_sharded_update_has_both_collectives_on_the_fabric() -> None:
     wanted = Experiment("office-1gbe", "resnet50", ShardedUpdate(), fabric=Fabric("ring", "given", "nccl"))
     assert wanted.strategy == ShardedUpdate("ring", "ring", rank_order="given", cost="nccl")
-    with pytest.raises(ConfigError, match="hierarchical"):
-        Experiment("office-1gbe", "resnet50", ShardedUpdate(), fabric=Fabric("hierarchical"))
+    with pytest.raises(ConfigError, match="torus_2d"):
+        Experiment("office-1gbe", "resnet50", ShardedUpdate(), fabric=Fabric("torus_2d"))
 
 
 @pytest.mark.parametrize("strategy", [AllReduce, ShardedUpdate, lambda **more: LocalSGD(1, **more)])
@@ -53,6 +53,12 @@ def test_hierarchical_by_nccl_is_its_three_calls() -> None:
     between = nccl_time(cluster, nbytes / 8, nodes=pair, bandwidth=bus).seconds
     assert result.step_time == pytest.approx(0.1 + sum(inside) + between, rel=1e-9)
     assert result.n_messages > 0
+    halves = [
+        nccl_time(cluster, nbytes / 8, kind=kind, nodes=pair, bandwidth=bus).seconds
+        for kind in ("reduce_scatter", "all_gather")
+    ]
+    sharded = step(ShardedUpdate("hierarchical", "hierarchical", cost="nccl"))
+    assert sharded.step_time == pytest.approx(0.1 + sum(inside) + sum(halves), rel=1e-9)
 
 
 def test_bytes_of_hierarchical_by_nccl_are_those_of_the_simulated_one() -> None:

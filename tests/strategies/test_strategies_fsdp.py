@@ -20,6 +20,7 @@ from ddlsim import (
     Measured,
     Momentum,
     PerKernel,
+    ShardedUpdate,
     Training,
     simulate,
 )
@@ -222,7 +223,6 @@ def test_workers_of_different_speed(strategy):
         ({"shard": 2}, {"compression": ddlsim.TopK(0.01)}, "shard = 2: gradients are summed twice, in groups and over"),
         ({"micro_batch": 8}, {"compression": ddlsim.TopK(0.01)}, "each of 2 micro-batches are scattered by themselves"),
         ({}, {"compression": ddlsim.CountSketch(0.01, 3, 2000)}, "CountSketch is of the whole gradient, which is"),
-        ({}, {"fabric": ddlsim.Fabric(cost="nccl")}, "cost = 'nccl': FSDP (stage 3, prefetch 1) has collectives"),
     ],
 )
 def test_what_does_not_fit(strategy, more, text):
@@ -238,6 +238,28 @@ def test_its_fabric():
     assert halves.strategy == FSDP(reduce_scatter="recursive_halving", all_gather="recursive_doubling")
     with pytest.raises(ConfigError, match=r"algorithm = 'torus_2d': FSDP .* needs its reduce-scatter and"):
         Experiment("dgx1-v100", "resnet18", FSDP(), 64, fabric=ddlsim.Fabric("torus_2d"))
+
+
+@pytest.mark.parametrize("fabric", [
+    ddlsim.Fabric("hierarchical"), ddlsim.Fabric("hierarchical", cost="nccl"), ddlsim.Fabric("nccl", cost="nccl"),
+], ids=str)  # fmt: skip
+def test_on_levels_and_in_known_times(fabric):
+    """Stage 1 is ShardedUpdate, on every fabric and compressed, too; stage 3 learns the same and takes other times."""
+    common = {"cluster": "cloud-25g-16x8-v100", "workers": 16, "fabric": fabric}
+    for compression in (None, ddlsim.FP16()):
+        one, other = (
+            simulate(model="resnet18", strategy=strategy, batch_size=batch_size, compression=compression, **common)
+            for strategy, batch_size in ((FSDP(stage=1, overlap="layer"), 64), (ShardedUpdate(overlap="layer"), 4))
+        )
+        assert one.step_times.tolist() == other.step_times.tolist()
+        assert one.channel_nbytes.tolist() == other.channel_nbytes.tolist()
+    training = Training("digits", updates=3, sharding="shared")
+    full, plain = (
+        simulate(model="digits-cnn", strategy=FSDP(), batch_size=64, training=training, **(common | more))
+        for more in ({}, {"fabric": None})
+    )
+    assert full.params.tolist() == plain.params.tolist()
+    assert full.step_time != plain.step_time
 
 
 def test_it_is_written_in_a_file(tmp_path):

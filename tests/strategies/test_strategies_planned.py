@@ -24,6 +24,7 @@ from ddlsim import (
     GTopK,
     HorovodFusion,
     Lognormal,
+    NoJitter,
     ParameterServer,
     PerLayer,
     PowerSGD,
@@ -43,6 +44,7 @@ from ddlsim.plan.inserted import with_evaluations
 from ddlsim.plan.program import LIVE, N_STEPS, StepProgram
 from ddlsim.run import run
 from ddlsim.strategies import overlap as overlaps
+from ddlsim.strategies.overlap import overlap_named
 
 OVERLAPS = ["none", "layer", "ddp", "horovod", "priority", Priority("1 MB", 2), HorovodFusion("10 MB", "5 ms"),
             DdpBuckets("5 MB", "1 MB")]  # fmt: skip
@@ -141,7 +143,13 @@ def drawn_more(seed):
     compressor = rng.choice(COMPRESSORS[: 8 if base.training else 7])
     if kind == 2 and compressor in (SignSGD(), GTopK(0.05)):
         strategy = dataclasses.replace(strategy, cost="simulated")  # no library has these
-    packs = kind > 1 or (kind == 0 and strategy.overlap in ("none", "layer", "ddp") and compressor in COMPRESSORS[:4])
+    if kind == 3 and rng.random() < 0.5:  # fused, or by priority
+        strategy = dataclasses.replace(strategy, overlap=rng.choice(OVERLAPS))
+    queued = isinstance(overlap_named(strategy.overlap), Priority | HorovodFusion)
+    compressor = rng.choice(COMPRESSORS[:3]) if queued else compressor
+    if isinstance(overlap_named(strategy.overlap), Priority) and base.accumulation > 1:
+        base = base.with_(jitter=NoJitter())  # decoding before the first micro-step draws no factor of its own
+    packs = kind > 1 or (kind == 0 and compressor in COMPRESSORS[:4])
     if packs and rng.random() < 0.8:
         more["compression"] = Compression(compressor, cost=rng.choice([None, CodecCost(encode=1e-10, decode=1e-10)]))
     return base.with_(strategy=strategy, workers=workers, speed=None, slow_downs=(), **more)
@@ -175,6 +183,18 @@ def test_the_last_who_enters_says_when_a_collective_of_known_time_ends():
     ends = sorted({span.end for span in spans})
     assert len(spans) == 4 * len(ends)
     assert all(earlier < later for earlier, later in itertools.pairwise(ends))
+
+
+@pytest.mark.parametrize("compressor", [None, FP16()])
+def test_the_fusion_threshold_counts_encoded_bytes(compressor):
+    """All five layers are ready in one cycle; in 16 bits they fill one buffer of half the gradient's bytes."""
+    model = ddlsim.load_model("lenet5")
+    strategy = AllReduce("ring", HorovodFusion(2 * model.n_params, "1 s"))
+    common = {"workers": 4, "batch_size": 8, "steps": 1, "warmup": 0, "compression": compressor}
+    result = ddlsim.simulate("cloud-25g-16x8-v100", model, strategy, **common)
+    names = {span.name for span in result.traced.recorder.spans if span.track == "worker 0 network"}
+    assert names == {"5 buckets of step 0"} if compressor else len(names) > 1
+    assert result.nbytes_sent == pytest.approx(2 * 3 * (2 if compressor else 4) * model.n_params)
 
 
 @pytest.mark.parametrize("overlap", ["ddp", "priority"])

@@ -162,17 +162,18 @@ def test_cores_that_share_a_sum(tmp_path: Path) -> None:
     """Pushes and the update (2 + 3 + 5 passes) are four times as fast, answers and their copies are not."""
     works = [ServerWork(1 / PACE, together=rate, update=5.0) for rate in (None, 4 / PACE)]
     model = one_tensor(tmp_path)
-    alone, shared = (
-        steps(model, ParameterServer(overlap="none", work=work), 2, 3, n=1).step_time for work in works
-    )
+    alone, shared = (steps(model, ParameterServer(overlap="none", work=work), 2, 3, n=1).step_time for work in works)
     assert alone - shared == pytest.approx(0.75 * (2 + 3 + 5) * 4e6 * PACE, **EXACT)
 
 
 def test_as_fast_together_as_alone_changes_nothing(tmp_path: Path) -> None:
-    model, strategies = one_tensor(tmp_path, 2), [
-        ParameterServer(2, "colocated", Priority("1 MB", 4), work=ServerWork("2 GB/s", together=rate))
-        for rate in (None, "2 GB/s")
-    ]
+    model, strategies = (
+        one_tensor(tmp_path, 2),
+        [
+            ParameterServer(2, "colocated", Priority("1 MB", 4), work=ServerWork("2 GB/s", together=rate))
+            for rate in (None, "2 GB/s")
+        ],
+    )
     one, other = (steps(model, strategy, 3, 3).step_times.tolist() for strategy in strategies)
     assert one == other
 

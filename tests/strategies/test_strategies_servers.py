@@ -13,11 +13,14 @@ from ddlsim import (
     AsyncParameterServer,
     Cluster,
     Exponential,
+    Fabric,
     Gamma,
     Lognormal,
     Measured,
     ParameterServer,
     Result,
+    ServerWork,
+    Training,
     Uniform,
     load_cluster,
     simulate,
@@ -42,6 +45,31 @@ def unequal_star(n_workers: int, n_servers: int, worker_bandwidth: float, server
 
 
 # ---------------------------------------------------------------- synchronous
+
+
+@pytest.mark.parametrize("work", [None, ServerWork("1 GB/s", 2, first_push=0.0, push=0.0, update=0.0, pull=0.0)])
+def test_workers_of_a_machine_scatter_and_gather_on_a_fabric(work: ServerWork | None) -> None:
+    """n GPUs on a PCIe switch of V, m machines and a server with B: 2 (n - 1)/n S/V inside, m S/B each way; with work
+    each share is copied to the CPU and back, and two threads copy answers, 2 passes of S/n, n/2 times."""
+    n, m, inside, between = 4, 3, 4e9, 1e9
+    host = MultiGpu(n, pcie_bandwidth=inside, cpu_bandwidth=1e15, pcie_latency=0.0)
+    cluster = star(m + 1, bandwidth=between, latency=0.0, host=host)
+    common = {"batch_size": 8, "workers": n * m, "steps": 2, "warmup": 0, "compute": Measured(0.05, 8)}
+    for fabric in (Fabric("ring"), Fabric("halving_doubling")):
+        result = simulate(cluster, "cifar-cnn", ParameterServer(overlap="none", work=work), fabric=fabric, **common)
+        nbytes = 4.0 * result.workloads[0].model.n_params
+        deliver = 0.0 if work is None else 2 * nbytes / n / inside + n / 2 * 2 * nbytes / n / 1e9
+        expected = 0.05 + 2 * (n - 1) / n * nbytes / inside + 2 * m * nbytes / between + deliver
+        assert result.step_times == pytest.approx([expected] * 2, rel=1e-6)
+    learning = {"training": Training("digits", updates=3), "batch_size": 8, "workers": n * m}
+    one, other = (
+        simulate(cluster, "digits-cnn", ParameterServer(fabric=fabric), **learning) for fabric in (None, Fabric("nccl"))
+    )
+    assert one.params.tolist() == other.params.tolist()
+    with pytest.raises(ConfigError, match=r"needs equally many on each, not \[1, 4\]"):
+        simulate(cluster, "cifar-cnn", ParameterServer(fabric=Fabric()), workers=5, batch_size=8)
+    with pytest.raises(ConfigError, match="both add up inside machines; use one of them"):
+        ParameterServer(local_reduction=True, fabric=Fabric())
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])

@@ -8,8 +8,8 @@ import simpy
 
 from ddlsim.learning import ABSENT, Value
 from ddlsim.runtime import local_steps, start_replicas
-from ddlsim.runtime.outer import Outer
-from ddlsim.runtime.shards import Shards, communicate, wait
+from ddlsim.runtime.replica import Outer
+from ddlsim.runtime.servers import Servers, communicate, wait
 from ddlsim.strategies.staleness import Scaling, scaled, scaling_named
 
 
@@ -40,7 +40,7 @@ class Center:
     ``move`` makes the next model of that mean, the run's optimizer where there is none. ``version`` counts the updates.
     """
 
-    shards: Shards
+    servers: Servers
     count: int = 1
     scaling: Scaling | None = None
     drop_late: bool = False
@@ -48,7 +48,7 @@ class Center:
     version: int = 0
 
     def __post_init__(self):
-        setting = self.shards.setting
+        setting = self.servers.setting
         self.params = setting.learner.initial
         self._state = setting.learner.optimizer_state(self.params)
         self._batch = Batch(setting.loop.env.event())
@@ -57,40 +57,40 @@ class Center:
     @classmethod
     def of(cls, strategy, setting, count=1, scaling=None, *, drop_late=False):
         """Place the strategy's servers."""
-        return cls(Shards.of(strategy, setting), count, scaling, drop_late)
+        return cls(Servers(strategy, setting), count, scaling, drop_late)
 
     def push(self, worker, gradient, version: int, n_samples=None):
         """Send a gradient (of `n_samples`, a step's if nothing is said) computed with the parameters of `version`,
         queue, and make the update if it is the last one that is needed. Return the batch that it is part of, None if
         it was dropped."""
-        parcel = self.shards.wires.gradient(worker, gradient)
-        yield from self.shards.push(worker, parcel)
-        with self.shards.turn.request() as turn:
+        message = self.servers.messages.gradient(worker, gradient)
+        yield from self.servers.push(worker, message)
+        with self.servers.turn.request() as turn:
             yield from wait(worker, turn, "the servers' queue")
-            if (seconds := self.shards.wires.server_seconds()) > 0.0:
+            if (seconds := self.servers.messages.server_seconds()) > 0.0:
                 yield from communicate(worker, worker.loop.env.timeout(seconds), "decode")
             staleness = self.version - version
             if self.drop_late and staleness > 0:
                 return None
             batch = self._batch
             counts = worker.samples_per_step if n_samples is None else n_samples
-            batch.gradients.append(Gradient(worker.rank, parcel.value, staleness, counts))
+            batch.gradients.append(Gradient(worker.rank, message.value, staleness, counts))
             if len(batch.gradients) == self.count:
                 yield from self._apply(worker, batch)
         return batch
 
     def pull(self, worker, params):
         """Send parameters to the worker, which are what it works with then."""
-        parcel = self.shards.wires.answer(worker, params)
-        worker.params = parcel.value
-        yield from self.shards.pull(worker, parcel)
+        message = self.servers.messages.answer(worker, params)
+        worker.params = message.value
+        yield from self.servers.pull(worker, message)
 
     def _apply(self, worker, batch):
         """Make the update of a complete batch, for which the worker waits."""
         begin = worker.loop.now
-        if self.shards.apply_time > 0.0:
-            yield from communicate(worker, worker.loop.env.timeout(self.shards.apply_time), "update")
-            self.shards.show_update(begin)
+        if self.servers.apply_time > 0.0:
+            yield from communicate(worker, worker.loop.env.timeout(self.servers.apply_time), "update")
+            self.servers.show_update(begin)
         self._batch = Batch(worker.loop.env.event())
         if not self.drop_late:
             worker.recorder.staleness.extend(gradient.staleness for gradient in batch.gradients)
@@ -100,7 +100,7 @@ class Center:
 
     def update(self, gradients):
         """Make an update now. The sum is in the order of the ranks, whoever came first."""
-        setting = self.shards.setting
+        setting = self.servers.setting
         learner, stop = setting.learner, setting.stop
         in_order = sorted(gradients, key=lambda g: g.rank)
         mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in in_order])
@@ -138,7 +138,6 @@ def freely(worker, center):
         worker.end_step()
 
 
-
 @dataclass
 class Clocks:
     """How many gradients of each worker have been applied, and who waits for the slowest."""
@@ -164,7 +163,6 @@ class Clocks:
         return may_go
 
 
-
 @dataclass
 class Meeting:
     """Workers whose parameters move the center together, when it ``moved``; ``center`` is what it was before."""
@@ -178,7 +176,7 @@ class Meeting:
 class Spring:
     """The center z at the servers: z <- z + alpha sum_i (x_i - z), over ``n_visitors`` at a time."""
 
-    shards: Shards
+    servers: Servers
     alpha: float
     n_visitors: int
     n_moves: int = 0
@@ -186,34 +184,34 @@ class Spring:
     _seen: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self):
-        setting = self.shards.setting
+        setting = self.servers.setting
         self.center = setting.learner.initial
         self._meeting = Meeting(setting.loop.env.event())
 
     def exchange(self, worker):
         """Send x_i, move the center, pull what it was before; return x_i - alpha (x_i - z)."""
-        shards = self.shards
-        model = shards.wires.model(worker, worker.params)
-        yield from shards.push(worker, model)
-        with shards.turn.request() as turn:
+        servers = self.servers
+        model = servers.messages.model(worker, worker.params)
+        yield from servers.push(worker, model)
+        with servers.turn.request() as turn:
             yield from wait(worker, turn, "the servers' queue")
-            if (seconds := shards.wires.server_seconds()) > 0.0:
+            if (seconds := servers.messages.server_seconds()) > 0.0:
                 yield from communicate(worker, worker.loop.env.timeout(seconds), "decode")
             meeting = self._meeting
             meeting.visitors[worker.rank] = model.value
             if len(meeting.visitors) == self.n_visitors:
                 yield from self._move(worker, meeting)
         yield from wait(worker, meeting.moved, "the other workers")
-        center = shards.wires.answer(worker, meeting.center)
-        yield from shards.pull(worker, center)
+        center = servers.messages.answer(worker, meeting.center)
+        yield from servers.pull(worker, center)
         return worker.params - self.alpha * (worker.params - center.value)
 
     def _move(self, worker, meeting):
         """Move the center, for which the worker waits."""
         begin = worker.loop.now
-        if self.shards.apply_time > 0.0:
-            yield from communicate(worker, worker.loop.env.timeout(self.shards.apply_time), "update")
-            self.shards.show_update(begin)
+        if self.servers.apply_time > 0.0:
+            yield from communicate(worker, worker.loop.env.timeout(self.servers.apply_time), "update")
+            self.servers.show_update(begin)
         mean = worker.learner.mean([meeting.visitors[rank] for rank in sorted(meeting.visitors)])
         meeting.center = self.center
         self.center = self.center + self.alpha * self.n_visitors * (mean - self.center)
@@ -223,7 +221,6 @@ class Spring:
         if self.n_visitors == 1:
             worker.recorder.staleness.append(self.n_moves - 1 - self._seen.get(worker.rank, 0))
             self._seen[worker.rank] = self.n_moves
-
 
 
 def start_k_async(strategy, setting):
@@ -280,7 +277,7 @@ def start_fed_buff(strategy, setting):
     """FedBuff.start."""
     outer, scaling = Outer(setting.learner, strategy.outer), scaling_named(strategy.staleness_scaling)
     center = Center(
-        Shards.of(strategy, setting), strategy.buffer, scaling,
+        Servers(strategy, setting), strategy.buffer, scaling,
         move=lambda delta: outer.step(delta, strategy.outer_rate),
     )  # fmt: skip
     for worker in setting.workers:
@@ -302,7 +299,7 @@ def fed_buff(strategy, worker, center):
 def start_elastic(strategy, setting):
     """ElasticAveraging.start."""
     n_visitors = len(setting.workers) if strategy.synchronous else 1
-    spring = Spring(Shards.of(strategy, setting, models=True), strategy.alpha, n_visitors)
+    spring = Spring(Servers(strategy, setting, models=True), strategy.alpha, n_visitors)
     start_replicas(setting, lambda replica: elastic(strategy, replica, spring))
     setting.model = lambda: spring.center
 

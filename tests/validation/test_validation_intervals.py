@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ddlsim
-from ddlsim.cluster.extrapolation import learned
+from ddlsim.cluster.calibrated import learned
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.validation import calibrate, predict_interval

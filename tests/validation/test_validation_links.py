@@ -13,18 +13,19 @@ from draws import few
 
 from ddlsim import simulate
 from ddlsim.cluster import load_cluster, star, with_detail
-from ddlsim.cluster.calibrated import current_parameters, with_parameters
-from ddlsim.cluster.calibration_table import value_of
-from ddlsim.cluster.extrapolation import (
+from ddlsim.cluster.calibrated import (
     PER_DOUBLING,
     PER_MESSAGE,
     Beyond,
     beyond,
+    current_parameters,
     deviation,
     learned,
     operation_kind,
     unmeasured,
+    with_parameters,
 )
+from ddlsim.cluster.calibration_table import value_of
 from ddlsim.collectives import build
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement

@@ -8,8 +8,7 @@ import pytest
 from draws import rows
 
 import ddlsim
-from ddlsim.cluster.calibrated import with_parameters
-from ddlsim.cluster.extrapolation import learned
+from ddlsim.cluster.calibrated import learned, with_parameters
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.validation import MeasuredRun, calibrate, read_runs, validate

@@ -10,8 +10,7 @@ import pytest
 from draws import pairwise
 
 from ddlsim.errors import ConfigError
-from ddlsim.workload.caches import hit_rate
-from ddlsim.workload.input import DATASETS, Input
+from ddlsim.workload.input import DATASETS, Input, hit_rate
 
 
 def found(policy: str, room: float, machines: int, n_epochs: int, n: int = 20_000, seed: int = 1) -> list[float]:

@@ -8,8 +8,7 @@ import pytest
 
 from ddlsim.errors import ConfigError
 from ddlsim.workload.layers import Attention, CrossAttention, MixtureOfExperts, RMSNorm, Slice, SwiGLU
-from ddlsim.workload.model import Model, load_model
-from ddlsim.workload.tensors import tensor_shapes
+from ddlsim.workload.model import Model, load_model, tensor_shapes
 
 #: of the models whose layers are GPT-2's: width h, layers L, vocabulary V, sequence s
 GPT = {

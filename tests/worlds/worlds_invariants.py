@@ -147,7 +147,7 @@ def _check_plan(result):
         algorithm, order = getattr(strategy, "algorithm", None), strategy.rank_order
         if isinstance(strategy, ShardedUpdate):
             algorithm = {"reduce_scatter": strategy.reduce_scatter, "all_gather": strategy.all_gather}
-    elif isinstance(strategy, ParameterServer) and strategy.work is None:
+    elif isinstance(strategy, ParameterServer) and strategy.work is None and strategy.fabric is None:
         nodes += server_nodes(result.cluster, nodes, strategy.servers, strategy.placement)
         inside = {False: "direct", True: "tree"}.get(strategy.local_reduction, strategy.local_reduction)
         algorithm, order = {"push_pull": inside}, "given"

@@ -1,0 +1,367 @@
+"""Tensor groups whose members do the same at the same times, executed as one rank each.
+
+A step of GPT-3 on 1,024 GPUs has twenty million tasks if every rank of its tensor groups is executed. Where all members
+of a group do the same at the same times one of them is enough, and the result is the same:
+
+- Nothing else uses the channels of a group's collectives, so these take the time that they take on idle links, and all
+  members end together. A pass then is one task, of its work and its collectives.
+- What members send to other groups goes over routes that are alike: there is a permutation of channels that moves every
+  member to the next and keeps capacities, latencies and shares. By that symmetry, flows of members that correspond to
+  each other have equal rates in the (unique) max-min fair allocation. So the flows of the first member alone, on
+  channels with capacity / k where k members share one, have the rates that all of them have together.
+
+:func:`fold` looks for both in the routes. What is not executed is booked: bytes and busy seconds of collectives on
+their links, and of other members' messages on the links that correspond.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Routes
+from ddlsim.collectives import Collective, Schedule
+from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Floats, Ints, Plan
+from ddlsim.plan.tensor_ranks import (
+    NAMES,
+    PRODUCT,
+    GroupSchedules,
+    Item,
+    Measure,
+    Measured,
+    Passes,
+    Seconds,
+    measured,
+    timeline,
+)
+
+#: relative; members that end within it of each other end together
+TOGETHER = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Channels that carry what others do, in the same seconds: channel c ``times[c]`` times the bytes of ``source[c]``,
+    (n_channels,) each; and how many ``members`` send each message."""
+
+    source: Ints
+    times: Floats
+    members: int
+
+    def nbytes(self, of_channels: Floats) -> Floats:
+        """Return the bytes of all channels, given those of messages that are executed."""
+        return of_channels[self.source] * self.times
+
+    def busy(self, of_channels: Floats) -> Floats:
+        """Return the busy seconds of all channels."""
+        return of_channels[self.source]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A pass of a group: what the device does, and what goes on beside it, s after the pass begins.
+
+    starts, ends         (n_items,) of the device
+    products             (n_items,) whether it computes chunks of products
+    exchange             (n_exchanges,) which of ``Folding.exchanges`` each is
+    begun, over          (n_exchanges,) when they begin and end
+    seconds, exchanging  of the pass, and what of that the device waits for exchanges
+    """
+
+    starts: Floats
+    ends: Floats
+    products: Bools
+    exchange: Ints
+    begun: Floats
+    over: Floats
+    seconds: float
+    exchanging: float
+
+
+@dataclass(frozen=True, eq=False)
+class Folding:
+    """How the ranks of a plan of groups stand for the members of tensor groups.
+
+    members    (n_ranks, t) workers
+    passes     of the plan
+    kind       (n_ranks,) which of `timelines` and `measured` are of each rank
+    timelines  by kind and pass
+    exchanges  (kind of collective, bytes) of all exchanges
+    measures   by kind: each exchange on idle links
+    channels   by rank: the channels of its exchanges, as those of `local`
+    local      by kind: the channels of the group that was measured
+    copies     channels of other members
+    shared     (n,) channels that several members use, and by how many: (channel, k)
+    why_not    why the result is not that of all ranks; "": it is
+    """
+
+    members: Ints
+    passes: Passes
+    kind: Ints
+    timelines: Sequence[Sequence[Timeline]]
+    exchanges: Sequence[tuple[int, float]]
+    measures: Sequence[Sequence[Measured]]
+    channels: Sequence[Ints]
+    local: Sequence[Ints]
+    copies: Copies
+    shared: tuple[Ints, Floats]
+    why_not: str
+
+    def seconds(self, plan: Plan) -> Plan:
+        """Return the plan of groups whose passes take the time of their exchanges, too."""
+        table = np.array([[each.seconds for each in of_kind] for of_kind in self.timelines])
+        rows = np.flatnonzero(self.passes.which >= 0)
+        seconds = plan.seconds.copy()
+        seconds[rows] = table[self.kind[plan.rank[rows]], self.passes.which[rows]]
+        return dataclasses.replace(plan, seconds=seconds)
+
+    def exchanging(self, plan: Plan) -> Floats:
+        """Return the s of each task in which the device waits for exchanges of its tensor group, (n,)."""
+        table = np.array([[each.exchanging for each in of_kind] for of_kind in self.timelines])
+        rows, seconds = np.flatnonzero(self.passes.which >= 0), np.zeros(len(plan))
+        seconds[rows] = table[self.kind[plan.rank[rows]], self.passes.which[rows]]
+        return seconds
+
+    def traffic(self, times: Floats, n_channels: int) -> tuple[Floats, Floats, float, int]:
+        """Return what exchanges put on the channels, bytes and busy s, (n_channels,), all bytes and messages.
+
+        times  (n_ranks, n_exchanges) how often each exchange of each rank has happened
+        """
+        nbytes, busy, sent, n_messages = np.zeros(n_channels), np.zeros(n_channels), 0.0, 0.0
+        for kind, measures in enumerate(self.measures):
+            ranks = np.flatnonzero(self.kind == kind)
+            local, own = self.local[kind], times[ranks]
+            columns = np.zeros((2, len(measures), len(local)))
+            for i, each in enumerate(measures):
+                at = np.searchsorted(local, each.channels)
+                columns[0, i, at], columns[1, i, at] = each.nbytes, each.busy
+                sent += float(own[:, i].sum()) * each.sent
+                n_messages += float(own[:, i].sum()) * each.n_messages
+            for total, column in zip((nbytes, busy), columns, strict=True):
+                np.add.at(total, np.stack([self.channels[rank] for rank in ranks.tolist()]), own @ column)
+        return nbytes, busy, sent, int(n_messages + 1e-6)
+
+
+def fold(
+    plan: Plan,
+    passes: Passes,
+    members: Ints,
+    kinds: Ints,
+    cluster: Cluster,
+    schedules: GroupSchedules,
+    others: Callable[[int, int, float], Schedule],
+) -> Folding:
+    """Return how the ranks of a plan of groups stand for all members of their tensor groups.
+
+    Where that is not exact, exchanges take what they take on idle links, and what first members send takes as long as
+    if all members sent as much over the links that they share.
+
+    members  (n_ranks, t) workers
+    kinds    (n_ranks,) of groups: which of the items of passes are theirs
+    others   what collectives of the plan of groups go by
+    """
+    nodes, why_not = schedules.nodes, list[str]()
+    if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.acts):
+        why_not.append("links have details")
+    exchanges = sorted(
+        {
+            (item.kind, item.nbytes)
+            for by_kind in passes.items
+            for item in by_kind[0]
+            if item.kind == SEND or item.kind >= ALL_REDUCE
+        }
+    )
+    kind, local_of = _inside(cluster, schedules, kinds)
+    firsts = np.unique(kind, return_index=True)[1].tolist()
+    measures: list[list[Measured]] = []
+    timelines: list[list[Timeline]] = []
+    local: list[Ints] = []
+    for rank in firsts:
+        measure = measured(cluster, tuple(nodes[rank].tolist()), schedules.inside, schedules.algorithm)
+        each = [measure(*exchange) for exchange in exchanges]
+        if any(np.ptp(one.ends) > TOGETHER * one.seconds for one in each):
+            why_not.append("members of a group end their collectives at different times")
+        measures.append(each)
+        timelines.append([_timeline(by_kind[kinds[rank]], measure, exchanges) for by_kind in passes.items])
+        local.append(np.unique(np.concatenate([one.channels for one in each] or [np.zeros(0, np.int64)])))
+    channels = []
+    for rank, of_rank in enumerate(local_of):
+        at = np.searchsorted(local_of[firsts[kind[rank]]][0], local[kind[rank]])
+        channels.append(of_rank[1][at] if len(local[kind[rank]]) else local[kind[rank]])
+    inside = np.concatenate(channels)
+    if len(np.unique(inside)) < len(inside):
+        why_not.append("tensor groups share links")
+    copies, shared, used, unlike = _copies(cluster, nodes, *_pairs(plan, others))
+    if unlike:
+        why_not.append(unlike)
+    if np.isin(inside, used).any():
+        why_not.append("collectives of tensor groups share links with other traffic")
+    overheads = np.stack([cluster.send_overhead, cluster.recv_overhead, cluster.reduce_time])[:, nodes]
+    if len(used) and (overheads[:2] > 0.0).any():
+        why_not.append("messages take devices' time")
+    if (overheads != overheads[:, :, :1]).any():
+        why_not.append("members of a group take different times for messages")
+    reason = why_not[0] if why_not else ""
+    return Folding(members, passes, kind, timelines, exchanges, measures, channels, local, copies, shared, reason)
+
+
+@functools.lru_cache(maxsize=16)
+def least_seconds(
+    cluster: Cluster, nodes: tuple[tuple[int, ...], ...], inside: bool, algorithm: str | Collective
+) -> Seconds:
+    """Return the least that exchanges of tensor groups take: on idle links, in the fastest of all groups.
+
+    nodes  of the members of each group
+    """
+    groups = GroupSchedules(cluster, np.array(nodes), inside, algorithm)
+    firsts = np.unique(_inside(cluster, groups, np.zeros(len(nodes), dtype=np.int64))[0], return_index=True)[1]
+    measures = [measured(cluster, nodes[group], inside, algorithm) for group in firsts.tolist()]
+    return functools.cache(lambda kind, nbytes: min(float(measure(kind, nbytes).ends.min()) for measure in measures))
+
+
+def _timeline(items: Sequence[Item], measure: Measure, exchanges: Sequence[tuple[int, float]]) -> Timeline:
+    start, end = timeline(items, lambda kind, nbytes: measure(kind, nbytes).seconds)
+    device = np.array([item.lane == 0 for item in items])
+    travels = [i for i, item in enumerate(items) if item.lane > 0 and item.kind != RECEIVE]
+    seconds = float(end.max())
+    products = np.array([item.name == NAMES.index(PRODUCT) for item in items])
+    exchange = np.array([exchanges.index((items[i].kind, items[i].nbytes)) for i in travels], dtype=np.int64)
+    exchanging = seconds - float((end - start)[device].sum())
+    return Timeline(
+        start[device], end[device], products[device], exchange, start[travels], end[travels], seconds, exchanging
+    )
+
+
+def _inside(cluster: Cluster, schedules: GroupSchedules, speeds: Ints) -> tuple[Ints, list[tuple[Ints, Ints]]]:
+    """Return a number for each group, the same for groups of one speed whose exchanges go alike, and the channels
+    between its members: in order, and so that they correspond to those of the first group of its number in order."""
+    nodes = schedules.nodes
+    n, tensor = nodes.shape
+    a, b = np.nonzero(~np.eye(tensor, dtype=bool))
+    routes = cluster.split_routes(nodes[:, a].ravel(), nodes[:, b].ravel())
+    counts = np.bincount(routes.of, minlength=n * len(a)).reshape(n, len(a))
+    bounds = np.concatenate([[0], np.cumsum(counts.sum(axis=1))])
+    channel = cluster.link_channel[routes.links]
+    facts = np.stack([cluster.channel_capacity[channel], cluster.link_latency[routes.links], routes.share])
+    times = np.stack([cluster.send_overhead, cluster.recv_overhead, cluster.reduce_time])
+    kind = np.empty(n, dtype=np.int64)
+    number: dict[object, int] = {}
+    leaders: list[Ints] = []
+    channels = []
+    for rank in range(n):
+        own = slice(int(bounds[rank]), int(bounds[rank + 1]))
+        distinct, first, which = np.unique(channel[own], return_index=True, return_inverse=True)
+        turn = np.argsort(np.argsort(first))[which.reshape(-1)]  # numbered as they first occur
+        signature = (
+            counts[rank].tobytes(),
+            facts[:, own].tobytes(),
+            turn.tobytes(),
+            schedules.order[rank].tobytes(),
+            times[:, nodes[rank]].tobytes(),
+            int(speeds[rank]),
+        )
+        by_turn = channel[own][np.sort(first)]
+        kind[rank] = number.setdefault(signature, len(leaders))
+        if kind[rank] == len(leaders):
+            leaders.append(by_turn)
+        channels.append((distinct, by_turn[np.argsort(leaders[kind[rank]])]))
+    return kind, channels
+
+
+def _pairs(plan: Plan, others: Callable[[int, int, float], Schedule]) -> tuple[Ints, Ints]:
+    """Return all (rank that sends, rank that receives) of the messages between groups."""
+    rows, n = plan.rows(SEND), plan.n_ranks
+    pairs = [np.unique(plan.rank[rows] * n + plan.peer[rows])]
+    collectives = plan.collectives
+    ways = np.unique(np.stack([plan.kind[collectives], plan.peer[collectives]]), axis=1)
+    for kind, group in ways.T.tolist():
+        own = collectives[(plan.kind[collectives] == kind) & (plan.peer[collectives] == group)]
+        ranks = np.array(plan.groups[group])
+        schedules = {
+            id(each): each for each in (others(kind, group, size) for size in np.unique(plan.nbytes[own]).tolist())
+        }
+        for schedule in schedules.values():
+            for one in (one for lane in schedule.lanes for one in lane):
+                pairs.append(np.unique(ranks[one.src] * n + ranks[one.dst]))
+    distinct = np.unique(np.concatenate(pairs))
+    return distinct // n, distinct % n
+
+
+def _copies(cluster: Cluster, nodes: Ints, source: Ints, target: Ints) -> tuple[Copies, tuple[Ints, Floats], Ints, str]:
+    """Return which channels carry what those of first members do, those that several members share and by how many,
+    all channels that are used, and why other members do not use theirs in the same way ("": they do)."""
+    tensor, n = nodes.shape[1], cluster.n_channels
+    copies = Copies(np.arange(n), np.ones(n), tensor)
+    if not len(source):
+        return copies, (np.zeros(0, np.int64), np.zeros(0)), np.zeros(0, np.int64), ""
+    routes = [cluster.split_routes(nodes[source, j], nodes[target, j]) for j in range(tensor)]
+    channels = [cluster.link_channel[each.links] for each in routes]
+    unlike = _unlike(cluster, routes, channels, len(source))
+    if unlike:
+        shared, times = _together(routes, channels, len(source), n)
+        copies.times[shared] = times
+        return copies, (shared, times), np.unique(np.concatenate(channels)), unlike
+    orbits = np.unique(np.stack(channels, axis=1), axis=0)
+    k = np.count_nonzero(orbits == orbits[:, :1], axis=1)
+    copies.source[orbits] = orbits[:, :1]
+    copies.times[orbits] = k[:, None]
+    return copies, (orbits[k > 1, 0], k[k > 1].astype(np.float64)), np.unique(orbits), ""
+
+
+def _unlike(cluster: Cluster, routes: Sequence[Routes], channels: Sequence[Ints], n_messages: int) -> str:
+    """Return why no permutation of channels moves every member's messages to those of the next; "" if one does.
+
+    routes, channels  of the messages of each member
+    """
+    counts = np.array([np.bincount(each.of, minlength=n_messages) for each in routes])
+    if (counts != counts[:1]).any():
+        return "members of a group reach others over different numbers of links"
+    links, channel = np.stack([each.links for each in routes], axis=1), np.stack(channels, axis=1)  # (n_hops, t)
+    shares = np.stack([each.share for each in routes], axis=1)
+    for fact in (shares, cluster.channel_capacity[channel], cluster.link_latency[links]):
+        if (fact != fact[:, :1]).any():
+            return "members of a group reach others over links that differ"
+    orbits = np.unique(channel, axis=0)
+    # each channel belongs to one orbit only, in which as many members use it as any other
+    used, which, times = np.unique(orbits, return_inverse=True, return_counts=True)
+    owner = np.repeat(np.arange(len(orbits)), orbits.shape[1])
+    least, most = np.full(len(used), len(orbits)), np.full(len(used), -1)
+    np.minimum.at(least, which.reshape(-1), owner)
+    np.maximum.at(most, which.reshape(-1), owner)
+    if (least != most).any():
+        return "members of a group reach others over links that do not correspond"
+    k = times[which.reshape(orbits.shape)]
+    if (k != k[:, :1]).any() or not _nested(orbits):
+        return "members of a group share links unevenly"
+    return ""
+
+
+def _together(
+    routes: Sequence[Routes], channels: Sequence[Ints], n_messages: int, n_channels: int
+) -> tuple[Ints, Floats]:
+    """Return which channels of first members' messages carry more if all members send as much, and how many times as
+    much: for the message of which that is most."""
+    keys = [each.of * n_channels + channel for each, channel in zip(routes, channels, strict=True)]
+    crossed, which = np.unique(np.concatenate(keys), return_inverse=True)
+    load = np.bincount(which.reshape(-1), np.concatenate([each.share for each in routes]))
+    first = np.bincount(which.reshape(-1)[: len(keys[0])], routes[0].share, len(crossed))
+    own = first > 0.0
+    times = np.ones(n_channels)
+    np.maximum.at(times, crossed[own] % n_channels, load[own] / first[own])
+    shared = np.flatnonzero(times > 1.0)
+    return shared, times[shared]
+
+
+def _nested(orbits: Ints) -> bool:
+    """Return whether members that share one channel share all those that more members share, (n_orbits, t)."""
+    patterns = np.unique(np.argmax(orbits[:, :, None] == orbits[:, None, :], axis=2), axis=0)
+    return all(_refines(a, b) or _refines(b, a) for i, a in enumerate(patterns) for b in patterns[:i])
+
+
+def _refines(fine: Ints, coarse: Ints) -> bool:
+    return all(len(np.unique(coarse[fine == each])) == 1 for each in np.unique(fine))

@@ -1,0 +1,560 @@
+"""Tensor groups in plans: all ranks of a stage, pieces of work, and the collectives between these.
+
+A plan of pipeline stages has one rank per stage of a replica, and one task per pass. :func:`tensor_ranks` writes it out
+for the t ranks that share the layers of each stage: a pass becomes pieces of work with the group's collectives between
+them, a message becomes one message per rank with 1/t of the bytes (the scatter/gather of Narayanan et al. 2021,
+arXiv:2104.04473, section 4.1), and replicas exchange gradients in one group per rank of a tensor group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import Collective, Schedule, build, reorder
+from ddlsim.collectives.build import default_algorithm
+from ddlsim.errors import ConfigError
+from ddlsim.network import Network, schedule_time
+from ddlsim.plan.chunks import Chunk
+from ddlsim.plan.pipeline_steps import RECOMPUTE
+from ddlsim.plan.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BACKWARD,
+    COLUMNS,
+    COMPUTE,
+    FORWARD,
+    KINDS,
+    RECEIVE,
+    SEND,
+    Bools,
+    Floats,
+    Ints,
+    Lane,
+    Plan,
+)
+from ddlsim.workload.beside import BULK, PIPELINE, RING_EXCHANGE, Beside
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.tensor_parallel import Collective as Exchange
+from ddlsim.workload.tensor_parallel import Shard
+
+#: zero seconds of work, where a pass begins or ends with a collective
+SYNCHRONIZE = "synchronize"
+#: a chunk of a matrix product that is computed while another chunk is exchanged
+PRODUCT = "product"
+#: the lanes of a pass: the device, the group's collectives, and messages to and from the neighbours in its ring
+LANES = ("compute", "tensor", "tensor to next", "tensor from previous")
+#: what items can be called
+NAMES = (SYNCHRONIZE, PRODUCT)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A task of a pass, which every rank of the group does.
+
+    lane    place in :data:`LANES`
+    layers  first and last + 1, of passes; (0, 0) for other tasks
+    name    place in (:data:`SYNCHRONIZE`, :data:`PRODUCT`); -1: that of the pass
+    needs   earlier items of the pass, besides the one before on the lane
+    """
+
+    lane: int
+    kind: int
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    layers: tuple[int, int] = (0, 0)
+    name: int = -1
+    needs: tuple[int, ...] = ()
+
+
+# ---------------------------------------------------------------- one pass
+
+
+class _Pass:
+    """The items of a pass through some layers, added in the order of the device."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.items: list[Item] = []
+        self._device = -1  # the latest item of the device
+        self._waits: tuple[int, ...] = ()  # what its next item needs
+        self._seconds = 0.0  # of work that has not been added
+        self._layers: list[int] = []
+
+    def _add(self, item: Item) -> int:
+        self.items.append(item)
+        return len(self.items) - 1
+
+    def _compute(self, item: Item) -> None:
+        self._device = self._add(dataclasses.replace(item, needs=self._waits))
+        self._waits = ()
+
+    def work(self, layer: int, seconds: float) -> None:
+        """Compute a layer, in one piece with those before unless something is exchanged between them."""
+        self._layers.append(layer)
+        self._seconds += seconds
+
+    def flush(self) -> None:
+        """Add the work that has come together, or a point in time that exchanges can wait for."""
+        if self._layers:
+            layers = (min(self._layers), max(self._layers) + 1)
+            self._compute(Item(0, self.kind, self._seconds, layers=layers))
+        elif self._device < 0 or self._waits:
+            self._compute(Item(0, COMPUTE, name=0))
+        self._layers, self._seconds = [], 0.0
+
+    def exchange(self, kind: int, nbytes: float) -> None:
+        """Let the device wait for a collective."""
+        if self._layers or self._device < 0:
+            self.flush()
+        self._waits = (self._add(Item(1, kind, nbytes=nbytes, needs=(self._device,))),)
+
+    def beside(self, beside: Beside, kind: int, nbytes: float) -> None:
+        """Compute a product while a collective goes on, in chunks.
+
+        Chunk i of a "ring_exchange" is multiplied when it has arrived, the first of them at once, as each rank has one;
+        that of a "pipeline" is scattered when it has been multiplied; "bulk" travels beside the product as a whole.
+        """
+        if self._layers or self._device < 0:
+            self.flush()
+        n, start = beside.chunks, (self._device, *self._waits)
+        product = Item(0, COMPUTE, beside.slowed / n, name=1)
+        arrived = start
+        ends: list[int] = []
+        for i in range(n):
+            if beside.method == BULK:
+                ends = [self._add(Item(1, kind, nbytes=nbytes, needs=start))]
+            elif beside.method == RING_EXCHANGE and i:
+                self._add(Item(2, SEND, nbytes=nbytes / n, needs=arrived))
+                arrived = (self._add(Item(3, RECEIVE, nbytes=nbytes / n)),)
+                self._waits = arrived
+            self._compute(product)
+            if beside.method == PIPELINE:
+                ends = [self._add(Item(1, kind, nbytes=nbytes / n, needs=(self._device,)))]
+        self._waits = tuple(ends)
+
+
+def _by_layer(shard: Shard) -> dict[tuple[str, int], list[Exchange]]:
+    """Return the exchanges of each pass and layer."""
+    of_layers: dict[tuple[str, int], list[Exchange]] = {}
+    for each in shard.collectives:
+        of_layers.setdefault((each.phase, each.layer), []).append(each)
+    return of_layers
+
+
+def _items(
+    workload: Workload,
+    exchanges: Mapping[tuple[str, int], Sequence[Exchange]],
+    phase: str,
+    layers: tuple[int, int],
+    kind: int,
+    gathers: Mapping[int, float],
+) -> list[Item]:
+    """Return the items of a pass through the layers first to end - 1.
+
+    What is gathered comes before a layer's work, what is summed after it.
+
+    exchanges  of each pass and layer
+    kind       of its work
+    gathers    bytes that the group puts together before the work of some layers, behind a cut
+    """
+    done = _Pass(kind)
+    seconds = workload.forward if phase == "forward" else workload.backward
+    span = range(*layers)
+    for layer in span if phase == "forward" else reversed(span):
+        own = exchanges.get((phase, layer), ())
+        if layer in gathers:
+            done.exchange(ALL_GATHER, gathers[layer])
+        for gathering in (True, False):
+            for each in own:
+                if (each.kind == "all_gather") != gathering:
+                    continue
+                if each.beside is None:
+                    done.exchange(KINDS.index(each.kind), each.nbytes)
+                else:
+                    done.beside(each.beside, KINDS.index(each.kind), each.nbytes)
+            if gathering:
+                counted = sum(each.beside.counted for each in own if each.beside is not None)
+                done.work(layer, max(float(seconds[layer]) - counted, 0.0))
+    done.flush()
+    return done.items
+
+
+# ---------------------------------------------------------------- all passes of a plan
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The passes of a plan of groups.
+
+    which  (n,) of the different passes each row is, -1 if none
+    items  of each of these, by kind of worker: the same but for their seconds
+    """
+
+    which: Ints
+    items: Sequence[Sequence[Sequence[Item]]]
+
+
+def passes_of(plan: Plan, shards: Sequence[Shard], chunks: Sequence[Chunk], *, gather: bool) -> Passes:
+    """Return the passes of a plan of groups.
+
+    shards  of each kind of worker
+    chunks  of the model, with the bytes of whole tensors that enter them
+    gather  activations are whole on every rank: behind a cut the group gathers what each has received a part of
+    """
+    recompute = plan.names.index(RECOMPUTE) if RECOMPUTE in plan.names else len(plan.names)
+    again = (plan.kind == COMPUTE) & (plan.name == recompute)
+    rows = np.flatnonzero((plan.kind == FORWARD) | (plan.kind == BACKWARD) | again)
+    first, end = plan.first[rows], plan.end[rows]
+    role = np.where(again[rows], 2, np.where(plan.kind[rows] == FORWARD, 0, 1))
+    if again.any():  # the chunk is that of the backward pass that follows on the lane
+        ends = np.array([chunk.end for chunk in chunks])
+        by_lane = rows[np.argsort(plan.lane[rows], kind="stable")]
+        following = np.full(len(plan), -1)
+        following[by_lane[:-1]] = by_lane[1:]
+        of_chunk = np.searchsorted(ends, plan.end[following[rows[role == 2]]])
+        first[role == 2] = np.array([chunk.first for chunk in chunks])[of_chunk]
+        end[role == 2] = ends[of_chunk]
+    entering = {chunk.first: chunk.enters for chunk in chunks[1:]} if gather else {}
+    gathers = [entering, {layer - 1: nbytes for layer, nbytes in entering.items()}]
+    shape = plan.n_layers + 1
+    different, which = np.unique((role * shape + first) * shape + end, return_inverse=True)
+    of_rows = np.full(len(plan), -1)
+    of_rows[rows] = which.reshape(-1)
+    items, exchanges = [], [_by_layer(shard) for shard in shards]
+    for each in different.tolist():
+        role_first, last = divmod(each, shape)
+        number, begin = divmod(role_first, shape)
+        phase = "backward" if number == 1 else "forward"
+        kind = (FORWARD, BACKWARD, COMPUTE)[number]
+        items.append(
+            [
+                _items(shard.workload, of_layers, phase, (begin, last), kind, gathers[number % 2])
+                for shard, of_layers in zip(shards, exchanges, strict=True)
+            ]
+        )
+    return Passes(of_rows, items)
+
+
+def tensor_ranks(
+    plans: Sequence[Plan], passes: Passes, tensor: int, kinds: Ints, following: Ints | None = None
+) -> Plan:
+    """Return the plan of all ranks of tensor groups: rank r of a plan of groups becomes ranks r t to r t + t - 1.
+
+    plans      of the groups if all workers were of a kind, the same but for their seconds; without their exchanges
+    kinds      (n_groups, t) which of the `plans` has the seconds of each worker
+    following  (n_groups, t) the member after each in the ring of its group; by default the next one
+    """
+    plan = plans[0]
+    flat = [item for by_kind in passes.items for item in by_kind[0]]
+    sizes = np.array([len(by_kind[0]) for by_kind in passes.items], dtype=np.int64)
+    begins = np.cumsum(sizes) - sizes
+    seconds = np.array([[item.seconds for by_kind in passes.items for item in by_kind[i]] for i in range(len(plans))])
+    counts = np.where(passes.which >= 0, sizes[passes.which], 1)
+    source = np.repeat(np.arange(len(plan)), counts * tensor)
+    starts = np.cumsum(counts * tensor) - counts * tensor  # the first row of the first member
+    within = np.arange(len(source)) - starts[source]
+    member, nth = within // counts[source], within % counts[source]
+    inside = passes.which[source] >= 0
+    item = np.where(inside, begins[passes.which[source]] + nth, -1)
+    group, worker = plan.rank[source], plan.rank[source] * tensor + member
+    kind_of_worker = kinds[group, member]
+
+    def chosen(values: Any, otherwise: Any) -> Any:
+        """Return what items say inside passes, and what their source says elsewhere."""
+        return np.where(inside, np.array(values)[item], otherwise)
+
+    columns: dict[str, Any] = {name: getattr(plan, name)[source] for name in COLUMNS}
+    lane = np.array([each.lane for each in flat])[item]
+    kind = columns["kind"] = chosen([each.kind for each in flat], columns["kind"])
+    columns["nbytes"] = chosen([each.nbytes for each in flat], columns["nbytes"])
+    named = np.array([each.name for each in flat])[item]
+    columns["name"] = np.where(inside & (named >= 0), len(plan.names) + named, columns["name"])
+    exchanging = inside & (lane > 0)
+    columns["name"][exchanging] = columns["batch"][exchanging] = -1
+    columns["first"] = chosen([each.layers[0] for each in flat], columns["first"])
+    columns["end"] = chosen([each.layers[1] for each in flat], columns["end"])
+    again = inside & (plan.kind[source] == COMPUTE)
+    columns["first"][again] = columns["end"][again] = 0
+    every = np.stack([each.seconds for each in plans])
+    columns["seconds"] = np.where(inside, seconds[kind_of_worker, item], every[kind_of_worker, source])
+    holder = np.where(plan.holds[source] > 0.0, nth == 0, nth == counts[source] - 1)  # takes first, gives back last
+    columns["holds"] = np.where(holder, columns["holds"], 0.0)
+
+    lanes = [Lane(each.rank * tensor + j, each.name, each.queue) for each in plan.lanes for j in range(tensor)]
+    columns["lane"] = plan.lane[source] * tensor + member
+    for number, name in enumerate(LANES[1:], 1):
+        mine = inside & (lane == number)
+        if mine.any():
+            columns["lane"][mine] = len(lanes) + worker[mine]
+            lanes += [Lane(rank, name) for rank in range(plan.n_ranks * tensor)]
+
+    n_groups = plan.n_ranks
+    if following is None:
+        following = np.tile(np.roll(np.arange(tensor), -1), (n_groups, 1))
+    before = np.argsort(following, axis=1)
+    peer = plan.peer[source]
+    peer = np.where(peer >= 0, peer * tensor + member, -1)
+    peer = np.where(exchanging & (kind >= ALL_REDUCE), len(plan.groups) * tensor + group, peer)
+    peer = np.where(exchanging & (kind == SEND), group * tensor + following[group, member], peer)
+    peer = np.where(exchanging & (kind == RECEIVE), group * tensor + before[group, member], peer)
+    columns["peer"] = np.where(inside & ~exchanging, -1, peer)
+    columns["key"] = _keys(plan, passes, flat, sizes, source, member, item, exchanging, kind, before[group, member])
+    columns |= _needs(plan, flat, starts, counts, source, item, nth, tensor)
+    groups = (
+        *(tuple(rank * tensor + j for rank in each) for each in plan.groups for j in range(tensor)),
+        *(tuple(range(rank * tensor, (rank + 1) * tensor)) for rank in range(n_groups)),
+    )
+    return dataclasses.replace(
+        plan,
+        lanes=tuple(lanes),
+        groups=groups,
+        names=(*plan.names, *NAMES),
+        tensor=tensor,
+        **columns,
+    )
+
+
+def _keys(
+    plan: Plan,
+    passes: Passes,
+    flat: Sequence[Item],
+    sizes: Ints,
+    source: Ints,
+    member: Ints,
+    item: Ints,
+    exchanging: Bools,
+    kind: Ints,
+    sender: Ints,
+) -> Ints:
+    """Return the keys of all rows: in each step those of the plan of groups, for each member, then those of groups."""
+    tensor = int(member.max(initial=0)) + 1
+    width = np.array(
+        [
+            0 if each.lane == 0 else tensor if each.kind == SEND else 1 if each.kind >= ALL_REDUCE else 0
+            for each in flat
+        ],
+        dtype=np.int64,
+    )
+    until = np.concatenate([[0], np.cumsum(width)])
+    begins = np.cumsum(sizes) - sizes
+    offset = until[:-1].copy()  # of an item among the keys of all passes; a message is received in the item after it
+    for i, each in enumerate(flat):
+        if each.lane > 0 and each.kind == RECEIVE:
+            offset[i] = offset[i - 1]
+    of_pass = np.where(passes.which >= 0, (until[begins + sizes] - until[begins])[passes.which], 0)
+    first = np.cumsum(of_pass) - of_pass
+    step = plan.step[source]
+    ends = np.zeros(plan.n_steps + 1, dtype=np.int64)  # keys of the plan of groups before each step
+    np.maximum.at(ends, plan.step + 1, plan.key + 1)
+    ends = np.maximum.accumulate(ends)
+    per_step = np.concatenate([[0], np.cumsum(np.bincount(plan.step, of_pass, plan.n_steps).astype(np.int64))])
+    key = plan.key[source]
+    key = np.where(key >= 0, key * tensor + member + per_step[step], -1)
+    which = passes.which[source]
+    inner = first[source] + ends[step + 1] * tensor + offset[item] - until[begins[which]]
+    inner = inner + np.where(kind == SEND, member, np.where(kind == RECEIVE, sender, 0))
+    return np.asarray(np.where(exchanging, inner, key), dtype=np.int64)
+
+
+def _needs(
+    plan: Plan, flat: Sequence[Item], starts: Ints, counts: Ints, source: Ints, item: Ints, nth: Ints, tensor: int
+) -> dict[str, Ints]:
+    """Return the needs as a CSR: the first item of a pass needs what the pass did, and others need its last one."""
+    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    members = np.arange(tensor)
+    outer = (starts[row] + members[:, None] * counts[row]).ravel()
+    needed = (starts[plan.needs] + members[:, None] * counts[plan.needs] + counts[plan.needs] - 1).ravel()
+    lengths = np.array([len(each.needs) for each in flat], dtype=np.int64)
+    every = np.array([need for each in flat for need in each.needs], dtype=np.int64)
+    at = np.cumsum(lengths) - lengths
+    rows = np.flatnonzero(item >= 0)
+    many = lengths[item[rows]]
+    inner = np.repeat(rows, many)
+    place = np.arange(len(inner)) - np.repeat(np.cumsum(many) - many, many)
+    needs = inner - nth[inner] + every[at[item[inner]] + place] if len(inner) else inner
+    after, first = np.concatenate([outer, inner]), np.concatenate([needed, needs])
+    order = np.argsort(after, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(after, minlength=len(source)))])
+    return {"need_offsets": offsets, "needs": first[order]}
+
+
+# ---------------------------------------------------------------- how groups exchange
+
+
+def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
+    """Raise ConfigError for tensor groups that cross machines and share them with others, and for those that cross
+    machines although they must be `inside` one (userbuffers).
+
+    nodes  (n_groups, t)
+    """
+    machine = cluster.host_of[nodes]
+    machine = np.where(machine >= 0, machine, len(cluster.host_names) + nodes)
+    tensor = nodes.shape[1]
+    if not (machine != machine[:, :1]).any():
+        return
+    if any(len(np.unique(np.nonzero(machine == each)[0])) > 1 for each in np.unique(machine)):
+        most = int(np.unique(machine, return_counts=True)[1].min())
+        raise ConfigError(
+            f"Parallel: tensor = {tensor}: groups of {tensor} neighbours cross machines and share them, the smallest "
+            f"of which has {most} of the workers; use a number that divides those of every machine, or is a multiple "
+            "of them"
+        )
+    if inside:
+        raise ConfigError(
+            f"Parallel: tp_comm_overlap = True: goes with tensor groups inside a machine; those of {tensor} cross "
+            "machines"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GroupSchedules:
+    """The schedules of collectives in tensor groups.
+
+    nodes      (n_groups, t) where the members are
+    inside     by userbuffers: rings
+    algorithm  of the replicas' all-reduces
+
+    By NCCL they are what it runs, if that is the algorithm, or the default where they are. Otherwise, and by
+    userbuffers, they are rings inside a machine, across machines the faster one of a ring and a hierarchical
+    all-reduce.
+    """
+
+    cluster: Cluster
+    nodes: Ints
+    inside: bool = False
+    algorithm: str | Collective = "default"
+    _known: dict[tuple[int, int, float], Schedule] = field(default_factory=dict)
+
+    def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
+        """Return the schedule of a kind of collective in a group, whose ranks are its members in order."""
+        key = kind, group, nbytes
+        if key not in self._known:
+            self._known[key] = self._new(KINDS[kind], group, nbytes)
+        return self._known[key]
+
+    def _new(self, kind: str, group: int, nbytes: float) -> Schedule:
+        cluster, order = self.cluster, self.order[group]
+        places = self.nodes[group][order].tolist()
+        given = self.algorithm
+        by_nccl = not self.inside and isinstance(given, str) and given.partition("(")[0] in ("nccl", "default")
+        algorithm = given if by_nccl else "ring"
+        usual = default_algorithm(cluster, places) if algorithm == "default" else algorithm
+        name = algorithm if algorithm in ("ring", "default") or kind == "all_reduce" else "nccl"
+        schedules = [build(name, len(places), nbytes, None, kind, (cluster, places))]
+        host = cluster.host_of[places]
+        if usual == "ring" and kind == "all_reduce" and (host != host[0]).any():
+            schedules.append(build("hierarchical", len(places), nbytes, where=(cluster, places)))
+        if len(schedules) > 1:
+            schedules.sort(key=lambda each: schedule_time(cluster, each, places, nbytes))
+        return reorder(schedules[0], order)
+
+    def beside(
+        self, plan: Plan, others: Callable[[int, int, float], Schedule]
+    ) -> Callable[[int, int, float], Schedule]:
+        """Return the schedules of a plan of all ranks; `others` are of what does not stay in a tensor group."""
+        first = len(plan.groups) - len(self.nodes)
+        return lambda kind, group, nbytes: (
+            self(kind, group - first, nbytes) if group >= first else others(kind, group, nbytes)
+        )
+
+    @functools.cached_property
+    def order(self) -> Ints:
+        """(n_groups, t) The members of each group as they follow each other."""
+        return _orders(self.cluster, tuple(map(tuple, self.nodes.tolist())))
+
+    @property
+    def following(self) -> Ints:
+        """(n_groups, t) The member after each in the ring of its group."""
+        following = np.empty_like(self.order)
+        np.put_along_axis(following, self.order, np.roll(self.order, -1, axis=1), axis=1)
+        return following
+
+
+@functools.lru_cache(maxsize=16)
+def _orders(cluster: Cluster, nodes: tuple[tuple[int, ...], ...]) -> Ints:
+    return np.stack([cluster.locality_order(np.array(each)) for each in nodes])
+
+
+# ---------------------------------------------------------------- seconds on idle links
+
+#: kind of collective (or :data:`~ddlsim.plan.plan.SEND`: a hop round the ring), bytes of the whole -> s
+Seconds = Callable[[int, float], float]
+
+
+class Measured(NamedTuple):
+    """An exchange of a tensor group on idle links: when each member has ended, s after all began, (t,); what it puts on
+    which channels, bytes and busy s, (n,); all bytes and messages."""
+
+    ends: Floats
+    channels: Ints
+    nbytes: Floats
+    busy: Floats
+    sent: float
+    n_messages: int
+
+    @property
+    def seconds(self) -> float:
+        return float(self.ends.max())
+
+
+#: kind of collective (or SEND), bytes of the whole -> how it goes
+Measure = Callable[[int, float], Measured]
+
+
+@functools.lru_cache(maxsize=16)
+def measured(cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: str | Collective) -> Measure:
+    """Return how the exchanges of a tensor group on `nodes` go on idle links: a collective of a kind and so many bytes,
+    or the messages from each member to the next (``SEND``)."""
+    schedules, there = GroupSchedules(cluster, np.array([nodes]), inside, algorithm), np.array(nodes)
+
+    @functools.cache
+    def run(kind: int, nbytes: float) -> Measured:
+        times, network = np.zeros(len(nodes)), Network(cluster)
+        if len(nodes) > 1 and kind == SEND:
+            ids = network.send(there, there[schedules.following[0]], np.full(len(nodes), nbytes), 0.0)
+        elif len(nodes) > 1:
+            number = network.collective(schedules(kind, 0, nbytes), there, nbytes)
+            network.join(np.full(len(nodes), number), np.arange(len(nodes)), 0.0)
+        while (done := network.advance()) is not None:
+            times[np.searchsorted(-ids, -done.ids) if kind == SEND else done.ranks] = done.time
+        carried, busy = network.channel_nbytes, network.channel_busy
+        used = np.flatnonzero(busy)
+        return Measured(times, used, carried[used], busy[used], network.nbytes_sent, network.n_messages)
+
+    return run
+
+
+def timeline(items: Sequence[Item], seconds: Seconds) -> tuple[Floats, Floats]:
+    """Return when each item of a pass starts and ends, s after the pass begins, if all members do the same."""
+    start, end, free = np.zeros(len(items)), np.zeros(len(items)), [0.0] * len(LANES)
+    for i, item in enumerate(items):
+        start[i] = max([free[item.lane], *(end[need] for need in item.needs)])
+        if item.kind == RECEIVE:
+            end[i] = max(start[i], end[i - 1])
+        else:
+            end[i] = start[i] + (item.seconds if item.lane == 0 else seconds(item.kind, item.nbytes))
+        free[item.lane] = end[i]
+    return start, end
+
+
+def with_exchanges(shard: Shard, seconds: Seconds) -> Workload:
+    """Return the workload of a rank of a tensor group whose layers take the time of their exchanges, too."""
+    work = shard.workload
+    by_layer = _by_layer(shard)
+    passes = {"forward": work.forward.copy(), "backward": work.backward.copy()}
+    more: dict[tuple[object, ...], float] = {}
+    for (phase, layer), exchanges in by_layer.items():
+        computing = float(passes[phase][layer])
+        key = (computing, *((each.kind, each.nbytes, each.beside) for each in exchanges))
+        if key not in more:
+            items = _items(work, by_layer, phase, (layer, layer + 1), COMPUTE, {})
+            more[key] = float(timeline(items, seconds)[1].max())
+        passes[phase][layer] = more[key]
+    return dataclasses.replace(work, forward=passes["forward"], backward=passes["backward"])

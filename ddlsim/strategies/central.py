@@ -1,0 +1,228 @@
+"""A model at servers that act together, moved by whole gradients: K-async SGD, softsync, stale synchronous parallel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from ddlsim.arguments import Count, by, checked, whole
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.network import lane_tables as ls
+from ddlsim.runtime.codec import Message
+from ddlsim.runtime.lanes import Op, gradient
+from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, check_layers, note_lock_step
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Worker
+from ddlsim.strategies.staleness import Scaling, ScalingChoice, scaled, scaling_named
+
+#: a worker waits for the update that its gradient is part of
+UNTIL_APPLIED = Op(ls.MEET, "the gradients of others")
+
+
+class CentralModel(UpdateRule):
+    """The model at a strategy's servers: w <- w - eta * (1/c) sum_l f(tau_l) g_l for every `count` = c gradients.
+
+    scaling    f
+    drop_late  gradients that are older than the latest update are thrown away
+    move       makes the next model of that mean; None: the run's optimizer
+    version    counts the updates
+
+    Raises ConfigError if there are not enough machines for the servers, or if the run's optimizer cannot work on parts
+    of the parameters.
+    """
+
+    def __init__(
+        self,
+        strategy: WithServers,
+        setting: Setting,
+        count: int = 1,
+        scaling: Scaling | None = None,
+        *,
+        drop_late: bool = False,
+        move: Callable[[Value[Array]], Value[Array]] | None = None,
+    ) -> None:
+        if move is None:
+            check_layers(type(strategy).__name__, setting.learner, strategy.servers)
+        super().__init__(Servers(strategy, setting))
+        self.count, self.scaling, self.move, self.version = count, scaling, move, 0
+        self.late = self.told = not drop_late
+        self.params = setting.learner.initial
+        self._state = setting.learner.optimizer_state(self.params)
+        #: what each worker brings next
+        self.gradients: dict[int, Value[Array]] = {}
+        setting.model = lambda: self.params
+
+    def go(self, *held: Op) -> None:
+        """Let all workers compute a gradient, push it, wait for what is said, and pull the parameters, for ever."""
+        self.serve(gradient(self.servers.setting, self._drawn if self.servers.follows else None), [Op(ls.STEP)], held)
+
+    def _drawn(self, worker: Worker) -> None:
+        self.gradients[worker.rank] = worker.draw()
+
+    def pack(self, worker: Worker) -> Message:
+        return self.servers.messages.gradient(worker, self.gradients[worker.rank])
+
+    def answer(self, worker: Worker) -> Message:
+        message = self.servers.messages.answer(worker, self.params)
+        worker.params = message.value
+        return message
+
+    def update(self, visits: Sequence[Visit]) -> None:
+        """Make an update now. The sum is in the order of the ranks, whoever came first."""
+        setting = self.servers.setting
+        learner, stop = setting.learner, setting.stop
+        in_order = sorted(visits, key=lambda g: g.rank)
+        mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in in_order])
+        if self.move is not None:
+            self.params = self.move(mean)
+        else:
+            self.params, self._state = learner.update(self.params, mean, self._state, learner.rate(stop.n_samples))
+        self.version += 1
+        stop.updated(sum(g.n_samples for g in visits))
+
+
+@checked
+@dataclass(frozen=True)
+class OfK(WithServers):
+    """A server that makes an update, w <- w - eta (1/k) sum g, of the first k gradients or of those of k learners."""
+
+    k: Count
+    kind: ClassVar[str]
+
+    @property
+    def label(self) -> str:
+        """Its name with the number."""
+        return f"{self.k}-{self.kind}"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update for every k gradients."""
+        return math.ceil(steps * n_workers / self.k)
+
+    def check_k(self, setting: Setting) -> None:
+        """Raise ConfigError if `k` learners are more than there are."""
+        n_workers = len(setting.workers)
+        if self.k > n_workers:
+            name = type(self).__name__
+            raise ConfigError(f"{name}: k = {self.k}: there are {n_workers} workers; use at most {n_workers}")
+
+
+@checked
+@dataclass(frozen=True)
+class KAsync(OfK):
+    """K-async SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k learners,
+    w <- w - eta (1/k) sum g, and answers these; the others go on with the parameters that they have.
+
+    k = N is synchronous, k = 1 asynchronous.
+    """
+
+    kind = "async"
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        self.check_k(setting)
+        center = CentralModel(self, setting, self.k)
+        if self.k < len(setting.workers):  # all of them are a barrier
+            note_lock_step(setting)
+        center.go(UNTIL_APPLIED)
+
+
+@checked
+@dataclass(frozen=True)
+class KBatchAsync(OfK):
+    """K-batch-async SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for k
+    mini-batches from any learners, w <- w - eta (1/k) sum g; a learner that has pushed pulls the parameters that
+    are there at once; nobody waits or is cancelled."""
+
+    kind = "batch-async"
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        center = CentralModel(self, setting, self.k)
+        note_lock_step(setting)
+        center.go()
+
+
+@checked
+@dataclass(frozen=True)
+class SoftSync(WithServers):
+    """n-softsync (Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3): the server waits for
+    c = floor(N/n) gradients from any workers, then
+
+        w <- w - (1/c) sum_l alpha(tau_l) g_l,    alpha(tau) = alpha_0 / tau for tau > 0, else alpha_0.
+
+    A worker that has pushed pulls the parameters that are there and goes on; n = N is asynchronous SGD. Staleness
+    tau is the number of updates between the pull and the push; it is n in the mean, nearly.
+    (The paper's hardsync, which waits for everybody, is :class:`~ddlsim.ParameterServer`.)
+
+    staleness_scaling   "inverse" is the paper's alpha(tau); None keeps alpha_0; else as AsyncParameterServer's
+    servers, placement, apply_time
+                        as for :class:`~ddlsim.AsyncParameterServer`; an update is made by all servers at once
+    """
+
+    n: Count
+    staleness_scaling: ScalingChoice = "inverse"
+
+    @property
+    def label(self) -> str:
+        """The n of its name, and the scaling."""
+        scaling = self.staleness_scaling
+        name = scaling if isinstance(scaling, str) else "constant rate" if scaling is None else type(scaling).__name__
+        return f"{self.n}-softsync ({name})"
+
+    def _count(self, n_workers: int) -> int:
+        if self.n > n_workers:
+            raise ConfigError(f"SoftSync: n = {self.n}: there are {n_workers} workers; use at most {n_workers}")
+        return n_workers // self.n
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update for every c gradients."""
+        return math.ceil(steps * n_workers / self._count(n_workers))
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        scaling = scaling_named(self.staleness_scaling)
+        center = CentralModel(self, setting, self._count(len(setting.workers)), scaling)
+        note_lock_step(setting)
+        center.go()
+
+
+def _slack(value: object, where: str) -> object:
+    if isinstance(value, float) and value == math.inf:
+        return value
+    try:
+        return whole(0)(value, where)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or math.inf") from None
+
+
+@checked
+@dataclass(frozen=True)
+class StaleSynchronous(WithServers):
+    """Stale synchronous parallel (Ho et al. 2013, NIPS, section 2): every gradient is applied when it arrives,
+    w <- w - eta g_i, but no worker may run ahead of the slowest by more than `slack` clocks.
+
+    The convention here: worker i's clock is the number of its gradients that have been applied; after each it is
+    held, before it pulls, as long as clock_i - min_j clock_j > slack. slack = 0 is a barrier after every step
+    (BSP; the N gradients of a step are added, not averaged), slack = math.inf asynchronous SGD.
+    """
+
+    slack: Annotated[float, by(_slack)]
+
+    @property
+    def label(self) -> str:
+        """Its name with the slack."""
+        return f"stale synchronous (slack {self.slack})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Every gradient is an update."""
+        return steps * n_workers
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        center = CentralModel(self, setting)
+        if self.slack > 0:  # with 0 they wait for each other
+            note_lock_step(setting)
+        center.go(Op(ls.CLOCK, "the slowest worker", number=ls.MANY if math.isinf(self.slack) else int(self.slack)))
