@@ -7,7 +7,6 @@ from ddlsim.runtime.fabric import Fabric as Fabric, WithFabric as WithFabric
 from ddlsim.runtime.replica import Outer as Outer
 from ddlsim.runtime.replica import (
     Replica as Replica,
-    local_sgd as local_sgd,
     local_steps as local_steps,
     start_replicas as start_replicas,
 )

@@ -21,7 +21,7 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
 
 if TYPE_CHECKING:
-    from ddlsim.runtime.exchange import Averaging
+    pass
 
 
 class Periodic(WithFabric):
@@ -111,16 +111,6 @@ def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list
     for replica in replicas:
         setting.loop.env.process(work(replica))
     return replicas
-
-
-def local_sgd(replica: Replica, period: int, average: Averaging) -> Process:
-    """x_i <- x_i - eta g_i(x_i);   after every `period` such steps   x_i <- what all make of the average, for ever."""
-    worker, first = replica.worker, replica.step
-    while True:
-        yield from replica.local_step()
-        if (replica.step - first) % period == 0:
-            worker.params = yield from average.mean(worker, replica.step, worker.params)
-        replica.end_step()
 
 
 def local_steps(worker: Worker, n_steps: int) -> Generator[simpy.Event, object, list[Value[Array]]]:
