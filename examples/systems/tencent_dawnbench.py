@@ -57,7 +57,8 @@ def norms(shared: str | None) -> float:
             ddlsim.load_model("resnet50"), ddlsim.load_device("v100-32g"), 256, compute=PHASES[0].compute,
             precision="fp16", gradient_dtype="fp16", optimizer=rule,
         )  # fmt: skip
-        plan = ddlsim.AllReduce(overlap="none", shared_norms=gather).plan([workload] * MACHINES * GPUS)
+        strategy = ddlsim.AllReduce(overlap="none", shared_norms=gather)
+        plan = strategy.program([workload] * MACHINES * GPUS, 1).unroll(1)
         seconds[rule] = plan.execute(CLUSTER, {"all_reduce": "hierarchical", "all_gather": gather or "ring"}).seconds
     return seconds["lars"] - seconds["momentum"]
 

@@ -31,7 +31,7 @@ MADE_HERE = {
     "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval", "Summary", "Validation",
     "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table", "Model",
     "SourceText", "State", "Life", "CheckpointIntervals", "Jobs", "Placements",
-    "Tried", "positive_number", "nonnegative_number", "check_gradient",
+    "Tried", "positive_number", "nonnegative_number", "check_gradient", "slowed_duration", "slow_intervals",
 }  # fmt: skip
 #: protocols, types of functions, and errors
 NO_CALLS = {
