@@ -1,17 +1,9 @@
 """ASTRA-sim's analytical network file (YAML) into a cluster.
 
-Shape: https://github.com/astra-sim/astra-network-analytical, ``common/network-parser/NetworkParser.cc``::
-
-    topology: [ Ring, FullyConnected, Switch ]   # one building block per dimension, the innermost first
-    npus_count: [ 4, 2, 2 ]
-    bandwidth: [ 200.0, 100.0, 50.0 ]            # GB/s of each link and direction
-    latency: [ 500.0, 500.0, 1000.0 ]            # ns of each link
-
-**GB means 2**30 bytes there** (``common/NetworkFunction.cc``, ``bw_GBps_to_Bpns``), so 50 GB/s become
-53,687,091,200 bytes/s here. NPU i has the coordinates of i in mixed radix, dimension 0 fastest
-(``MultiDimTopology.cc``); in each dimension, every group of NPUs that differ only there is one building block. A
-switch costs the latency twice, once per link (``Switch.cc``). ASTRA-sim routes dimension 0 first; ddlsim takes a
-shortest path, which crosses the same dimensions, in an order of its own.
+Shape: https://github.com/astra-sim/astra-network-analytical, ``common/network-parser/NetworkParser.cc``, shown in
+docs/formats/topologies.md. **GB means 2**30 bytes there** (``common/NetworkFunction.cc``, ``bw_GBps_to_Bpns``). NPU i
+has the coordinates of i in mixed radix, dimension 0 fastest (``MultiDimTopology.cc``); in each dimension, every group
+of NPUs that differ only there is one building block. A switch costs the latency twice, once per link (``Switch.cc``).
 """
 
 from __future__ import annotations
@@ -148,8 +140,7 @@ def _number(
     rule = f"{'a whole number ' if whole else ''}{'above' if above else 'of at least'} {least:g}"
     known = finite(value)
     number = math.nan if known is None else known
-    if not (math.isfinite(number) and (number > least or (not above and number == least))) or (
-        whole and number != int(number)
-    ):
+    enough = math.isfinite(number) and (number > least or (not above and number == least))
+    if not enough or (whole and number != int(number)):
         raise source.error(_line(source, key), f"{key}: {reprlib.repr(value)} must be {rule}; correct it")
     return number

@@ -1,7 +1,6 @@
-"""Chrome trace events: the JSON under PyTorch's and Horovod's traces.
+"""Chrome trace events: the JSON under PyTorch's and Horovod's traces. Times are microseconds.
 
-Format: "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), an object with
-``traceEvents`` or a bare list, which may lack its end when the program was killed. Times are microseconds.
+Format: "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
 Shape: http://graphml.graphdrawing.org/primer/graphml-primer.html; the Zoo's attributes:
 http://www.topology-zoo.org/dataset.html. Every node is a host, which forwards as well; ``hyperedge`` and ``kind =
 "switch"`` make switches. An edge of a directed graph that has its counterpart is one direction of a cable; every other
-edge is a cable, both ways. What yEd draws is always directed: there, most edges must have their counterpart. A speed is
-what the file says: ``bandwidth``, ``LinkSpeedRaw`` (bit/s), ``LinkSpeed`` with ``LinkSpeedUnits``, or a label with a
-single rate, like "2 x 2.5 Gbps", "10GE" or "STM-4" (not "< 10 Gbps", not "1-10 Gbps").
-
-Graphs that ddlsim or networkx wrote with all its attributes are read by :func:`ddlsim.load_cluster`.
+edge is a cable, both ways. What yEd draws is always directed: there, most edges must have their counterpart.
+docs/formats/topologies.md lists the attributes with speeds. :func:`ddlsim.load_cluster` reads graphs that ddlsim or
+networkx wrote with all its attributes.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
 """Horovod's timeline (``HOROVOD_TIMELINE=file``).
 
 Shape: https://horovod.readthedocs.io/en/stable/timeline_include.html and ``horovod/common/timeline.cc``: a chrome trace
-in which every tensor is a process. Per tensor ``NEGOTIATE_ALLREDUCE`` (a tick for each rank when it was ready), then
-``ALLREDUCE``, with activities inside (``WAIT_FOR_DATA``, ``QUEUE``, ``MEMCPY_IN_FUSION_BUFFER``, ``NCCL_ALLREDUCE``)
-and type and shape at its end. A killed job leaves the list without its end; that is read, too.
-
-Tensors that were fused share one transfer, with equal begin and end: they become one :class:`Timing` of all bytes.
+in which every tensor is a process. Fused tensors share one transfer, with equal begin and end: they become one
+:class:`Timing` of all bytes. A killed job leaves the list without its end; that is read, too.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddlsim.arguments import checked
@@ -20,14 +17,8 @@ from ddlsim.imports.chrome import Event, read_events
 from ddlsim.imports.text import EntryError, LeftOut, SourceText, read_text
 from ddlsim.imports.timing import Timing
 
-_OPERATIONS = {
-    "ALLREDUCE": "all_reduce",
-    "ADASUM": "all_reduce",
-    "ALLGATHER": "all_gather",
-    "BROADCAST": "broadcast",
-    "ALLTOALL": "all_to_all",
-    "REDUCESCATTER": "reduce_scatter",
-}
+_OPERATIONS = {"ALLREDUCE": "all_reduce", "ADASUM": "all_reduce", "ALLGATHER": "all_gather", "BROADCAST": "broadcast"}
+_OPERATIONS |= {"ALLTOALL": "all_to_all", "REDUCESCATTER": "reduce_scatter"}
 _TRANSFER = re.compile(r"(?:NCCL|MPI|GLOO|CCL|DDL|MLSL)_(\w+)")
 _WIDTHS = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "uint16": 2}
 _WIDTHS |= {"int8": 1, "uint8": 1, "bool": 1}
@@ -121,13 +112,10 @@ def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> Horovod
         state.transfer = (begin.ts, seconds)
     elif begin.name in _OPERATIONS and not state.stack:
         dtype, nbytes = _size(event)
-        operation = HorovodOperation(
-            tensor=tensor, operation=_OPERATIONS[begin.name], start_s=begin.ts, negotiation_s=state.negotiation_s,
-            seconds=seconds, transfer_s=state.transfer[1], transfer_start_s=state.transfer[0], nbytes=nbytes,
-            dtype=dtype, place=f"{source.path}: traceEvents[{begin.index}]",
-        )  # fmt: skip
+        times = begin.ts, state.negotiation_s, seconds, state.transfer[1], state.transfer[0]
         state.negotiation_s, state.transfer = 0.0, (0.0, 0.0)
-        return operation
+        place = f"{source.path}: traceEvents[{begin.index}]"
+        return HorovodOperation(tensor, _OPERATIONS[begin.name], *times, nbytes, dtype, place)
     return None
 
 
@@ -146,12 +134,10 @@ def _transfers(operations: list[HorovodOperation], n_ranks: int) -> list[Timing]
         if operation.transfer_s > 0:
             key = (operation.operation, operation.transfer_start_s, operation.transfer_s)
             fused.setdefault(key, []).append(operation)
-    return [
-        Timing(
-            tool="horovod", operation=kind, n_ranks=n_ranks, seconds=seconds, statistic="single", n_reps=1,
-            nbytes=sum(part.nbytes for part in parts) if all(part.nbytes for part in parts) else 0.0,
-            dtype=parts[0].dtype, variant=f"{len(parts)} tensors fused" if len(parts) > 1 else parts[0].tensor,
-            place=parts[0].place,
-        )
-        for (kind, _, seconds), parts in sorted(fused.items(), key=lambda item: item[0][1])
-    ]  # fmt: skip
+    timings = []
+    for (kind, _, seconds), parts in sorted(fused.items(), key=lambda item: item[0][1]):
+        nbytes = sum(part.nbytes for part in parts) if all(part.nbytes for part in parts) else 0.0
+        variant = f"{len(parts)} tensors fused" if len(parts) > 1 else parts[0].tensor
+        timing = Timing("horovod", kind, n_ranks, nbytes, seconds, "single", n_reps=1, place=parts[0].place)
+        timings.append(replace(timing, dtype=parts[0].dtype, variant=variant))
+    return timings

@@ -1,4 +1,4 @@
-"""Typed access to JSON that somebody else wrote: every value is checked when it is taken out."""
+"""Typed access to JSON: every value is checked when it is taken out."""
 
 from __future__ import annotations
 
@@ -119,8 +119,7 @@ def _readable(text: str) -> str:
 
 
 def loads(text: str) -> object:
-    """Parse JSON as written by C programs: with bare ``inf`` and ``-nan``, and raw line ends in strings. Raises the
-    exceptions of ``json.loads``."""
+    """Parse JSON as C programs write it, with bare ``inf`` and ``-nan``; raises the exceptions of ``json.loads``."""
     try:
         value: object = _DECODER.decode(text)
     except json.JSONDecodeError:
@@ -129,9 +128,8 @@ def loads(text: str) -> object:
 
 
 def beginning(text: str) -> object:
-    """Return the value that a text begins with, as :func:`loads` reads it; anything may stand behind it."""
-    value: object = _DECODER.raw_decode(_readable(text))[0]
-    return value
+    """Return the value that a text begins with, as :func:`loads` reads it; anything may follow."""
+    return _DECODER.raw_decode(_readable(text))[0]
 
 
 def documents(source: SourceText) -> Iterator[Node]:
@@ -158,9 +156,8 @@ def parse_json(source: SourceText, text: str | None = None) -> Node:
     try:
         value = loads(source.text if text is None else text)
     except json.JSONDecodeError as error:
-        raise source.error(
-            error.lineno, f"is not valid JSON: {error.msg} (column {error.colno}); is the file complete?"
-        ) from None
+        what = f"{error.msg} (column {error.colno})"
+        raise source.error(error.lineno, f"is not valid JSON: {what}; is the file complete?") from None
     except RecursionError:
         raise source.error(None, "is nested too deeply; is it the right file?") from None
     except ValueError as error:  # an integer of thousands of digits

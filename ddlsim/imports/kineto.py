@@ -1,13 +1,9 @@
 """PyTorch profiler traces (Kineto): training steps, collectives, times per layer.
 
-Shape: what ``torch.profiler.profile(...).export_chrome_trace`` writes (PyTorch 1.8 to 2.x; ``.json`` or ``.json.gz``,
-https://pytorch.org/docs/stable/profiler.html and ``torch/csrc/profiler/util.cpp`` for the collectives' arguments):
-
-* steps: the spans ``ProfilerStep#n``;
-* collectives on GPUs: kernels ``nccl...Kernel_AllReduce_...``, their sizes in the kernel's arguments or in those of the
-  ``record_param_comms`` with the same ``External id``; on CPUs: the spans ``gloo:all_reduce`` with ``Input Dims``
-  (``record_shapes=True``);
-* layers: see :mod:`ddlsim.imports.kineto`.
+Shape: what ``torch.profiler.profile(...).export_chrome_trace`` writes (PyTorch 1.8 to 2.x,
+https://pytorch.org/docs/stable/profiler.html and ``torch/csrc/profiler/util.cpp`` for the collectives' arguments).
+Sizes of GPU collectives are in the kernel's arguments or in those of the ``record_param_comms`` with the same
+``External id``; on CPUs, in the ``Input Dims`` of spans such as ``gloo:all_reduce``.
 
 A collective's kernel runs from when its own rank gets there, so its time contains waiting for the slowest rank:
 :func:`fastest_over_ranks` takes the minimum over the ranks' traces.
@@ -35,8 +31,6 @@ from ddlsim.imports.json_values import finite
 from ddlsim.imports.text import EntryError, LeftOut, SourceText, read_text
 from ddlsim.imports.timing import Timing
 from ddlsim.workload.compute import Workload
-
-# ---------------------------------------------------------------- times of layers
 
 _MODULE = re.compile(r"nn\.Module: (.+)")
 _BACKWARD = "autograd::engine::evaluate_function:"
@@ -106,11 +100,8 @@ def layer_times(spans: Sequence[Event], steps: Sequence[tuple[float, float]]) ->
         step = bisect.bisect_right(starts, event.ts) - 1
         calls[name] += step >= 0 and event.ts <= windows[step][1]
     middle = {key: statistics.median(seconds) for key, seconds in table.items()}
-    return [
-        LayerTime(name, middle["f", name], middle["b", name], calls[name] / len(windows))
-        for name in names
-        if calls[name]
-    ]
+    names = [name for name in names if calls[name]]
+    return [LayerTime(name, middle["f", name], middle["b", name], calls[name] / len(windows)) for name in names]
 
 
 def input_samples(spans: Sequence[Event]) -> int:
@@ -184,15 +175,14 @@ def _kernel_costs(
     return costs
 
 
-# ---------------------------------------------------------------- traces
-
-#: torch.nn class, without its dimension -> layer type of a model file
-_TYPES = {
-    "Conv": "conv", "Linear": "dense", "BatchNorm": "batch_norm", "SyncBatchNorm": "batch_norm",
-    "LayerNorm": "layer_norm", "Embedding": "embedding", "EmbeddingBag": "embedding_bag", "ReLU": "relu",
-    "GELU": "gelu", "Tanh": "tanh", "Sigmoid": "sigmoid", "MaxPool": "max_pool", "AvgPool": "avg_pool",
-    "AdaptiveAvgPool": "adaptive_avg_pool", "Dropout": "dropout", "Flatten": "flatten",
+#: layer type of a model file -> torch.nn classes, without their dimension
+_CLASSES = {
+    "conv": "Conv", "dense": "Linear", "batch_norm": "BatchNorm SyncBatchNorm", "layer_norm": "LayerNorm",
+    "embedding": "Embedding", "embedding_bag": "EmbeddingBag", "relu": "ReLU", "gelu": "GELU", "tanh": "Tanh",
+    "sigmoid": "Sigmoid", "max_pool": "MaxPool", "avg_pool": "AvgPool", "adaptive_avg_pool": "AdaptiveAvgPool",
+    "dropout": "Dropout", "flatten": "Flatten",
 }  # fmt: skip
+_TYPES = {name: kind for kind, names in _CLASSES.items() for name in names.split()}
 _LEARNED = ("conv", "dense", "batch_norm", "layer_norm", "embedding", "embedding_bag")
 
 
@@ -219,29 +209,20 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
     for kind in _LEARNED:
         n_model, n_trace = types.count(kind), len(found.get(kind, []))
         if n_model != n_trace:
-            raise ConfigError(
-                f"the trace calls {n_trace} modules that are {kind!r}, the model {workload.model.name!r} has {n_model};"
-                f" take the model that was traced"
-            )
+            what = f"{n_trace} modules that are {kind!r}, the model {workload.model.name!r} has {n_model}"
+            raise ConfigError(f"the trace calls {what}; take the model that was traced")
     forward, backward = workload.forward.copy(), workload.backward.copy()
     for kind, modules in found.items():
         places = np.flatnonzero([name == kind for name in types])
-        for times, measured in (
-            (forward, [module.forward_s for module in modules]),
-            (backward, [module.backward_s for module in modules]),
-        ):
+        for times, measured in ((forward, [m.forward_s for m in modules]), (backward, [m.backward_s for m in modules])):
             if len(places) == len(modules):
                 times[places] = measured
             elif len(places):
                 old = times[places]
                 share = old / old.sum() if old.sum() > 0 else np.full(len(places), 1 / len(places))
                 times[places] = sum(measured) * share
-    return replace(
-        workload,
-        forward=forward,
-        backward=backward,
-        basis=f"profile of {sum(len(modules) for modules in found.values())} modules",
-    )
+    basis = f"profile of {sum(map(len, found.values()))} modules"
+    return replace(workload, forward=forward, backward=backward, basis=basis)
 
 
 def _type_of(layer: LayerTime) -> str | None:
@@ -250,10 +231,8 @@ def _type_of(layer: LayerTime) -> str | None:
     if name == "Identity" or name.endswith("Loss"):
         return None
     if name not in _TYPES:
-        raise ConfigError(
-            f"the trace has the module {layer.name!r}, of a class that no layer of a model file stands for; "
-            f"leave its time out, or describe the model with known layers ({listed(sorted(_TYPES))})"
-        )
+        hint = f"leave its time out, or describe the model with known layers ({listed(sorted(_TYPES))})"
+        raise ConfigError(f"the trace has the module {layer.name!r}, of a class that no layer has; {hint}")
     return _TYPES[name]
 
 
@@ -315,22 +294,33 @@ def _covered(intervals: npt.NDArray[np.float64], event: Event) -> float:
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 _KERNEL = re.compile(r"(?:nccl|rccl|msccl)\w*?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
 _CPU = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
-#: names of collectives, in lower case and without underscores
-_OPERATIONS = {
-    "allreduce": "all_reduce", "allreducecoalesced": "all_reduce", "allgather": "all_gather",
-    "allgatherbase": "all_gather", "allgatherintotensorcoalesced": "all_gather", "allgathersingle": "all_gather",
-    "reducescatter": "reduce_scatter", "reducescatterbase": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter", "broadcast": "broadcast", "reduce": "reduce",
-    "alltoall": "all_to_all", "alltoallv": "all_to_all", "alltoallbase": "all_to_all", "gather": "gather",
-    "scatter": "scatter", "send": "p2p", "recv": "p2p", "sendrecv": "p2p",
-}  # fmt: skip
-#: torch's names of types -> numpy's, bytes
-_DTYPES = {
-    "float": ("float32", 4), "double": ("float64", 8), "half": ("float16", 2), "c10::half": ("float16", 2),
-    "bfloat16": ("bfloat16", 2), "c10::bfloat16": ("bfloat16", 2), "int": ("int32", 4), "long": ("int64", 8),
-    "long int": ("int64", 8), "short": ("int16", 2), "byte": ("uint8", 1), "char": ("int8", 1),
-    "unsigned char": ("uint8", 1), "signed char": ("int8", 1), "bool": ("bool", 1),
-}  # fmt: skip
+#: operation -> its names in lower case and without underscores
+_NAMES = {
+    "all_reduce": "allreduce allreducecoalesced",
+    "all_gather": "allgather allgatherbase allgatherintotensorcoalesced allgathersingle",
+    "reduce_scatter": "reducescatter reducescatterbase reducescattertensorcoalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "all_to_all": "alltoall alltoallv alltoallbase",
+    "gather": "gather",
+    "scatter": "scatter",
+    "p2p": "send recv sendrecv",
+}
+_OPERATIONS = {name: operation for operation, names in _NAMES.items() for name in names.split()}
+#: (numpy's name of a type, bytes) -> torch's names
+_TYPE_NAMES = {
+    ("float32", 4): "float",
+    ("float64", 8): "double",
+    ("float16", 2): "half, c10::half",
+    ("bfloat16", 2): "bfloat16, c10::bfloat16",
+    ("int32", 4): "int",
+    ("int64", 8): "long, long int",
+    ("int16", 2): "short",
+    ("uint8", 1): "byte, unsigned char",
+    ("int8", 1): "char, signed char",
+    ("bool", 1): "bool",
+}
+_DTYPES = {name: dtype for dtype, names in _TYPE_NAMES.items() for name in names.split(", ")}
 
 
 @dataclass(frozen=True)
@@ -373,15 +363,9 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
     for event in marks:
         with left_out:
             steps.append(_step(source, event, n_ranks, batch_size))
-    trace = KinetoTrace(
-        steps=tuple(steps),
-        collectives=tuple(_collectives(source, spans, n_ranks, left_out)),
-        layers=tuple(layer_times(spans, [(event.ts, event.end) for event in marks])),
-        rank=rank,
-        n_ranks=n_ranks,
-        batch_size=input_samples(spans),
-        overlap_slowdown=overlap_slowdown(spans),
-    )
+    collectives = tuple(_collectives(source, spans, n_ranks, left_out))
+    layers = tuple(layer_times(spans, [(event.ts, event.end) for event in marks]))
+    trace = KinetoTrace(tuple(steps), collectives, layers, rank, n_ranks, input_samples(spans), overlap_slowdown(spans))
     left_out.tell(trace.steps or trace.collectives or trace.layers)
     if not (trace.steps or trace.collectives or trace.layers):
         raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")
@@ -394,14 +378,13 @@ def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
         return 0, 1
     rank, n_ranks = info.get("rank", 0), info.get("world_size", 1)
     if not (isinstance(rank, int) and isinstance(n_ranks, int) and 0 <= rank < n_ranks):
-        raise source.error(
-            None, f"distributedInfo: rank = {shown(rank)} of world_size = {shown(n_ranks)} makes no sense"
-        )
+        what = f"rank = {shown(rank)} of world_size = {shown(n_ranks)} makes no sense"
+        raise source.error(None, f"distributedInfo: {what}")
     return rank, n_ranks
 
 
 def _is_step(event: Event) -> bool:
-    return _STEP.match(event.name) is not None and not event.category.startswith("gpu")
+    return bool(_STEP.match(event.name)) and not event.category.startswith("gpu")
 
 
 def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
@@ -412,9 +395,6 @@ def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None
     return Timing(
         "kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, variant=event.name, place=place
     )
-
-
-# ---------------------------------------------------------------------------------------------------- collectives
 
 
 def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out: LeftOut) -> list[Timing]:

@@ -1,11 +1,9 @@
 """What hwloc saves (``lstopo machine.xml``, versions 1 to 2) into a cluster: packages, PCI bridges, GPUs, NICs.
 
-Shape: https://www.open-mpi.org/projects/hwloc/doc/ and ``hwloc2.dtd``: nested ``<object>`` elements; ``pci_type`` is
-class and vendor, ``pci_link_speed`` is GB/s in each direction, now. PCIe carries as much of it as NCCL counts
-(``topo.cc``: 0.75 of 0.985 GB/s per lane of 8 GT/s), so that both tools' files of a machine give the same cluster.
-Sockets are as fast as NCCL assumes. NVLinks and xGMI stand in the matrices of bandwidths (MB/s) that hwloc has with
-NVML and ROCm SMI (``<distances2 name="NVLinkBandwidth">``); without them they are an argument. NICs' speeds are not in
-the file.
+Shape: https://www.open-mpi.org/projects/hwloc/doc/ and ``hwloc2.dtd``; ``pci_type`` is class and vendor,
+``pci_link_speed`` is GB/s in each direction, now. PCIe carries as much of it as NCCL counts (``topo.cc``: 0.75 of
+0.985 GB/s per lane of 8 GT/s), so that both tools' files of a machine give the same cluster. NVLinks and xGMI stand in
+matrices of bandwidths (MB/s); without them they are an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from pathlib import Path
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
-from ddlsim.imports.machines import assemble, copies, pcie_rate
+from ddlsim.imports.machines import assemble, pcie_rate
 from ddlsim.imports.pci_tree import RATE, PciTree, bus_id, computes
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
@@ -57,9 +55,8 @@ def read_lstopo(
         raise root.error(f"has {len(machines)} machines; save one with lstopo")
     usual = pcie_rate(pcie_bandwidth, device)
     nic = None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
-    tree = PciTree(
-        nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency"), nic
-    )
+    latencies = nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency")
+    tree = PciTree(*latencies, nic)
     reader = _Reader(machines[0], usual)
     n_links = reader.add_links(root)
     if n_links and nvlink_bandwidth is not None:
@@ -67,9 +64,8 @@ def read_lstopo(
     machine = tree.machine(reader.cpus)
     if not machine.gpus:
         displays = f", but {reader.n_displays} displays" if reader.n_displays else ""
-        raise root.error(
-            f"has no GPU (PCI devices of class 03 or 12){displays}; save it on a machine that has, with I/O devices"
-        )
+        hint = "save it on a machine that has, with I/O devices"
+        raise root.error(f"has no GPU (PCI devices of class 03 or 12){displays}; {hint}")
     if nvlink_bandwidth is not None:
         tree.add_nvswitch(machine, positive(nvlink_bandwidth, "bandwidth", "nvlink_bandwidth"))
     if reader.n_slow:
@@ -85,7 +81,7 @@ def read_lstopo(
     if n_hosts == 1 and nic is not None:
         raise root.error(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
     notes = [f"PCIe carries {_CARRIED:.0%} of the links' speed, as NCCL counts (src/graph/topo.cc)", *reader.notes]
-    return assemble(root.source.path, copies(machine, n_hosts), device, network_latency, [*notes, *tree.notes])
+    return assemble(root.source.path, [machine] * n_hosts, device, network_latency, [*notes, *tree.notes])
 
 
 def _info(element: Element, name: str) -> str:
@@ -110,14 +106,12 @@ class _Reader:
         self.packages = [element for element in walk(machine) if element.get("type", "") in _PACKAGES] or [machine]
         self.numbers = {id(package): i for i, package in enumerate(self.packages)}
         arch = _info(machine, "Architecture")
-        self.cpus = [
-            Element(package.source, package.line, "cpu", {
-                "numaid": str(i), "arch": _ARCHITECTURES.get(arch, arch), "vendor": _info(package, "CPUVendor"),
-                "familyid": _whole(_info(package, "CPUFamilyNumber"), 6),
-                "modelid": _whole(_info(package, "CPUModelNumber"), 0),
-            })
-            for i, package in enumerate(self.packages)
-        ]  # fmt: skip
+        self.cpus: list[Element] = []
+        for i, package in enumerate(self.packages):
+            about = {"numaid": str(i), "arch": _ARCHITECTURES.get(arch, arch), "vendor": _info(package, "CPUVendor")}
+            about["familyid"] = _whole(_info(package, "CPUFamilyNumber"), 6)
+            about["modelid"] = _whole(_info(package, "CPUModelNumber"), 0)
+            self.cpus.append(Element(package.source, package.line, "cpu", about))
         parts = [part for part in walk(machine) if part.get("type", "") == "OSDev"]
         self.rdma = any(part.get("osdev_type", "") in _OPEN_FABRICS for part in parts)
         unplaced = self._visit(machine, [])
@@ -170,11 +164,8 @@ class _Reader:
             self.n_displays += 1
             self.notes.append(f"display left out: {vendor}:{device}, PCI {busid}")
         elif kind.startswith("02"):
-            names = [
-                each.get("name", "?")
-                for each in _devices(element)
-                if not self.rdma or each.get("osdev_type", "") in _OPEN_FABRICS
-            ]
+            fabrics = [part for part in _devices(element) if part.get("osdev_type", "") in _OPEN_FABRICS]
+            names = [part.get("name", "?") for part in (fabrics if self.rdma else _devices(element))]
             nic = Element(element.source, element.line, "nic", {})
             nic.children += [Element(element.source, element.line, "net", {"name": name}) for name in names[:1]]
             pci.children.append(nic)

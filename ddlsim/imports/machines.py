@@ -49,10 +49,8 @@ def assemble(
         _add(graph, f"node{i}", machine, device)
         if len(machines) > 1:
             if not machine.ports:
-                raise ConfigError(
-                    f"{source}: a machine without a NIC of known speed cannot be joined with others; read one, or give "
-                    f"nic_bandwidth"
-                )
+                hint = "cannot be joined with others; read one, or give nic_bandwidth"
+                raise ConfigError(f"{source}: a machine without a NIC of known speed {hint}")
             graph.add_node("network", kind="switch")
             for port, bandwidth in machine.ports:
                 connect(graph, f"node{i}.{port}", "network", "nic", bandwidth, latency)
@@ -64,7 +62,7 @@ PCIE_BANDWIDTH = {3: 12e9, 4: 25e9, 5: 50e9}
 
 
 def pcie_rate(pcie_bandwidth: Quantity | None, device: str | None) -> float:
-    """Return the bytes/s of PCIe links: as given, or of the device's PCIe generation (3 if unknown)."""
+    """Return the bytes/s of PCIe links: `pcie_bandwidth`, or by the device's PCIe generation (3 if unknown)."""
     if pcie_bandwidth is not None:
         return positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
     known = load_device(device).pcie_generation if device is not None and device in device_names() else None
@@ -77,11 +75,6 @@ def named_cluster(graph: Graph, source: Path) -> Cluster:
         return Cluster.from_graph(graph)
     except ConfigError as error:
         raise type(error)(f"{source}: {error}") from None
-
-
-def copies(machine: Machine, n_hosts: int) -> list[Machine]:
-    """Return `machine` as often as there are hosts."""
-    return [machine] * n_hosts
 
 
 def _add(graph: Graph, host: str, machine: Machine, device: str | None) -> None:

@@ -1,13 +1,7 @@
 """MLPerf training logs: ``:::MLLOG {json}`` lines, and what the first rounds, v0.5 and v0.6, had instead.
 
 Shape: https://github.com/mlcommons/logging (``mlperf_logging/mllog``; keys in ``constants.py``), with any prefix before
-the three colons; v0.5 and v0.6: https://github.com/mlperf/training (the package mlperf_compliance) and
-the logs in https://github.com/mlperf/training_results_v0.6::
-
-    0: :::MLLOG {"namespace": "", "time_ms": 1719843792116, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", ...}
-    :::MLL 1558641718.611 eval_accuracy: {"value": 25.2, "metadata": {"epoch_num": 2, "lineno": 89, "file": "t.py"}}
-    :::MLPv0.5.0 resnet 1541711427.12 (run.py:10) eval_accuracy: {"epoch": 4, "value": 0.32}
-    MLPerf: resnet [06/13/19 00:32:19], eval_accuracy: {"value": 14.488%, "epoch": 3}
+the three colons; v0.5 and v0.6: https://github.com/mlperf/training (the package mlperf_compliance).
 
 Several ranks may log the same: of one-time keys the first counts, repeated accuracies and epochs are dropped. Object
 detection logs two accuracies at a time (boxes and masks), as a list or under names, image generation under ``metric``.
@@ -34,10 +28,8 @@ from ddlsim.imports.timing import Timing
 _MLLOG = re.compile(r":::MLL(?:OG\s*|\s+(?P<time>[\d.]+)\s+(?P<key>\w+):\s*)(?=\{)")
 _KEY = re.compile(r'"key":\s*"(\w+)"')
 #: keys that a run is made of
-_COUNT = {
-    "submission_benchmark", "global_batch_size", "train_samples", "run_start", "run_stop", "run_final", "eval_accuracy",
-    "epoch_start", "epoch_stop", "block_start", "block_stop", "throughput", "tracked_stats",
-}  # fmt: skip
+_COUNT = {"submission_benchmark", "global_batch_size", "train_samples", "run_start", "run_stop", "run_final"}
+_COUNT |= {"eval_accuracy", "epoch_start", "epoch_stop", "block_start", "block_stop", "throughput", "tracked_stats"}
 _MARK = re.compile(r":::MLL(?:OG\b|\s)")
 _OLD = re.compile(
     r"(?::::MLPv0\.[56](?:\.\d+)?\s+(?P<benchmark>\S+)\s+(?P<time>[\d.]+)\s+\([^)]*\)"
@@ -106,8 +98,7 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     left_out = LeftOut(ConfigError)
     for number, line in source.lines():
         with left_out:
-            for entry in _entries(source, number, line, broken):
-                entries.append(entry)
+            entries.extend(_entries(source, number, line, broken))
     notes = source.notes
     if broken:
         keys = ", ".join(sorted(set(broken)))
@@ -141,18 +132,12 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     if start is not None and stop is None:
         seconds = entries[-1].time_s - begin
         notes += (f"{source.path}: ends {seconds:.6g} s after run_start without run_stop: was the run killed?",)
-    return MlperfRun(
-        benchmark=_benchmark(source, once),
-        status="killed" if start is not None and stop is None else _status(stop),
-        run_s=stop.time_s - begin if start is not None and stop is not None else math.nan,
-        global_batch_size=batch,
-        train_samples=samples,
-        accuracies=tuple(row for row, _ in accuracies),
-        metrics=tuple(name for _, name in accuracies),
-        epochs=tuple((number, seconds) for number, seconds, _ in epochs),
-        timings=tuple(timings),
-        notes=notes,
-    )
+    status = "killed" if start is not None and stop is None else _status(stop)
+    run_s = stop.time_s - begin if start is not None and stop is not None else math.nan
+    rows, names = tuple(row for row, _ in accuracies), tuple(name for _, name in accuracies)
+    lengths = tuple((number, seconds) for number, seconds, _ in epochs)
+    about = _benchmark(source, once), status, run_s, batch, samples
+    return MlperfRun(*about, rows, names, lengths, tuple(timings), notes)
 
 
 def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> Iterator[_Entry]:

@@ -2,19 +2,15 @@
 
 Shape: https://github.com/NVIDIA/nccl-tests, ``src/util.cu`` (table and JSON), ``doc/PERFORMANCE.md`` (algbw and busbw);
 tables since 2019 have the same columns, with ``error`` (a deviation) where newer ones count ``#wrong`` values.
-``size`` is the whole buffer in bytes, ``time`` microseconds per operation (mean over the iterations),
-algbw = size / time, busbw = algbw * factor, for n ranks: all-reduce 2(n-1)/n; all-gather, reduce-scatter, all-to-all,
-gather, scatter (n-1)/n; broadcast, reduce, sendrecv 1. GB is 1e9 bytes.
+``size`` is the whole buffer in bytes, ``time`` microseconds per operation (mean over the iterations), GB 1e9 bytes.
 
 Logs often lack the line that names the program. Then the rows say it: by busbw / algbw, whether there is a reduction or
 a root, and how many elements of ``count`` make ``size`` (``src/*.cu``, ``GetCollByteCount``): parts of it, or all.
 
-What rccl-tests write into a file (``-x file -Z json`` or ``csv``): a row for every size and variant.
-
-Shape: https://github.com/ROCm/rccl-tests, ``src/common.cu`` (Reporter): JSON objects, one a line or in a list, or CSV,
-whose heading leaves ``nodes`` out in some versions. ``time`` is in microseconds. ``ranks`` are processes, with
-``gpusPerRank`` GPUs each; ``nodes`` is the number of groups that ran side by side unless it was built to mean machines,
-so machines are known where it is above 1, or where there is one process (``gpus``).
+rccl-tests (https://github.com/ROCm/rccl-tests, ``src/common.cu``, Reporter) write JSON objects, one a line or in a
+list, or CSV, whose heading leaves ``nodes`` out in some versions. ``ranks`` are processes, with ``gpusPerRank`` GPUs
+each; ``nodes`` is the number of groups that ran side by side unless it was built to mean machines, so machines are
+known where it is above 1, or where there is one process (``gpus``).
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ import csv
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddlsim.arguments import Count, checked
@@ -34,11 +30,8 @@ from ddlsim.imports.text import LeftOut, SourceText, nonnegative_number, positiv
 from ddlsim.imports.timing import Timing
 
 #: program -> operation
-PROGRAMS = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
-    "scatter": "scatter", "sendrecv": "p2p",
-}  # fmt: skip
+PROGRAMS = {name: name for name in ("all_reduce", "all_gather", "reduce_scatter")} | {"alltoall": "all_to_all"}
+PROGRAMS |= {name: name for name in ("broadcast", "reduce", "gather", "scatter")} | {"sendrecv": "p2p"}
 #: the second sends every rank another size (rccl-tests, src/alltoallv.cu)
 OTHERS = ("hypercube", "alltoallv")
 OPERATIONS = tuple(PROGRAMS.values())
@@ -145,11 +138,9 @@ def check_bus(timing: Timing, algbw: float, busbw: float) -> None:
     """Refuse a row whose busbw says that operation or ranks are others than assumed."""
     factor = bus_factor(timing.operation, timing.n_ranks)
     if not is_bus(factor, algbw, busbw):
-        raise ConfigError(
-            f"{timing.place}: busbw = {busbw:g} is not algbw = {algbw:g} times "
-            f"{factor:g}, which {timing.operation} among {timing.n_ranks} ranks "
-            f"has; give the right operation and n_ranks"
-        )
+        what = f"busbw = {busbw:g} is not algbw = {algbw:g} times {factor:g}"
+        which = f"which {timing.operation} among {timing.n_ranks} ranks has"
+        raise ConfigError(f"{timing.place}: {what}, {which}; give the right operation and n_ranks")
 
 
 #: the first line of a CSV
@@ -196,14 +187,13 @@ def rccl_timing(row: Node, operation: str | None, n_ranks: int | None) -> Timing
     nbytes = row["size"].nonnegative()
     if n > 1 and abs(algbw * micros * 1e3 / n - nbytes) < 0.01 * nbytes:
         nbytes *= n  # what a rank receives: all that there was to tell of a reduce-scatter until 2025
-    hosts = n_hosts if n == ranks[0] and (n_hosts > 1 or row.has("gpus")) else 0
+    hosts = n_hosts if n_hosts > 1 or row.has("gpus") else 0
     dtype, place = DTYPES.get(row["type"].text(), row["type"].text()), row.place.rstrip(": ")
     variant = "in-place" if row["inplace"].number() else "out-of-place"
-    timing = Timing(
-        "nccl-tests", operation, n, nbytes, micros * 1e-6, n_hosts=hosts, dtype=dtype, variant=variant, place=place
-    )
+    hosts = hosts if n == ranks[0] else 0
+    timing = Timing("nccl-tests", operation, n, nbytes, micros * 1e-6, n_hosts=hosts, variant=variant, place=place)
     check_bus(timing, algbw, busbw)
-    return timing
+    return replace(timing, dtype=dtype)
 
 
 def is_rccl(document: Node) -> bool:
@@ -231,6 +221,10 @@ class _Run:
     n_ranks: int
     n_hosts: int
     n_reps: int | None
+
+    def timing(self, nbytes: float, seconds: float, dtype: str, variant: str, place: str) -> Timing:
+        timing = Timing("nccl-tests", self.operation, self.n_ranks, nbytes, seconds, variant=variant, place=place)
+        return replace(timing, n_hosts=self.n_hosts, n_reps=self.n_reps, dtype=DTYPES.get(dtype, dtype))
 
 
 @checked
@@ -270,9 +264,6 @@ def read_nccl_tests(
     if not rows:
         raise source.error(None, "has no row of nccl-tests (size, count, type, ..., busbw); did the run fail?")
     return tuple(rows)
-
-
-# ----------------------------------------------------------------------------------------------------- the table
 
 
 def _tables(source: SourceText, left_out: LeftOut) -> list[Table]:
@@ -340,9 +331,8 @@ def _row(source: SourceText, number: int, line: str, columns: list[str], in_plac
         gaps = [len(gap) for gap in re.findall(r"\S(\s+)(?=\S)", line)]
         variants = variants[1:] if gaps[len(line.split()) - len(words) + starts[0] - 1] > _BLANK else variants[:1]
     elif len(words) < width:
-        raise source.entry_error(
-            number, f"has {len(words)} of {width} columns; was other output (NCCL_DEBUG) mixed into the row?"
-        )
+        reason = f"has {len(words)} of {width} columns; was other output (NCCL_DEBUG) mixed into the row?"
+        raise source.entry_error(number, reason)
     times = {
         variant: dict(zip(columns[start : start + 4], words[start : start + 4], strict=False))
         for start, variant in zip(starts, variants, strict=False)
@@ -398,19 +388,12 @@ def _listed(table: Table) -> tuple[int, int]:
 
 def _timing(source: SourceText, row: Row, run: _Run, variant: str) -> Timing:
     cells = row.times[variant]
-    timing = Timing(
-        tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
-        nbytes=nonnegative_number(source, row.line, row.words[0], "size"),
-        seconds=positive_number(source, row.line, cells["time"], "time") * 1e-6,
-        n_reps=run.n_reps, dtype=DTYPES.get(row.words[2], row.words[2]), variant=variant,
-        place=f"{source.path}:{row.line}",
-    )  # fmt: skip
+    nbytes = nonnegative_number(source, row.line, row.words[0], "size")
+    seconds = positive_number(source, row.line, cells["time"], "time") * 1e-6
+    timing = run.timing(nbytes, seconds, row.words[2], variant, f"{source.path}:{row.line}")
     algbw, busbw = (nonnegative_number(source, row.line, cells[name], name) for name in ("algbw", "busbw"))
     check_bus(timing, algbw, busbw)
     return timing
-
-
-# ------------------------------------------------------------------------------------------------------ the JSON
 
 
 def _read_json(
@@ -483,11 +466,9 @@ def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:
         each = result[f"{key}_per_iter"]
         seconds = each["p50_us"].positive() * 1e-6
         low, high = each["min_us"].positive() * 1e-6, each["max_us"].positive() * 1e-6
-    timing = Timing(
-        tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
-        nbytes=result["size"].nonnegative(), seconds=seconds, statistic="mean" if low is None else "median",
-        min_s=low, max_s=high, n_reps=run.n_reps,
-        dtype=DTYPES.get(result["type"].text(), result["type"].text()), variant=variant, place=body.place,
-    )  # fmt: skip
+    nbytes, dtype = result["size"].nonnegative(), result["type"].text()
+    timing = run.timing(nbytes, seconds, dtype, variant, body.place)
+    if low is not None:
+        timing = replace(timing, statistic="median", min_s=low, max_s=high)
     check_bus(timing, body["alg_bw"].number(), body["bus_bw"].number())
     return timing

@@ -1,11 +1,8 @@
 """The topology that NCCL detects (``NCCL_TOPO_DUMP_FILE``, the format of ``NCCL_TOPO_FILE``) into a cluster.
 
 Shape and constants: https://github.com/NVIDIA/nccl, ``src/graph/xml.cc``, ``topo.cc``, ``topo.h``; for AMD's GPUs the
-same files of https://github.com/ROCm/rccl. The file has counts and generations; bandwidths are those that NCCL itself
-assumes, per direction: NVLinks by compute capability, xGMI by architecture, PCIe lanes by generation (80 % of the raw
-rate and less), sockets by CPU model. NCCL knows no latencies; those of :class:`~ddlsim.cluster.MultiGpu` stand in. As
-in NCCL, all NVSwitches of a machine are one; a PCIe bridge with a single device below it is left out, and so is what
-leads to no GPU or NIC.
+same files of https://github.com/ROCm/rccl. The file has counts and generations; :mod:`ddlsim.imports.pci_tree` has the
+bandwidths that NCCL assumes. NCCL knows no latencies; those of :class:`~ddlsim.cluster.MultiGpu` stand in.
 
 Clouds hand out files that NCCL completes on the machine (``NCCL_TOPO_FILE``): no ``<gpu>``, but PCI devices of class
 0x03.... (GPU) and 0x02.... (NIC), or without class at all. They say nothing of NVLinks and NICs' speeds: those, and how
@@ -20,16 +17,14 @@ from pathlib import Path
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
-from ddlsim.imports.machines import assemble, copies
+from ddlsim.imports.machines import assemble
 from ddlsim.imports.pci_tree import GPU_CLASSES, NIC_CLASS, PciTree, bus_id, computes, has_speed
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
 
 #: tag -> what may stand in it (xml.cc, the handlers)
-_TAGS = {
-    "system": {"cpu"}, "cpu": {"pci", "nic"}, "pci": {"pci", "gpu", "nic", "pcilink"}, "nic": {"net"},
-    "gpu": {"nvlink", "xgmi", "c2c"}, "net": set[str](), "pcilink": set(), "nvlink": set(), "xgmi": set(), "c2c": set(),
-}  # fmt: skip
+_TAGS = {"system": {"cpu"}, "cpu": {"pci", "nic"}, "pci": {"pci", "gpu", "nic", "pcilink"}, "nic": {"net"}}
+_TAGS |= {"gpu": {"nvlink", "xgmi", "c2c"}} | {tag: set() for tag in ("net", "pcilink", "nvlink", "xgmi", "c2c")}
 
 
 @checked
@@ -69,12 +64,8 @@ def read_nccl_topology(
     nic = None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
     if nic is not None and all(has_speed(element) for element in walk(root) if element.tag == "net"):
         raise root.error("says how fast the NICs are; leave nic_bandwidth out")
-    reader = PciTree(
-        nonnegative(pcie_latency, "time", "pcie_latency"),
-        nonnegative(nvlink_latency, "time", "nvlink_latency"),
-        nic,
-        virtual_nics,
-    )
+    latencies = nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency")
+    reader = PciTree(*latencies, nic, virtual_nics)
     hosts: dict[str, list[Element]] = {}
     for cpu in root.find("cpu"):
         hosts.setdefault(cpu.get("host_hash", ""), []).append(cpu)
@@ -85,7 +76,7 @@ def read_nccl_topology(
         raise root.error(f"has no <gpu> and no <pci> of class 0x03{hint}; dump the topology from a run that uses GPUs")
     if n_hosts != 1 and len(machines) > 1:
         raise root.error(f"describes {len(machines)} machines already; leave n_hosts out")
-    machines = machines if len(machines) > 1 else copies(machines[0], n_hosts)
+    machines = machines if len(machines) > 1 else [machines[0]] * n_hosts
     if nvlink_bandwidth is not None:
         nvlink = positive(nvlink_bandwidth, "bandwidth", "nvlink_bandwidth")
         for machine in {id(machine): machine for machine in machines}.values():

@@ -1,9 +1,7 @@
-"""iperf3 and ping: what every administrator has measured already.
+"""iperf3 and ping.
 
-iperf3: https://software.es.net/iperf/ (``end.sum_received``, ``end.sum_sent``, ``end.sum`` for UDP, and the same with
-``_bidir_reverse`` under ``--bidir``), rates in bits/s; ``--json-stream`` writes the same parts as a line each. What it
-prints without ``-J`` has three digits: its lines "receiver", of each stream and ``[SUM]``, bytes in powers of 1024
-(``units.c``). ping: the lines that iputils, the BSDs, macOS and busybox print.
+iperf3: https://software.es.net/iperf/; without ``-J`` it prints bytes in powers of 1024 (``units.c``). ping: the lines
+that iputils, the BSDs, macOS and busybox print. docs/formats/benchmarks.md describes both.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ddlsim.arguments import checked
@@ -100,9 +99,16 @@ def _printed_row(
     nbytes = positive_number(source, number, total[5], "Transfer") * 1024.0 ** " KMGT".index(total[6] or " ")
     if seconds <= 0:
         raise source.entry_error(number, "takes no time; repeat the measurement")
-    direction = "from server" if (way == "R" or (reverse and not way)) else "to server"
-    operation, place = "bidirectional" if n_ways > 1 else "stream", f"{source.path}:{number}"
-    variant = f"{direction}, {n_streams} streams" if n_streams > 1 else direction
+    variant = _streams("from server" if (way == "R" or (reverse and not way)) else "to server", n_streams)
+    return _stream(n_ways > 1, nbytes, seconds, variant, f"{source.path}:{number}")
+
+
+def _streams(direction: str, n_streams: int) -> str:
+    return f"{direction}, {n_streams} streams" if n_streams > 1 else direction
+
+
+def _stream(both_ways: bool, nbytes: float, seconds: float, variant: str, place: str) -> Timing:
+    operation = "bidirectional" if both_ways else "stream"
     return Timing("iperf3", operation, 2, nbytes, seconds, "single", n_reps=1, n_hosts=2, variant=variant, place=place)
 
 
@@ -132,10 +138,8 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
     nbytes = total["bytes"].nonnegative() * (1 - lost)
     if nbytes <= 0:
         raise total.error("says that nothing was received; repeat the measurement")
-    operation = "bidirectional" if suffix or end.has("sum_received_bidir_reverse") else "stream"
-    variant, place = f"{direction}, {n_streams} streams" if n_streams > 1 else direction, total.place
-    seconds = total["seconds"].positive()
-    return Timing("iperf3", operation, 2, nbytes, seconds, "single", n_reps=1, n_hosts=2, variant=variant, place=place)
+    both_ways = bool(suffix) or end.has("sum_received_bidir_reverse")
+    return _stream(both_ways, nbytes, total["seconds"].positive(), _streams(direction, n_streams), total.place)
 
 
 @checked
@@ -190,8 +194,6 @@ def _ping_row(
         low, middle, high = min(replies), statistics.median(replies), max(replies)
     if middle <= 0:
         raise source.entry_error(line, "the average of 0 ms is below what ping resolves; leave it out")
-    return Timing(
-        tool="ping", operation="round_trip", n_ranks=2, n_hosts=2, nbytes=nbytes, seconds=middle,
-        statistic="median" if replies else "mean", min_s=low, max_s=high, n_reps=len(replies) or None, variant=host,
-        place=f"{source.path}:{line}",
-    )  # fmt: skip
+    statistic, place = "median" if replies else "mean", f"{source.path}:{line}"
+    timing = Timing("ping", "round_trip", 2, nbytes, middle, statistic, n_hosts=2, variant=host, place=place)
+    return replace(timing, min_s=low, max_s=high, n_reps=len(replies) or None)

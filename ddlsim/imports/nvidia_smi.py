@@ -1,14 +1,9 @@
-"""The matrix of ``nvidia-smi topo -m`` into a cluster.
+"""The matrix of ``nvidia-smi topo -m``, and ``nvidia-smi nvlink -s``, into a cluster.
 
-Shape: the matrix and the legend that nvidia-smi prints (NVIDIA System Management Interface). It tells how any two
-devices are joined, not how fast: NV# a bond of # NVLinks; PIX the same PCIe bridge, PXB several; PHB and NODE the same
-CPU; SYS (SOC before driver 384) another one. Bandwidths are therefore arguments.
-
-``nvidia-smi nvlink -s`` lists the links of each GPU with their speed, not where they lead. Behind a matrix in the same
-file it says how fast an NVLink is; alone it tells a machine of two GPUs, or of GPUs with an NVSwitch.
-
-NV# hides how two GPUs are joined by PCIe; it is inferred from what they share with NICs and from the CPU affinity. If a
-GPU would need more NVLinks than any GPU has, the bonds are one crossbar, an NVSwitch.
+The matrix has how two devices are joined, not how fast: NV# a bond of # NVLinks; PIX the same PCIe bridge, PXB several;
+PHB and NODE the same CPU; SYS (SOC before driver 384) another one. NV# hides the PCIe between two GPUs; it is inferred
+from what they share with NICs and from the CPU affinity. If a GPU would need more NVLinks than any GPU has, the bonds
+are one crossbar, an NVSwitch.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.errors import ConfigError
-from ddlsim.imports.machines import Machine, assemble, copies, pcie_rate
+from ddlsim.imports.machines import Machine, assemble, pcie_rate
 from ddlsim.imports.text import SourceText, read_text
 
 _KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
@@ -85,19 +80,14 @@ def read_nvidia_smi(
     _add_nvlinks(matrix, machine, nvlink_bandwidth, nonnegative(nvlink_latency, "time", "nvlink_latency"), nvswitch)
     nics = [name for name in matrix.names if not name.startswith("GPU")]
     if n_hosts != 1 and nic_bandwidth is None:
-        raise ConfigError(
-            f"{matrix.source.path}: does not say how fast the NICs are; give nic_bandwidth (--set nic_bandwidth=...)"
-        )
+        raise source.error(None, "does not say how fast the NICs are; give nic_bandwidth (--set nic_bandwidth=...)")
     if n_hosts == 1 and nic_bandwidth is not None:
         raise ConfigError(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
     if n_hosts != 1:
         machine.ports = [(_label(nic), positive(nic_bandwidth, "bandwidth", "nic_bandwidth")) for nic in nics]
     guessed = ("PCIe: 12 GB/s, as of generation 3; give the device or pcie_bandwidth",)
-    notes = matrix.source.notes + guessed * (pcie_bandwidth is None and device is None)
-    return assemble(matrix.source.path, copies(machine, n_hosts), device, network_latency, notes)
-
-
-# -------------------------------------------------------------------------------------------------- the matrix
+    notes = source.notes + guessed * (pcie_bandwidth is None and device is None)
+    return assemble(source.path, [machine] * n_hosts, device, network_latency, notes)
 
 
 def _read(source: SourceText) -> _Matrix:
@@ -128,9 +118,8 @@ def _read(source: SourceText) -> _Matrix:
         if cells[a, b] != cells[b, a]:
             raise source.error(rows[b], f"{b} - {a} is {cells[b, a]}, but {a} - {b} is {cells[a, b]}; correct one")
     renamed = {name: aliases.get(name, name) for name in names}
-    return _Matrix(
-        source, tuple(renamed.values()), {(renamed[a], renamed[b]): cell for (a, b), cell in cells.items()}, affinity
-    )
+    pairs = {(renamed[a], renamed[b]): cell for (a, b), cell in cells.items()}
+    return _Matrix(source, tuple(renamed.values()), pairs, affinity)
 
 
 def _listed_links(source: SourceText) -> tuple[dict[str, int], float | None]:
@@ -154,9 +143,8 @@ def _assumed(source: SourceText, n_links: dict[str, int], nvswitch: bool | None)
     """Return the matrix of GPUs whose links lead to the only other one, or into an NVSwitch."""
     names = tuple(n_links)
     if len(set(n_links.values())) > 1 or (len(names) != 2 and not nvswitch):
-        raise source.error(
-            None, "lists NVLinks, not where they lead; add nvidia-smi topo -m to the file, or give nvswitch=True"
-        )
+        hint = "add nvidia-smi topo -m to the file, or give nvswitch=True"
+        raise source.error(None, f"lists NVLinks, not where they lead; {hint}")
     cells = {(a, b): "X" if a == b else f"NV{n_links[a]}" for a, b in itertools.product(names, names)}
     return _Matrix(source, names, cells, dict.fromkeys(names, ""))
 
@@ -171,9 +159,6 @@ def _checked(source: SourceText, number: int, row: str, column: str, cell: str) 
 
 def _label(name: str) -> str:
     return name.lower() if name.startswith("GPU") else f"nic-{name}"
-
-
-# ---------------------------------------------------------------------------------------------------- the links
 
 
 def _groups(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
@@ -191,12 +176,9 @@ def _groups(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[list
 
 def _add_pcie(matrix: _Matrix, machine: Machine, bandwidth: float, latency: float) -> None:
     """Add CPUs, bridges and NICs: devices below a bridge (PIX), bridges below a bridge (PXB), those below a CPU."""
-    joined = {
-        kinds: [pair for pair, cell in matrix.cells.items() if cell in kinds]
-        for kinds in (("PIX",), ("PIX", "PXB"), ("PIX", "PXB", "PHB", "NODE"))
-    }
-    low, high, same_cpu = joined.values()
-    same_cpu = [*same_cpu, *(pair for pair in itertools.combinations(matrix.gpus(), 2) if _near(matrix, *pair))]
+    kinds = (("PIX",), ("PIX", "PXB"), ("PIX", "PXB", "PHB", "NODE"))
+    low, high, same_cpu = ([pair for pair, cell in matrix.cells.items() if cell in among] for among in kinds)
+    same_cpu += [pair for pair in itertools.combinations(matrix.gpus(), 2) if _near(matrix, *pair)]
     machine.switches += [_label(name) for name in matrix.names if not name.startswith("GPU")]
     above: dict[str, str] = {}
     for number, members in enumerate(_groups(matrix.names, same_cpu)):

@@ -1,20 +1,14 @@
-"""OSU micro-benchmarks (MPI, also the CUDA, ROCm and NCCL builds).
+"""OSU micro-benchmarks (MPI, also the CUDA, ROCm and NCCL builds), versions 3 to 7.
 
-Shape: https://mvapich.cse.ohio-state.edu/benchmarks/ and the output that versions 3 to 7 print::
-
-    # OSU MPI Allreduce Latency Test v5.8
-    # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
-    4                      12.45             11.90             13.01        1000
-
-MB/s is 1e6 bytes/s. ``Latency Test`` is one way (half a round trip); bandwidth tests keep many messages on the way
-("stream"); the bidirectional one adds both directions. Sizes of gather-like and all-to-all operations are those of one
-rank's part and are multiplied by the ranks here (:class:`Timing` counts whole buffers).
+Shape: https://mvapich.cse.ohio-state.edu/benchmarks/. MB/s is 1e6 bytes/s. ``Latency Test`` is one way (half a round
+trip); bandwidth tests keep many messages in flight ("stream"); the bidirectional one adds both directions. Sizes of
+gather-like and all-to-all operations are those of one rank's part (:class:`Timing` counts whole buffers).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddlsim.arguments import Count, checked
@@ -23,31 +17,32 @@ from ddlsim.imports.timing import Timing
 
 _HEADING = re.compile(r"#\s*(?:OSU|OMB-Py)\s+(\S+)\s+(.+?)\s+Test(?:\s+v?([\d.]+))?\s*$")
 _PAIRS = re.compile(r"#\s*\[\s*pairs:\s*([0-9]{1,9})\b")
-#: test -> (operation, whether the size is one rank's part of the buffer)
-_TESTS = {
-    "Latency": ("p2p", False), "Multi Latency": ("p2p", False), "Multi-threaded Latency": ("p2p", False),
-    "Multi-process Latency": ("p2p", False),
-    "Bandwidth": ("stream", False), "Bi-Directional Bandwidth": ("bidirectional", False),
-    "Multiple Bandwidth / Message Rate": ("stream", False),
-    "Allreduce Latency": ("all_reduce", False), "Reduce Latency": ("reduce", False),
-    "Broadcast Latency": ("broadcast", False), "Bcast Latency": ("broadcast", False),
-    "Reduce_scatter Latency": ("reduce_scatter", False),
-    "Allgather Latency": ("all_gather", True), "Allgatherv Latency": ("all_gather", True),
-    "Gather Latency": ("gather", True), "Scatter Latency": ("scatter", True), "Gatherv Latency": ("gather", True),
-    "Scatterv Latency": ("scatter", True), "All-to-All Personalized Exchange Latency": ("all_to_all", True),
-    "All-to-Allv Personalized Exchange Latency": ("all_to_all", True), "Barrier Latency": ("barrier", False),
-}  # fmt: skip
+_TITLES = {
+    "p2p": "Latency, Multi Latency, Multi-threaded Latency, Multi-process Latency",
+    "stream": "Bandwidth, Multiple Bandwidth / Message Rate",
+    "bidirectional": "Bi-Directional Bandwidth",
+    "all_reduce": "Allreduce Latency",
+    "reduce": "Reduce Latency",
+    "broadcast": "Broadcast Latency, Bcast Latency",
+    "reduce_scatter": "Reduce_scatter Latency",
+    "all_gather": "Allgather Latency, Allgatherv Latency",
+    "gather": "Gather Latency, Gatherv Latency",
+    "scatter": "Scatter Latency, Scatterv Latency",
+    "all_to_all": "All-to-All Personalized Exchange Latency, All-to-Allv Personalized Exchange Latency",
+    "barrier": "Barrier Latency",
+}
+_TESTS = {title: operation for operation, titles in _TITLES.items() for title in titles.split(", ")}
+_IN_PARTS = ("all_gather", "gather", "scatter", "all_to_all")  # the size is one rank's part of the buffer
 #: not what the shell's time ("0.12user 0.05system") or a batch system ("2 nodes") says behind a table
 _ROW = re.compile(r"\s*[0-9][0-9.]*(?:\s+(?:[-+0-9.]|nan|inf)|\s*$)")
 
 
 @dataclass
 class _Section:
-    """What the heading lines of the test being read said."""
+    """What the heading lines of the current test contain."""
 
     title: str
     operation: str
-    is_part: bool
     n_pairs: int = 1
     columns: tuple[str, ...] = ()
 
@@ -93,15 +88,14 @@ def _start(source: SourceText, number: int, library: str, title: str) -> _Sectio
             raise source.error(number, f"{title!r} measures overlap, not a duration; use the blocking test")
         known = ", ".join(sorted(_TESTS))
         raise source.error(number, f"the test {title!r} is not known; leave it out (known: {known})")
-    return _Section(title, *_TESTS[title])
+    return _Section(title, _TESTS[title])
 
 
 def _row(source: SourceText, number: int, words: list[str], section: _Section, n_ranks: int | None) -> Timing:
     columns = section.columns
     if len(words) < len(columns) - ("Iterations" in columns[-1]):
-        raise source.entry_error(
-            number, f"has {len(words)} of {len(columns)} columns; was other output mixed into the row?"
-        )
+        reason = f"has {len(words)} of {len(columns)} columns; was other output mixed into the row?"
+        raise source.entry_error(number, reason)
     if "Fail" in words:
         raise source.error(number, "failed its validation; the run is not valid, repeat it")
     cells = dict(zip(columns, words, strict=False))
@@ -122,12 +116,13 @@ def _row(source: SourceText, number: int, words: list[str], section: _Section, n
         micro = {"avg": total / (positive_number(source, number, cells[rate], rate) * 1e6)}
     if "avg" not in micro:
         raise source.error(number, f"none of the columns {', '.join(columns)} holds a latency or a bandwidth")
-    return Timing(
-        tool="osu", operation=section.operation, n_ranks=ranks, nbytes=size * (ranks if section.is_part else 1),
-        seconds=micro["avg"], min_s=micro.get("min"), max_s=micro.get("max"),
-        n_reps=int(cells["Iterations"]) if re.fullmatch("[0-9]{1,9}", cells.get("Iterations", "")) else None,
-        variant=f"{section.n_pairs} pairs" if section.n_pairs > 1 else "", place=f"{source.path}:{number}",
-    )  # fmt: skip
+    repetitions = cells.get("Iterations", "")
+    n_reps = int(repetitions) if re.fullmatch("[0-9]{1,9}", repetitions) else None
+    nbytes = size * (ranks if section.operation in _IN_PARTS else 1)
+    variant = f"{section.n_pairs} pairs" if section.n_pairs > 1 else ""
+    low, high, place = micro.get("min"), micro.get("max"), f"{source.path}:{number}"
+    timing = Timing("osu", section.operation, ranks, nbytes, micro["avg"], n_reps=n_reps, variant=variant, place=place)
+    return replace(timing, min_s=low, max_s=high)
 
 
 def _time_columns(columns: tuple[str, ...]) -> dict[str, str]:

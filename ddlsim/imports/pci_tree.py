@@ -5,10 +5,8 @@ https://github.com/ROCm/rccl. Bandwidths are those that NCCL assumes, per direct
 :data:`RATE`, which other readers give it. As in NCCL, all NVSwitches of a machine are one; a PCIe bridge with a single
 device below it is left out, and so is what leads to no GPU or NIC.
 
-Which PCI devices compute, and which are a board's, a processor's or a monitor's display: by class, vendor, device.
-
-Numbers: the PCI ID database, https://pci-ids.ucw.cz. Classes 03 are displays (0302: without a connector, as most
-accelerators are), 12 accelerators.
+Which PCI devices compute, and which are displays: by class, vendor, device (https://pci-ids.ucw.cz). Classes 03 are
+displays (0302: without a connector, as most accelerators are), 12 accelerators.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from ddlsim.imports.xml_tree import Element, walk
 
 #: vendor -> first and last of the displays that do not compute. NVIDIA: before G80 (CUDA), and in chipsets (nForce,
 #: MCP); AMD: parts of processors, boards' own (Rage to R500), what came before GCN
+_AMD_DISPLAYS = ((0x1100, 0x11FF), (0x1300, 0x1FFF), (0x3000, 0x5FFF), (0x6718, 0x677F), (0x6880, 0x68FF))
 _DISPLAYS = {
     "10de": ((0x0000, 0x0190), (0x01A0, 0x03FF), (0x0530, 0x053F), (0x0840, 0x08BF)),
-    "1002": ((0x1100, 0x11FF), (0x1300, 0x1FFF), (0x3000, 0x5FFF), (0x6718, 0x677F), (0x6880, 0x68FF), (0x7100, 0x72FF),
-             (0x7800, 0x79FF), (0x9000, 0x9FFF)),
-}  # fmt: skip
+    "1002": (*_AMD_DISPLAYS, (0x7100, 0x72FF), (0x7800, 0x79FF), (0x9000, 0x9FFF)),
+}
 _INTELS = ((0x0BD0, 0x0BDF), (0x56C0, 0x56C1))  # Max and Flex: the others are parts of processors, or for monitors
 _FPGAS = ("10ee", "1172")  # of class 12: Xilinx and Altera
 
@@ -191,10 +189,8 @@ class PciTree:
             rate = _UNKNOWN_RATE
         bandwidth = (int(width or 0) or 16) * _PCIE[rate] / 80 * 1e9
         if width == _UNKNOWN_WIDTH and _leads_somewhere(pci):
-            self.notes.append(
-                f"link_width of {pci.get('busid', '?')} is 255, which means unknown: counted as 255 lanes, "
-                f"{bandwidth / 1e9:.4g} GB/s, as NCCL does"
-            )
+            what = f"255, which means unknown: counted as 255 lanes, {bandwidth / 1e9:.4g} GB/s, as NCCL does"
+            self.notes.append(f"link_width of {pci.get('busid', '?')} is {what}")
         return bandwidth
 
     def _net_speed(self, net: Element) -> float | None:

@@ -1,16 +1,7 @@
 """``rocm-smi --showtopo`` into a cluster: how AMD's GPUs of a machine are joined, as tables or (``--json``) as pairs.
 
-Shape: https://github.com/ROCm/rocm_smi_lib (the program rocm_smi, showWeightTopology and its siblings)::
-
-    =============================== Link Type between two GPUs ===============================
-           GPU0         GPU1
-    GPU0   0            XGMI
-    GPU1   XGMI         0
-    ======================================= Numa Nodes =======================================
-    GPU[0]          : (Topology) Numa Node: 0
-
-The tables say how two GPUs are joined, by how many hops, not how fast: bandwidths are arguments. XGMI over one hop is a
-link; over more, it leads through other GPUs. PCIe leads to the CPU of the NUMA node.
+Shape: https://github.com/ROCm/rocm_smi_lib (showWeightTopology and its siblings). XGMI over one hop is a link; over
+more, it leads through other GPUs. PCIe leads to the CPU of the NUMA node.
 """
 
 from __future__ import annotations
@@ -24,7 +15,7 @@ from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.imports.json_values import parse_json
-from ddlsim.imports.machines import Machine, assemble, copies, pcie_rate
+from ddlsim.imports.machines import Machine, assemble, pcie_rate
 from ddlsim.imports.text import SourceText, read_text
 
 _TITLE = re.compile(r"={3,}\s*(?P<title>[A-Z][\w ]+?)\s*={3,}")
@@ -83,11 +74,9 @@ def read_rocm_smi(
     machine.links += [(a, b, "smp", smp, latency) for a, b in itertools.combinations(machine.cpus, 2)]
     joined = [pair for pair, kind in sorted(tables.links.items()) if kind == "XGMI"]
     if joined and xgmi_bandwidth is None:
-        raise source.error(
-            None,
-            "does not say how fast XGMI is; give xgmi_bandwidth (--bandwidth), of all links between two GPUs: "
-            "RCCL takes 24 GB/s a link, 36 on MI200, 48 on MI300",
-        )
+        hint = "RCCL takes 24 GB/s a link, 36 on MI200, 48 on MI300"
+        what = "does not say how fast XGMI is; give xgmi_bandwidth (--bandwidth), of all links between two GPUs"
+        raise source.error(None, f"{what}: {hint}")
     if not joined and xgmi_bandwidth is not None:
         raise source.error(None, "has no XGMI; leave xgmi_bandwidth out")
     if joined:
@@ -103,7 +92,7 @@ def read_rocm_smi(
         machine.switches.append("nic")
         machine.links.append(("nic", machine.cpus[0], "pcie", pcie, latency))
         machine.ports = [("nic", positive(nic_bandwidth, "bandwidth", "nic_bandwidth"))]
-    return assemble(source.path, copies(machine, n_hosts), device, network_latency, source.notes)
+    return assemble(source.path, [machine] * n_hosts, device, network_latency, source.notes)
 
 
 def _read(source: SourceText) -> _Tables:

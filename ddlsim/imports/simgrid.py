@@ -2,7 +2,8 @@
 
 Shape: https://simgrid.org/doc/latest/XML_reference.html and simgrid.dtd, versions 3 to 4.1 (``AS`` or ``zone``,
 ``ASroute`` or ``zoneRoute``, ``power`` or ``speed``). A link without ``sharing_policy`` is SHARED, as the DTD has it;
-a cluster's links are SPLITDUPLEX. The DTD itself is never loaded.
+a cluster's links are SPLITDUPLEX. The DTD itself is never loaded. In quantities, K and k are 1000, Ki is 1024; b is a
+bit, B a byte. Numbers without a unit, from before version 4, are bytes/s, seconds and flop/s.
 """
 
 from __future__ import annotations
@@ -19,13 +20,69 @@ from typing import NamedTuple
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster, Host
 from ddlsim.cluster.nodes import Graph, add_host, connect
-from ddlsim.imports import simgrid_units as units
 from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
-from ddlsim.units import LARGEST
+from ddlsim.units import LARGEST, in_range
 
-# ---------------------------------------------------------------- cluster tags
+FASTEST = 1e30
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21, "Y": 1e24}
+_BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
+_WORDS = {"kilo": 1e3, "mega": 1e6, "giga": 1e9, "tera": 1e12, "peta": 1e15, "exa": 1e18, "zetta": 1e21, "yotta": 1e24}
+_RATES = {
+    f"{prefix}{unit}": factor * size
+    for unit, size in (("Bps", 1.0), ("bps", 0.125))
+    for prefix, factor in (_DECIMAL | _BINARY).items()
+}
+_TIMES = {"ps": 1e-12, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
+_TIMES |= {"h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SPEEDS = {f"{prefix}f": factor for prefix, factor in _DECIMAL.items()} | {
+    f"{word}flops": factor for word, factor in (_WORDS | {"": 1.0}).items()
+}
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def _parse(element: Element, name: str, text: str, units: dict[str, float], default: str, example: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise element.error(f"{name} = {text!r} is not a quantity; write it like {example!r}")
+    unit = match[2] or default
+    if unit not in units:
+        raise element.error(f"{name} = {text!r} has the unknown unit {unit!r}; write it like {example!r}")
+    value = float(match[1]) * units[unit]
+    if not (in_range(value) and value >= 0):
+        rule = f"must not be negative, nor beyond {LARGEST:g} in SI units"
+        raise element.error(f"{name} = {text!r} {rule}; write it like {example!r}")
+    return value
+
+
+def _bandwidth(element: Element, name: str) -> float:
+    """Return the attribute `name` in bytes/s; it must be above 0."""
+    value = _parse(element, name, element[name], _RATES, "Bps", "10Gbps")
+    if value == 0:
+        raise element.error(f"{name} = {element[name]!r} must be above 0; write it like '10Gbps'")
+    return value
+
+
+def _latency(element: Element, name: str, default: str = "0s") -> float:
+    """Return the attribute `name` in seconds."""
+    return _parse(element, name, element.get(name, default), _TIMES, "s", "50us")
+
+
+def _speed(element: Element, name: str = "speed") -> float:
+    """Return the attribute in flop/s: of several, one per ``pstate``, the one in use, times ``availability``."""
+    if name not in element.attributes and "power" in element.attributes:  # its name before version 4
+        name = "power"
+    states, state = element[name].split(","), element.integer("pstate", 0)
+    if not 0 <= state < len(states):
+        raise element.error(f"pstate = {state}: {name} = {element[name]!r} has the states 0 to {len(states) - 1}")
+    value = _parse(element, name, states[state], _SPEEDS, "f", "1Gf")
+    value *= _parse(element, "availability", element.get("availability", "1"), {"": 1.0}, "", "0.5")
+    if not 1 <= value <= FASTEST:  # speeds are divided by each other
+        what = f"{name} = {element[name]!r} (pstate {state}, times availability)"
+        raise element.error(f"{what} must be from 1 to {FASTEST:g} flop/s; write it like '1Gf'")
+    return value
+
 
 MAX_HOSTS = 100_000  # a runaway radical is a slip of the keyboard, not a cluster
 
@@ -64,13 +121,10 @@ def cluster_graph(cluster: Element) -> Graph:
     builders = {"FLAT": _flat, "TORUS": _torus, "FAT_TREE": _fat_tree, "DRAGONFLY": _dragonfly}
     if topology not in builders:
         raise cluster.error(f"topology = {topology!r} is unknown; known: {', '.join(builders)}")
-    units.speed(cluster)
-    graph: Graph = Graph(
-        name=cluster.source.path.stem,
-        title=f"SimGrid cluster {cluster.get('id', '')}",
-        sources=[cluster.source.path.name],
-        notes=[f"every host computes {cluster.get('speed', cluster.get('power', ''))}"],
-    )
+    _speed(cluster)
+    title, file = f"SimGrid cluster {cluster.get('id', '')}", cluster.source.path
+    notes = [f"every host computes {cluster.get('speed', cluster.get('power', ''))}"]
+    graph: Graph = Graph(name=file.stem, title=title, sources=[file.name], notes=notes)
     hosts = [add_host(graph, host, Host())[0] for host in host_names(cluster)]
     builders[topology](graph, cluster, hosts)
     return graph
@@ -78,10 +132,8 @@ def cluster_graph(cluster: Element) -> Graph:
 
 def _link(graph: Graph, cluster: Element, a: str, b: str, kind: str, n_cables: int = 1) -> None:
     """Join two nodes with the cluster's link, of the bandwidth of `n_cables`."""
-    connect(
-        graph, a, b, kind, units.bandwidth(cluster, "bw") * n_cables, units.latency(cluster, "lat"),
-        shared=is_shared(cluster, "SPLITDUPLEX"),
-    )  # fmt: skip
+    bandwidth, latency = _bandwidth(cluster, "bw") * n_cables, _latency(cluster, "lat")
+    connect(graph, a, b, kind, bandwidth, latency, shared=is_shared(cluster, "SPLITDUPLEX"))
 
 
 def _switch(graph: Graph, name: str) -> str:
@@ -102,9 +154,9 @@ def _flat(graph: Graph, cluster: Element, hosts: list[str]) -> None:
         raise cluster.error("a SHARED link beside a backbone is not supported; use SPLITDUPLEX")
     # hosts -> in -> out -> hosts: the one edge between the two is the backbone
     enter, leave = (_switch(graph, f"{name}.backbone.{end}") for end in ("in", "out"))
-    bandwidth, latency = units.bandwidth(cluster, "bb_bw"), units.latency(cluster, "bb_lat")
+    bandwidth, latency = _bandwidth(cluster, "bb_bw"), _latency(cluster, "bb_lat")
     graph.add_edge(enter, leave, bandwidth=bandwidth, latency=latency, kind="trunk")
-    bandwidth, latency = units.bandwidth(cluster, "bw"), units.latency(cluster, "lat")
+    bandwidth, latency = _bandwidth(cluster, "bw"), _latency(cluster, "lat")
     for host in hosts:
         graph.add_edge(host, enter, bandwidth=bandwidth, latency=latency, kind="nic")
         graph.add_edge(leave, host, bandwidth=bandwidth, latency=latency, kind="nic")
@@ -114,18 +166,16 @@ def _counts(cluster: Element, text: str) -> list[int]:
     """Return a comma-separated list of whole numbers of at least 1."""
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"\d{1,4}", word) and int(word) >= 1 for word in words):
-        raise cluster.error(
-            f"topo_parameters = {cluster['topo_parameters']!r}: {text!r} must be whole numbers from 1 to 9999"
-        )
+        place = f"topo_parameters = {cluster['topo_parameters']!r}"
+        raise cluster.error(f"{place}: {text!r} must be whole numbers from 1 to 9999")
     return [int(word) for word in words]
 
 
 def _check_size(cluster: Element, hosts: list[str], n_places: int) -> None:
     if len(hosts) != n_places:
-        raise cluster.error(
-            f"topo_parameters = {cluster['topo_parameters']!r} has {n_places} places, "
-            f"radical = {cluster['radical']!r} {len(hosts)} hosts; make them equal"
-        )
+        hosts_given = f"radical = {cluster['radical']!r} {len(hosts)} hosts"
+        places = f"topo_parameters = {cluster['topo_parameters']!r} has {n_places} places"
+        raise cluster.error(f"{places}, {hosts_given}; make them equal")
 
 
 def _torus(graph: Graph, cluster: Element, hosts: list[str]) -> None:
@@ -154,10 +204,8 @@ def _fat_tree(graph: Graph, cluster: Element, hosts: list[str]) -> None:
     parts = cluster["topo_parameters"].split(";")
     lists = [_counts(cluster, part) for part in parts]
     if len(lists) != 4 or len(lists[0]) != 1 or any(len(row) != lists[0][0] for row in lists[1:]):
-        raise cluster.error(
-            f"topo_parameters = {cluster['topo_parameters']!r} must be levels;down;up;cables with one number per "
-            f"level in the last three, like '2;4,4;1,2;1,2'"
-        )
+        rule = "must be levels;down;up;cables with one number per level in the last three, like '2;4,4;1,2;1,2'"
+        raise cluster.error(f"topo_parameters = {cluster['topo_parameters']!r} {rule}")
     down, up, cables = lists[1:]
     _check_size(cluster, hosts, math.prod(down))
     below = dict(zip(_digits(down), hosts, strict=True))
@@ -165,10 +213,8 @@ def _fat_tree(graph: Graph, cluster: Element, hosts: list[str]) -> None:
         sizes = up[: level + 1] + down[level + 1 :]
         if math.prod(sizes) * n_cables > MAX_HOSTS:
             raise cluster.error(f"topo_parameters = {cluster['topo_parameters']!r}: level {level + 1} is too large")
-        above = {
-            digits: _switch(graph, f"{cluster.get('id', 'cluster')}.level{level + 1}.{i}")
-            for i, digits in enumerate(_digits(sizes))
-        }
+        place = f"{cluster.get('id', 'cluster')}.level{level + 1}"
+        above = {digits: _switch(graph, f"{place}.{i}") for i, digits in enumerate(_digits(sizes))}
         for digits, node in below.items():
             for digit in range(up[level]):
                 parent = above[(*digits[:level], digit, *digits[level + 1 :])]
@@ -191,10 +237,8 @@ def _dragonfly(graph: Graph, cluster: Element, hosts: list[str]) -> None:
     """
     lists = [_counts(cluster, part) for part in cluster["topo_parameters"].split(";")]
     if [len(row) for row in lists] != [2, 2, 2, 1]:
-        raise cluster.error(
-            f"topo_parameters = {cluster['topo_parameters']!r} must be groups,links;chassis,links;routers,links;nodes "
-            f"like '3,4;3,2;3,1;2'"
-        )
+        rule = "must be groups,links;chassis,links;routers,links;nodes like '3,4;3,2;3,1;2'"
+        raise cluster.error(f"topo_parameters = {cluster['topo_parameters']!r} {rule}")
     (n_groups, blue), (n_chassis, black), (n_blades, green), (n_nodes,) = lists
     per_group = n_chassis * n_blades
     if n_groups > per_group:
@@ -215,8 +259,6 @@ def _dragonfly(graph: Graph, cluster: Element, hosts: list[str]) -> None:
     for i, j in itertools.combinations(range(n_groups), 2):
         _link(graph, cluster, routers[i][j], routers[j][i], "global", blue)
 
-
-# ---------------------------------------------------------------- platforms of zones
 
 ZONES = ("zone", "AS")
 _ROUTES = ("zoneRoute", "ASroute")
@@ -299,9 +341,6 @@ def zones_cluster(outer: Element) -> Cluster:
     return dataclasses.replace(cluster, routing="fixed", fixed_routes=ZoneRoutes(platform, root, cluster))
 
 
-# ------------------------------------------------------------------------------------------------- reading zones
-
-
 def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _Zone:
     zone = _Zone(element, element["routing"])
     if zone.routing not in ("Full", "Cluster", *_SHORTEST):
@@ -316,7 +355,7 @@ def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _
         elif child.tag == "cluster":
             zone.inner[child["id"]] = _read_cluster(platform, child, within)
         elif child.tag in ("host", "router"):
-            _add_point(platform, child, child["id"], within, units.speed(child) if child.tag == "host" else None)
+            _add_point(platform, child, child["id"], within, _speed(child) if child.tag == "host" else None)
             _note_state(platform, child)
         elif child.tag == "link":
             _add_link(platform, child, child["id"], "bandwidth", "latency")
@@ -359,7 +398,7 @@ def _add_link(platform: _Platform, element: Element, name: str, bandwidth: str, 
     if name in platform.links:
         raise element.error(f"id = {name!r} is taken already; choose another name")
     platform.links[name] = element
-    platform.capacity[name] = (units.bandwidth(element, bandwidth), units.latency(element, latency))
+    platform.capacity[name] = (_bandwidth(element, bandwidth), _latency(element, latency))
 
 
 def _read_cluster(platform: _Platform, element: Element, parents: list[_Zone]) -> _Zone:
@@ -380,7 +419,7 @@ def _read_cluster(platform: _Platform, element: Element, parents: list[_Zone]) -
 
 def _add_members(platform: _Platform, element: Element, within: list[_Zone]) -> None:
     """Add the hosts of a cluster or cabinet, each with its private link."""
-    speed = units.speed(element)
+    speed = _speed(element)
     shared = is_shared(element, "SPLITDUPLEX")
     for host in host_names(element):
         _add_point(platform, element, host, within, speed)
@@ -442,8 +481,6 @@ def _add_zone_route(platform: _Platform, zone: _Zone, route: Element) -> None:
         back = tuple(half.reverse() for half in reversed(links))
         zone.routes.setdefault((dst, src), (route["gw_dst"], back, route["gw_src"]))
 
-
-# ------------------------------------------------------------------------------------------------- finding routes
 
 #: a link's direction, or the host, router or crossbar between two pieces of a route
 _Step = _Half | str
@@ -515,9 +552,6 @@ def _middle(zone: _Zone) -> tuple[_Step, ...]:
     return zone.backbone or (zone.router or f"{zone.element['id']}.switch",)
 
 
-# ------------------------------------------------------------------------------------------------- drawing links
-
-
 def _pieces(platform: _Platform, zone: _Zone) -> Iterator[tuple[_Step, ...]]:
     """Yield what the routes through a zone, and those inside, consist of."""
     for ends, (leave, links, enter) in zone.routes.items():
@@ -564,8 +598,6 @@ def _lay(graph: Graph, platform: _Platform, piece: Sequence[_Step]) -> None:
                 near = [min(sum(bandwidth for bandwidth, _ in platform.capacity.values()) or 1.0, LARGEST)]
             graph.add_edge(a, b, bandwidth=min(near), latency=0.0, kind="link")
 
-
-# ---------------------------------------------------------------- platforms
 
 _QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connect")  # no part of the network
 

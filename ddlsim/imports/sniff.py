@@ -11,28 +11,15 @@ from typing import TYPE_CHECKING, Union
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, listed, unknown_name
-from ddlsim.imports.astra import read_astra
-from ddlsim.imports.graphml import is_own, read_graphml
-from ddlsim.imports.horovod import HorovodTimeline, read_horovod
-from ddlsim.imports.kineto import KinetoTrace, read_kineto
-from ddlsim.imports.lstopo import read_lstopo
-from ddlsim.imports.mllog import MlperfRun, read_mllog
-from ddlsim.imports.nccl_tests import CSV_HEADING, read_nccl_tests
-from ddlsim.imports.nccl_topology import read_nccl_topology
-from ddlsim.imports.network_tools import read_iperf3, read_ping
-from ddlsim.imports.nvidia_smi import read_nvidia_smi
-from ddlsim.imports.osu import read_osu
-from ddlsim.imports.rocm_smi import read_rocm_smi
-from ddlsim.imports.simgrid import read_simgrid
 from ddlsim.imports.text import SourceText, read_text, warn
-from ddlsim.imports.throughput import is_throughput_table, read_throughput
 from ddlsim.imports.timing import Timing
 
 if TYPE_CHECKING:
+    from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun
     from ddlsim.plan import Plan
 
 #: what a reader returns
-Imported = Union[tuple[Timing, ...], KinetoTrace, HorovodTimeline, MlperfRun, Cluster, "Plan"]
+Imported = Union[tuple[Timing, ...], "KinetoTrace", "HorovodTimeline", "MlperfRun", Cluster, "Plan"]
 
 
 def _chakra(
@@ -47,31 +34,25 @@ def _chakra(
     return plan
 
 
-def _goal(path: str | Path) -> Plan:
-    from ddlsim.plan import read_goal
-
-    return read_goal(path)
-
-
-#: readers take a path, and the facts that the file may leave out as keywords
-_READERS: dict[str, Callable[..., Imported]] = {
-    "nccl-tests": read_nccl_tests, "osu": read_osu, "iperf3": read_iperf3, "ping": read_ping, "kineto": read_kineto,
-    "horovod": read_horovod, "mllog": read_mllog, "nccl-topology": read_nccl_topology, "nvidia-smi": read_nvidia_smi,
-    "simgrid": read_simgrid, "astra": read_astra, "throughput": read_throughput, "chakra": _chakra,
-    "goal": _goal, "graphml": read_graphml, "rocm-smi": read_rocm_smi,
-    "lstopo": read_lstopo,
-}  # fmt: skip
-KINDS = tuple(_READERS)
 #: topologies of one machine, of which there may be several
 MACHINES = ("nccl-topology", "nvidia-smi", "rocm-smi", "lstopo")
 TOPOLOGIES = (*MACHINES, "simgrid", "astra", "graphml")
+KINDS: tuple[str, ...] = ("nccl-tests", "osu", "iperf3", "ping", "kineto", "horovod", "mllog", "nccl-topology")
+KINDS += ("nvidia-smi", "simgrid", "astra", "throughput", "chakra", "goal", "graphml", "rocm-smi", "lstopo")
+
+
+def _reader(kind: str) -> Callable[..., Imported]:
+    """Return the reader of a kind: it takes a path, and the facts that the file may leave out as keywords."""
+    from ddlsim import imports, plan
+
+    if kind == "chakra":
+        return _chakra
+    reader: Callable[..., Imported] = getattr(plan if kind == "goal" else imports, f"read_{kind.replace('-', '_')}")
+    return reader
+
+
 #: kind -> what its reader calls the fact that most files of the kind leave out
-_BANDWIDTH = {
-    "nvidia-smi": "nvlink_bandwidth",
-    "nccl-topology": "nvlink_bandwidth",
-    "rocm-smi": "xgmi_bandwidth",
-    "lstopo": "nvlink_bandwidth",
-}
+_BANDWIDTH = dict.fromkeys(MACHINES, "nvlink_bandwidth") | {"rocm-smi": "xgmi_bandwidth"}
 _LATENCY = dict.fromkeys(MACHINES, "network_latency")
 
 #: kind -> what only that kind has; tried in this order
@@ -83,7 +64,7 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("horovod", re.compile(r'"(?:NEGOTIATE_(?:ALL|BROADCAST|ADASUM|REDUCE)\w*|start_time_since_epoch_in_micros)"')),
     ("kineto", re.compile(r'"traceEvents"\s*:')),
     ("nccl-tests", re.compile(r'"(?:alg_bw|out_of_place|busBw)"\s*:')),
-    ("nccl-tests", CSV_HEADING),
+    ("nccl-tests", re.compile(r"^\s*(?:numCycle,\s*)?collective,.*\balgbw,\s*busbw\b", re.MULTILINE)),
     ("chakra", re.compile(r'"type"\s*:\s*"(?:METADATA|MEM_LOAD|MEM_STORE|COMP|COMM_SEND|COMM_RECV|COMM_COLL)_NODE"')),
     (
         "iperf3",
@@ -154,10 +135,12 @@ def _kind(source: SourceText) -> str:
     for mark, what, remedy in _OTHERS:
         if mark.search(beginning):
             raise source.error(None, f"seems to be {what}, which has no reader; {remedy}")
-    if source.text.strip() and is_throughput_table(source):
-        return "throughput"
     if not source.text.strip():
         raise source.error(None, "is empty; is it the right file?")
+    from ddlsim.imports.throughput import is_throughput_table
+
+    if is_throughput_table(source):
+        return "throughput"
     start = " ".join(source.text[:200].split())[:60]
     raise source.error(None, f"begins with {start!r}, which is none of {listed(KINDS)}; is it the right file?")
 
@@ -175,10 +158,10 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
     (Chakra) and GOAL as a :class:`~ddlsim.plan.Plan`, other traces and logs as their own types. Raises
     :class:`ConfigError` with file, line and reason; where a reader needs a fact, the error says which.
     """
-    if kind is not None and kind not in _READERS:
+    if kind is not None and kind not in KINDS:
         raise unknown_name("kind", kind, KINDS, "read_any")
     chosen = kind or kind_of(path)
-    reader = _READERS[chosen]
+    reader = _reader(chosen)
     names = facts_of(chosen)
     arguments: dict[str, object] = {}
     for name, value in (facts or {}).items():
@@ -190,10 +173,12 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
             raise ConfigError(f"{what} {', '.join(sorted(names))}; leave {name} out")
         arguments[argument] = value
     try:
-        if chosen == "graphml" and not arguments.get("ignore_unknown") and is_own(path):
+        if chosen == "graphml" and not arguments.get("ignore_unknown"):
             from ddlsim.cluster.files import read_cluster
+            from ddlsim.imports.graphml import is_own
 
-            return read_cluster(Path(path), read_text(path).text)
+            if is_own(path):
+                return read_cluster(Path(path), read_text(path).text)
         return reader(path, **arguments)
     except ConfigError as error:
         raise type(error)(f"{error} (read as {chosen})") from None
@@ -201,7 +186,7 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
 
 def facts_of(kind: str) -> set[str]:
     """Return the names of the facts that the reader of a kind of file takes."""
-    return set(inspect.signature(_READERS[kind]).parameters) - {"path"}
+    return set(inspect.signature(_reader(kind)).parameters) - {"path"}
 
 
 @checked

@@ -1,8 +1,4 @@
-"""Reading what other people's tools wrote: text with prefixes, compressed or not, and errors that name the line.
-
-Launchers put something before every line: ``mpirun --tag-output`` ``[1,0]<stdout>:``, ``srun --label`` ``0: ``,
-``pdsh`` ``node7: ``, ``docker compose`` ``name | ``, log collectors a date. :func:`read_text` takes these away.
-"""
+"""The text of files that other tools wrote, without launchers' prefixes, and errors that name the line."""
 
 from __future__ import annotations
 
@@ -54,7 +50,7 @@ class EntryError(ConfigError):
 
 
 class LeftOut:
-    """Counts the entries of a file that cannot be used: ``with left_out: ...`` catches an error of this `kind`."""
+    """Collects errors of entries that cannot be used: ``with left_out: ...`` catches an error of this `kind`."""
 
     def __init__(self, kind: type[ConfigError] = EntryError) -> None:
         self.kind = kind
@@ -165,9 +161,7 @@ def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> 
     text = data.decode("utf-8-sig", errors="replace")
     n = text.count("\ufffd")
     if not log or n > FEW + MOST_BROKEN * len(text):
-        raise ConfigError(
-            f"{path}: line {line}: is not text in UTF-8 (byte {at}, 0x{data[at]:02x}); is it the right file?"
-        )
+        raise ConfigError(f"{path}: line {line}: is not text in UTF-8 (byte {at}, 0x{data[at]:02x}); right file?")
     return text, (f"{path}: {n} broken characters replaced, the first in line {line} (byte {at})",)
 
 
@@ -186,7 +180,6 @@ def nonnegative_number(source: SourceText, line: int, word: str, what: str) -> f
     except ValueError:
         raise source.entry_error(line, f"{what} = {shown(word)} is not a number; is the line complete?") from None
     if not (number >= 0.0 and in_range(number)):
-        raise source.entry_error(
-            line, f"{what} = {shown(word)} must be finite and not negative (at most {LARGEST:g}); leave this row out"
-        )
+        rule = f"must be finite and not negative (at most {LARGEST:g})"
+        raise source.entry_error(line, f"{what} = {shown(word)} {rule}; leave this row out")
     return number

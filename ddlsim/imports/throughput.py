@@ -1,15 +1,7 @@
-"""Tables of training throughput as CSV, as papers and repositories print them (ByteScheduler, BytePS, Horovod).
+"""Tables of training throughput as CSV, as papers print them: long (a column of throughput) or wide (one per series).
 
-There is no standard; two shapes are read, told apart by the heading::
-
-    model,gpus,batch_size,images/s          gpus,baseline,ByteScheduler,linear
-    vgg16,8,32,1480.5                       8,1480.5,1900.2,1975
-    vgg16,16,32,2710                        16,2710,3800,3950
-
-Long: a column of throughput (a name like ``throughput``, ``images/s``, ``samples_per_sec``, ``speed``), all columns
-besides ranks and batch are labels. Wide: one column of ranks, every other one that has numbers a series. Throughputs
-are those of all ranks together. Separators "," ";" and tab; lines that begin with # are left out, and so are cells
-that are empty, "-" or "nan".
+docs/formats/benchmarks.md shows both shapes. Throughputs are those of all ranks together. Separators "," ";" and tab;
+lines that begin with # are left out, and so are cells that are empty, "-" or "nan".
 """
 
 from __future__ import annotations
@@ -22,9 +14,7 @@ from ddlsim.arguments import Count, checked
 from ddlsim.imports.text import LeftOut, SourceText, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
-_RANKS = (
-    "n", "nranks", "ranks", "gpus", "ngpus", "numgpus", "gpucount", "workers", "nworkers", "numworkers", "worldsize",
-)  # fmt: skip
+_RANKS = re.compile(r"n|n?ranks|(?:n|num)?(?:gpus|workers)|gpucount|worldsize")
 _BATCH = ("batch", "batchsize", "perworkerbatch", "batchpergpu", "batchsizepergpu", "localbatch")
 _RATES = re.compile(
     r"throughput|speed|(?:total)?(?:images|imgs?|samples|sequences|examples|tokens)(?:/|per)(?:s|sec|second)"
@@ -55,7 +45,7 @@ def _rows(source: SourceText) -> list[tuple[int, list[str]]]:
 def is_throughput_table(source: SourceText) -> bool:
     """Return whether the first row is a heading with ranks and at least one more column."""
     heading = [_plain(name) for name in _rows(source)[0][1]]
-    return len(heading) > 1 and any(name in _RANKS for name in heading)
+    return len(heading) > 1 and any(map(_RANKS.fullmatch, heading))
 
 
 @checked
@@ -71,7 +61,7 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     source = read_text(path, log=True)
     (head_line, heading), *rows = _rows(source)
     plain = [_plain(name) for name in heading]
-    ranks = [i for i, name in enumerate(plain) if name in _RANKS]
+    ranks = [i for i, name in enumerate(plain) if _RANKS.fullmatch(name)]
     if len(ranks) != 1:
         raise source.error(head_line, f"needs one column of ranks, named like 'gpus' or 'workers', not {len(ranks)}")
     batches = [i for i, name in enumerate(plain) if name in _BATCH]
@@ -96,10 +86,8 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
                 words = [cells[i] for i in labels if cells[i]]
                 rate = positive_number(source, number, cells[i], heading[i])
                 variant, at = " ".join(words + ([heading[i]] if len(series) > 1 else [])), f"{source.path}:{number}"
-                step = Timing(
-                    "table", "step", n_ranks, 0.0, samples / rate, n_samples=samples, variant=variant, place=at
-                )
-                found.append(step)
+                seconds = samples / rate
+                found.append(Timing("table", "step", n_ranks, 0, seconds, n_samples=samples, variant=variant, place=at))
     left_out.tell(found)
     if not found:
         raise source.error(None, "has a heading but no throughput; add rows")
@@ -108,10 +96,9 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
 
 def _is_number(cell: str) -> bool:
     try:
-        float(cell)
+        return float(cell) is not None
     except ValueError:
         return False
-    return True
 
 
 def _whole(source: SourceText, line: int, cell: str, column: str) -> int:

@@ -107,14 +107,12 @@ def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version
             raise ConfigError(f"{timing.place}: a step needs {'model' if batch else 'a batch size'}; give it")
     elif timing.nbytes < 1:
         raise ConfigError(f"{timing.place}: {timing.operation} without a size; leave this row out")
-    said = [timing.tool, timing.variant, "" if timing.statistic == "median" else f"{timing.statistic}, not median"]
-    return Measurement(
-        experiment=experiment, operation=operation, n_ranks=timing.n_ranks, n_hosts=hosts, median_s=timing.seconds,
-        nbytes=0 if experiment == "step" else round(timing.nbytes), min_s=timing.min_s, max_s=timing.max_s,
-        n_repetitions=timing.n_reps or 1, backend=_BACKENDS.get(timing.tool, ""), dtype=timing.dtype or "float32",
-        batch_size=batch, model=(model or "") if experiment == "step" else "", note="; ".join(filter(None, said)),
-        version=version,
-    )  # fmt: skip
+    parts = [timing.tool, timing.variant, "" if timing.statistic == "median" else f"{timing.statistic}, not median"]
+    nbytes, trained = (0, model or "") if experiment == "step" else (round(timing.nbytes), "")
+    backend, repetitions, note = _BACKENDS.get(timing.tool, ""), timing.n_reps or 1, "; ".join(filter(None, parts))
+    times = timing.seconds, nbytes, timing.min_s, timing.max_s, None, None, repetitions
+    about = backend, timing.dtype or "float32", batch, trained, version, note
+    return Measurement(experiment, operation, timing.n_ranks, hosts, *times, *about)
 
 
 def _experiment(timing: Timing) -> tuple[str, str]:

@@ -100,13 +100,11 @@ def parse_xml(source: SourceText) -> Element:
     try:
         parseString(text.encode(), builder, forbid_dtd=True)
     except SAXParseException as error:
-        raise source.error(
-            error.getLineNumber(), f"is not valid XML: {error.getMessage()}; is the file complete?"
-        ) from None
+        what = f"is not valid XML: {error.getMessage()}"
+        raise source.error(error.getLineNumber(), f"{what}; is the file complete?") from None
     except DefusedXmlException as error:
-        raise source.error(
-            None, f"declares a DTD or an entity, which is refused ({type(error).__name__}); remove it"
-        ) from None
+        what = f"declares a DTD or an entity, which is refused ({type(error).__name__})"
+        raise source.error(None, f"{what}; remove it") from None
     if builder.root is None:
         raise source.error(None, "is empty; is it the right file?")
     return builder.root

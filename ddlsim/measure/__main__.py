@@ -18,8 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ddlsim.errors import ConfigError, DdlsimError, UnitError
-from ddlsim.measure.plan import Task
-from ddlsim.measure.runner import Event
+from ddlsim.measure.runner import Event, Task
 from ddlsim.measure.table import Measurement
 from ddlsim.printable import shown
 from ddlsim.units import parse
@@ -28,15 +27,9 @@ if TYPE_CHECKING:
     from ddlsim.measure.steps import Trained
     from ddlsim.measure.transport import Transport
 
-# ---------------------------------------------------------------- progress
-
 
 def follow(events: Iterable[Event], tasks: Sequence[Task], budget: float) -> Iterator[Measurement]:
-    """Yield the rows among the events of :func:`ddlsim.measure.runner.run`, showing on stderr how far it is.
-
-    tasks   all that may come
-    budget  s that the run may take
-    """
+    """Yield the rows among `events` (of all `tasks`), showing on stderr how much of `budget` (s) has passed."""
     start = time.perf_counter()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
@@ -74,8 +67,6 @@ def _transfer(row: Measurement) -> str:
         return f"{row.nbytes} B {row.median_s * 1e6:.4g} us"
     return f"{row.nbytes / 2**20:.4g} MiB {row.median_s * 1e3:.4g} ms, {row.bandwidth / 1e9:.3g} GB/s"
 
-
-# ---------------------------------------------------------------- command
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -118,11 +109,10 @@ def measure(
     """
     from ddlsim.measure.transport import connect
 
-    wishes = _Wishes(
-        out, _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size")),
-        [name for name in only.split(",") if name], model or [], module or [],
-        _whole_numbers(input_shape, "--input-shape"), _whole_numbers(batch_sizes, "--batch-sizes"),
-    )  # fmt: skip
+    limits = _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size"))
+    chosen = [name for name in only.split(",") if name], model or [], module or []
+    shape, sizes = _whole_numbers(input_shape, "--input-shape"), _whole_numbers(batch_sizes, "--batch-sizes")
+    wishes = _Wishes(out, *limits, *chosen, shape, sizes)
     if wishes.budget <= 0:
         raise ConfigError(f"--budget {budget}: must be above 0; write it like '2 min'")
     if wishes.input_shape and not wishes.modules:
@@ -153,8 +143,8 @@ class _Setup:
 
 
 def _set_up(transport: Transport, hosts: Sequence[str], lacking: Sequence[str], wishes: _Wishes) -> _Setup:
-    from ddlsim.measure.plan import make_plan
     from ddlsim.measure.reading import open_table
+    from ddlsim.measure.runner import make_plan
     from ddlsim.measure.steps import numpy_model, torch_module
     from ddlsim.measure.transport import local_rank
 
@@ -184,7 +174,6 @@ def _agreed(transport: Transport, prepare: Callable[[], _Setup]) -> _Setup:
 
 
 def _run(transport: Transport, setup: _Setup, budget: float) -> None:
-    from ddlsim.measure.__main__ import follow
     from ddlsim.measure.reading import append
     from ddlsim.measure.runner import crowding, run
 

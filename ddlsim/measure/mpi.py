@@ -119,7 +119,6 @@ def connect_mpi() -> MpiTransport:
     version = f"{vendor} {'.'.join(str(number) for number in numbers)}"
     started = next((os.environ[name] for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE") if name in os.environ), "1")
     if comm.size == 1 and started.isdigit() and int(started) > 1:
-        raise ConfigError(
-            f"mpirun started {started} ranks, but mpi4py's {version} sees only itself; use the mpirun of that MPI"
-        )
+        what = f"mpirun started {started} ranks, but mpi4py's {version} sees only itself"
+        raise ConfigError(f"{what}; use the mpirun of that MPI")
     return MpiTransport(comm, comm.rank, comm.size, MPI.Get_processor_name(), version)

@@ -1,4 +1,4 @@
-"""`Measurement`: one row of the table of measured times. The format is told in docs/formats/measurements.md."""
+"""`Measurement`: one row of the table of measured times (docs/formats/measurements.md)."""
 
 from __future__ import annotations
 
@@ -100,10 +100,8 @@ class Measurement:
     @property
     def key(self) -> tuple[object, ...]:
         """What was measured, without what came out: rows with equal keys repeat each other."""
-        return (
-            self.experiment, self.operation, self.n_ranks, self.n_hosts, self.nbytes, self.backend, self.dtype,
-            self.batch_size, self.model,
-        )  # fmt: skip
+        where = self.n_ranks, self.n_hosts, self.nbytes
+        return (self.experiment, self.operation, *where, self.backend, self.dtype, self.batch_size, self.model)
 
     def __post_init__(self) -> None:
         if self.experiment not in OPERATIONS:
@@ -135,9 +133,8 @@ class Measurement:
 
     def _check_ranks(self) -> None:
         if self.n_hosts > self.n_ranks:
-            raise ConfigError(
-                f"n_hosts = {self.n_hosts}: {self.n_ranks} ranks cannot be on more hosts than that; correct one"
-            )
+            what = f"{self.n_ranks} ranks cannot be on more hosts than that"
+            raise ConfigError(f"n_hosts = {self.n_hosts}: {what}; correct one")
         if self.experiment == "point_to_point" and self.n_ranks % 2:
             raise ConfigError(f"n_ranks = {self.n_ranks}: point_to_point has two ranks for each pair; make it even")
         if self.experiment == "collective" and self.n_ranks < 2:

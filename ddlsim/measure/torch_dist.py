@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddlsim.errors import ConfigError
-from ddlsim.measure.plan import COLLECTIVES
+from ddlsim.measure.runner import COLLECTIVES
 from ddlsim.measure.transport import Action
 
 T = TypeVar("T")
@@ -170,7 +170,5 @@ def connect_torch(backend: str) -> TorchTransport:
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     if control is None:
         raise ConfigError("torchrun gave no group of ranks; start with torchrun")
-    return TorchTransport(
-        dist.get_rank(), dist.get_world_size(), socket.gethostname(), backend, f"torch {device.type}", version,
-        device, control,
-    )  # fmt: skip
+    rank, n_ranks, host = dist.get_rank(), dist.get_world_size(), socket.gethostname()
+    return TorchTransport(rank, n_ranks, host, backend, f"torch {device.type}", version, device, control)

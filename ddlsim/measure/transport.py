@@ -88,18 +88,16 @@ def connect(backend: str) -> Transport:
     under_torchrun = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
     if backend == "mpi" or (backend == "auto" and not under_torchrun):
         if find_spec("mpi4py") is None:
-            raise ConfigError(
-                "mpi4py is not installed; pip install 'ddlsim[measure]' and start with mpirun, or start with torchrun"
-            )
+            hint = "pip install 'ddlsim[measure]' and start with mpirun, or start with torchrun"
+            raise ConfigError(f"mpi4py is not installed; {hint}")
         from ddlsim.measure.mpi import connect_mpi
 
         return connect_mpi()
     if find_spec("torch") is None:
         raise ConfigError(f"backend {backend!r} needs PyTorch, which is not installed; pip install torch, or use mpi")
     if not under_torchrun:
-        raise ConfigError(
-            f"backend {backend!r} needs torchrun; start with: torchrun --nproc-per-node 2 -m ddlsim.measure ..."
-        )
+        how = "start with: torchrun --nproc-per-node 2 -m ddlsim.measure ..."
+        raise ConfigError(f"backend {backend!r} needs torchrun; {how}")
     from ddlsim.measure.torch_dist import connect_torch
 
     return connect_torch(backend)

@@ -120,7 +120,7 @@ def collective_case(
 
 
 def _pairs(row: Measurement, cluster: Cluster) -> tuple[tuple[int, ...], Pairs]:
-    """Return the pairs as :func:`ddlsim.measure.plan.pair_sets` forms them."""
+    """Return the pairs as :func:`ddlsim.measure.runner.pair_sets` forms them."""
     n = row.n_pairs
     if row.n_hosts == 1:
         nodes = tuple(_hosts(cluster, [2 * n])[0][: 2 * n])

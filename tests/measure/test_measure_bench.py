@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ddlsim.measure.plan import Task
-from ddlsim.measure.runner import combine, crowding, measure, prepare, run
+from ddlsim.measure.runner import Task, combine, crowding, measure, prepare, run
 from ddlsim.measure.steps import Trained
 
 PAIR = Task("point_to_point", "one_way", 2, 1, (4,), ((0, 1),))

@@ -3,7 +3,7 @@
 import pytest
 
 from ddlsim.errors import ConfigError
-from ddlsim.measure.plan import COLLECTIVES, make_plan, pair_sets, sizes
+from ddlsim.measure.runner import COLLECTIVES, make_plan, pair_sets, sizes
 from ddlsim.measure.transport import local_rank
 
 TWO_BY_FOUR = ["a", "a", "a", "a", "b", "b", "b", "b"]
