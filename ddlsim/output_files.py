@@ -10,14 +10,20 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from ddlsim.errors import ConfigError
+from ddlsim.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 #: what can be done about it
 _REMEDIES = {
@@ -137,3 +143,38 @@ def _keep_permissions(handle: int, target: Path) -> None:
         os.fchown(handle, old.st_uid, old.st_gid)
     with suppress(OSError):
         os.fchmod(handle, stat.S_IMODE(old.st_mode))
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return the rows of a frame as CSV, without its index; texts that look like formulas are guarded
+    (:mod:`ddlsim.output_files`)."""
+    safe = frame.astype(object).map(lambda cell: guarded(cell) if isinstance(cell, str) else cell)
+    safe.columns = [guarded(str(name)) for name in frame.columns]
+    return str(safe.to_csv(index=False, lineterminator="\n"))
+
+
+def save_csv(frame: pd.DataFrame, path: str | Path) -> None:
+    """Write the rows of a frame, as :func:`csv_text` has them. Raises ConfigError if the file cannot be written."""
+    write_text(path, csv_text(frame))
+
+
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
+
+
+def guarded(text: str) -> str:
+    """Return what to write for `text`, so that no program takes it for a formula."""
+    text = shown(text)
+    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def unguarded(cell: str) -> str:
+    """Return the text that :func:`guarded` has made `cell` from (its control characters stay written out)."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text[:1] in "+-"

@@ -47,9 +47,6 @@ def _arrays(value: object) -> list[Array]:
     return [array for part in value for array in _arrays(part)] if isinstance(value, tuple | list) else []
 
 
-# ---------------------------------------------------------------- compressors
-
-
 @checked
 def check_compressor(compressor: object, *, n: Count = 203, steps: Count = 20, agreed: Sequence[str] = ()) -> None:
     """Raise ConfigError unless a compressor keeps its contract on vectors of `n` elements.
@@ -125,9 +122,6 @@ def _exchanged(coder: AnyCompressor, n: int) -> list[Array]:
     return [done.mean, *(array for state in states for array in _arrays(state))]
 
 
-# ---------------------------------------------------------------- optimizers
-
-
 @checked
 def check_optimizer(rule: object, *, n: Count = 6) -> None:
     """Raise ConfigError unless an update rule is pure, keeps shape and type, and counts its updates."""
@@ -153,9 +147,6 @@ def check_optimizer(rule: object, *, n: Count = 6) -> None:
             params, state = after, new
 
 
-# ---------------------------------------------------------------- layers
-
-
 @checked
 def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> None:
     """Raise ConfigError unless a layer keeps the rules of custom layers.
@@ -165,9 +156,6 @@ def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> 
     `rng` only. :func:`ddlsim.simulate` raises the same error before it trains such a layer.
     """
     held_to_rules(layer, in_shape, n)
-
-
-# ---------------------------------------------------------------- strategies
 
 
 @checked

@@ -100,12 +100,12 @@ WITHOUT_FOLDERS = """
     from numba.core import caching
     caching.CacheImpl._locator_classes = [c for c in caching.CacheImpl._locator_classes if 'UserProvided' in c.__name__]
     {more}
-    from ddlsim import compile_cache
+    from ddlsim import compiler
     from ddlsim.compile_messages import teller
     from ddlsim.nn.row_kernels import relu
     import numpy as np
     relu(np.ones(2), np.ones(2))
-    print(compile_cache.KEPT, teller.remark, len(compile_cache.files()), *compile_cache.files()[:1])
+    print(compiler.KEPT, teller.remark, len(compiler.files()), *compiler.files()[:1])
 """
 
 

@@ -20,7 +20,7 @@ from typer.main import get_command
 
 import ddlsim.cli
 from ddlsim.errors import ConfigError
-from ddlsim.lab.namespaces import check_computer
+from ddlsim.lab.laboratory import check_computer
 
 #: commands that are not run as they stand: what they begin with -> what is run instead (None: nothing), and why
 INSTEAD = {

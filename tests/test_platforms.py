@@ -13,7 +13,7 @@ import pytest
 from documentation import FILES
 
 from ddlsim.errors import ConfigError
-from ddlsim.lab import namespaces
+from ddlsim.lab import laboratory
 
 ROOT = Path(__file__).parents[1]
 #: https://docs.python.org/3/library/os.html and .../signal.html, "Availability: Unix"; modules of Unix alone. Left in
@@ -63,9 +63,9 @@ def test_a_run_and_a_study_need_nothing_that_only_unix_has(tmp_path):
 
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
 def test_the_laboratory_says_that_it_needs_linux(platform, monkeypatch):
-    monkeypatch.setattr(namespaces.sys, "platform", platform)
+    monkeypatch.setattr(laboratory.sys, "platform", platform)
     with pytest.raises(ConfigError) as raised:
-        namespaces.check_computer()
+        laboratory.check_computer()
     assert str(raised.value) == f"lab: needs Linux (network namespaces), this is {platform}; use a virtual machine"
 
 

@@ -16,10 +16,9 @@ from matplotlib.text import Text
 
 import ddlsim
 from ddlsim.cluster import Cluster, star
-from ddlsim.csv_cells import guarded, unguarded
 from ddlsim.errors import ConfigError
+from ddlsim.output_files import csv_text, guarded, save_csv, unguarded
 from ddlsim.printable import shown
-from ddlsim.report.csv_table import csv_text, save_csv
 from ddlsim.report.drawing import drawn
 from ddlsim.study import Study
 

@@ -2,16 +2,11 @@
 
 from ddlsim.cli import (  # noqa: F401  (they register the commands)
     calibrating,
-    exploring,
-    fitting,
     importing,
     laboratory,
     looking,
     planning,
-    reporting,
     running,
     studying,
-    validating,
-    warming,
 )
 from ddlsim.cli.application import app as app, main as main

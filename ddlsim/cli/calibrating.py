@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -10,8 +11,8 @@ import typer
 
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
-from ddlsim.cli.options import Json
-from ddlsim.cli.output import check_folder, write_file
+from ddlsim.cli.options import Json, Model, arg, opt
+from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError, shown
 from ddlsim.named_code import imported
 
@@ -21,37 +22,87 @@ if TYPE_CHECKING:
 
 
 @app.command()
+def validate(
+    runs: Annotated[Path, arg("CSV file of measured runs.", metavar="RUNS")],
+    cluster: Annotated[str, opt("The cluster, best a calibrated file.", "--cluster", "-c", offers=completing.clusters)],
+    model: Model = None,
+    fit_on: Annotated[str | None, opt('Fit these runs first, e.g. "workers <= 4".')] = None,
+    fit: Annotated[str, opt("What to fit: compute, network, or both.")] = "compute,network",
+    tolerance: Annotated[str | None, opt("Exit code 1 if the mean error of held-out runs is larger: 10%.")] = None,
+    plot: Annotated[Path | None, opt("Draw measured against predicted.")] = None,
+    table: Annotated[Path | None, opt("Write all rows as CSV.")] = None,
+    html: Annotated[Path | None, opt("Write a page: summary, picture, every run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare measured training runs with their simulation: errors, order, and where they come from.
+
+    Example: ddlsim validate runs.csv --cluster calibrated.toml --model resnet50 --fit-on "workers <= 4" --tolerance 10%
+    """
+    check_folder(table)
+    check_folder(html)
+    if html is not None and html.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--html {html}: the report is a page; name a file that ends in .html")
+    check_picture(plot)
+    limit = None if tolerance is None else _share(tolerance)
+    from ddlsim.validation import validate as compare
+
+    quantities = [name.strip() for name in fit.split(",") if name.strip()]
+    found = compare(runs, cluster, model, fit_on=fit_on, fit=quantities)
+    if as_json:
+        rows = json.loads(found.table.to_json(orient="records"))
+        sums = {
+            used: None if s is None else vars(s)
+            for used, s in (("fit", found.summary(fitted=True)), ("held_out", found.summary(fitted=False)))
+        }
+        typer.echo(json.dumps({"rows": rows, "summary": sums, "error": found.error}, indent=2))
+    else:
+        typer.echo(str(found))
+    if plot is not None:
+        write_file(plot, found.plot)
+    if html is not None:
+        write_file(html, lambda path: found.save_html(path, f"{runs.name} on {cluster}"))
+    if table is not None:
+        from ddlsim.output_files import save_csv
+
+        write_file(table, lambda path: save_csv(found.table, path))
+    if limit is not None and not found.within(limit):
+        typer.echo(f"mean absolute error {found.error:.1%} is beyond the tolerance of {limit:.1%}", err=True)
+        raise typer.Exit(1)
+
+
+def _share(text: str) -> float:
+    """Return "10%" or "0.1" as 0.1."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100.0 if percent else 1.0)
+    except ValueError:
+        value = math.nan
+    if rest or not (math.isfinite(value) and value > 0.0):
+        raise ConfigError(f"--tolerance {text!r}: write a share like 10% or 0.1")
+    return value
+
+
+@app.command()
 def calibrate(
     measurements: Annotated[
-        list[str], typer.Argument(help="Folders of ddlsim.measure, tables, benchmark output, traces.", metavar="FILES")
+        list[str], arg("Folders of ddlsim.measure, tables, benchmark output, traces.", metavar="FILES")
     ],
     cluster: Annotated[
-        str,
-        typer.Option(
-            "--cluster",
-            "-c",
-            help="The cluster that was measured: a file or bundled.",
-            autocompletion=completing.clusters,
-        ),
+        str, opt("The cluster that was measured: a file or bundled.", "--cluster", "-c", offers=completing.clusters)
     ],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the calibrated cluster file.")] = None,
+    out: Annotated[Path | None, opt("Write the calibrated cluster file.", "--out", "-o")] = None,
     algorithm: Annotated[
-        list[str] | None, typer.Option("--algorithm", "-a", help="Of a collective: all_reduce=ring (repeatable).")
+        list[str] | None, opt("Of a collective: all_reduce=ring (repeatable).", "--algorithm", "-a")
     ] = None,
-    backend: Annotated[str | None, typer.Option("--backend", help="Use only rows of mpi, gloo, nccl, ...")] = None,
-    hosts: Annotated[int | None, typer.Option("--hosts", help="Machines, where a log does not say it.")] = None,
-    operation: Annotated[str | None, typer.Option("--operation", help="Of a log without it: all_reduce, ...")] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", help="That took part, where a log does not say it.")] = None,
+    backend: Annotated[str | None, opt("Use only rows of mpi, gloo, nccl, ...")] = None,
+    hosts: Annotated[int | None, opt("Machines, where a log does not say it.")] = None,
+    operation: Annotated[str | None, opt("Of a log without it: all_reduce, ...")] = None,
+    ranks: Annotated[int | None, opt("That took part, where a log does not say it.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="What was trained, where a log has none.", autocompletion=completing.models),
+        str | None, opt("What was trained, where a log has none.", "--model", "-m", offers=completing.models)
     ] = None,
-    software: Annotated[
-        str | None, typer.Option("--software", help='What was measured, where a log has none: "NCCL 2.18.3".')
-    ] = None,
-    reader: Annotated[
-        str | None, typer.Option("--reader", help="What reads files of other kinds: package.module:function.")
-    ] = None,
+    software: Annotated[str | None, opt('What was measured, where a log has none: "NCCL 2.18.3".')] = None,
+    reader: Annotated[str | None, opt("What reads files of other kinds: package.module:function.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fit latency, bandwidth, overhead and compute time to measurements, and say how sure they are.

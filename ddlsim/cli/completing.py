@@ -6,7 +6,6 @@ What is typed and known to nobody is left to the shell, which offers files.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from ddlsim.bundled import bundled_files
@@ -84,12 +83,3 @@ def strategies(incomplete: str) -> list[str]:
     from ddlsim.run.strategy_names import STRATEGY_CLASSES
 
     return sorted(STRATEGY_CLASSES)
-
-
-def words(*choices: str) -> Callable[[str], list[str]]:
-    """Return what offers `choices`."""
-
-    def offered(incomplete: str) -> list[str]:
-        return list(choices)
-
-    return offered

@@ -13,6 +13,7 @@ import typer
 import ddlsim
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
+from ddlsim.cli.options import arg, opt
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.plain import parse_value
@@ -25,32 +26,25 @@ if TYPE_CHECKING:
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, typer.Argument(help="A topology, benchmark output, a trace or a log.", metavar="FILE")],
+    file: Annotated[Path, arg("A topology, benchmark output, a trace or a log.", metavar="FILE")],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="A cluster (.toml, .json, .graphml), measurements (.csv), a plan (.et)."),
+        Path | None, opt("A cluster (.toml, .json, .graphml), measurements (.csv), a plan (.et).", "--out", "-o")
     ] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="What it is, instead of what its content says.")] = None,
-    operation: Annotated[str | None, typer.Option("--operation", help="Of a log without it: all_reduce, ...")] = None,
-    ranks: Annotated[int | None, typer.Option("--ranks", help="That took part, where the file does not say.")] = None,
-    hosts: Annotated[int | None, typer.Option("--hosts", help="Machines: of a measurement, or copies of one.")] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option("--bandwidth", help="Where the file is silent: of an NVLink, or of an edge.")
-    ] = None,
-    latency: Annotated[str | None, typer.Option("--latency", help="Of the network, where the file is silent.")] = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", help="Of the GPUs (ddlsim devices).", autocompletion=completing.devices),
-    ] = None,
+    kind: Annotated[str | None, opt("What it is, instead of what its content says.")] = None,
+    operation: Annotated[str | None, opt("Of a log without it: all_reduce, ...")] = None,
+    ranks: Annotated[int | None, opt("That took part, where the file does not say.")] = None,
+    hosts: Annotated[int | None, opt("Machines: of a measurement, or copies of one.")] = None,
+    bandwidth: Annotated[str | None, opt("Where the file is silent: of an NVLink, or of an edge.")] = None,
+    latency: Annotated[str | None, opt("Of the network, where the file is silent.")] = None,
+    device: Annotated[str | None, opt("Of the GPUs (ddlsim devices).", offers=completing.devices)] = None,
     model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="What was trained, where a log has none.", autocompletion=completing.models),
+        str | None, opt("What was trained, where a log has none.", "--model", "-m", offers=completing.models)
     ] = None,
     ignore_unknown: Annotated[
-        bool, typer.Option("--ignore-unknown", help="Leave out what is not known, with a warning that counts it.")
+        bool, opt("Leave out what is not known, with a warning that counts it.", "--ignore-unknown")
     ] = False,
     facts: Annotated[
-        list[str] | None, typer.Option("--set", help="Another argument of the reader: pcie_bandwidth='32 GB/s'.")
+        list[str] | None, opt("Another argument of the reader: pcie_bandwidth='32 GB/s'.", "--set")
     ] = None,
 ) -> None:
     """Read what another tool wrote, and write it as ddlsim's own: a cluster, measurements, or a plan.

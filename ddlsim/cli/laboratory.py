@@ -12,7 +12,7 @@ import typer
 import ddlsim
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
-from ddlsim.cli.options import Json
+from ddlsim.cli.options import Json, arg, opt
 from ddlsim.cli.output import check_folder, print_table
 from ddlsim.errors import ConfigError, UnitError
 from ddlsim.output_files import write_text
@@ -27,18 +27,13 @@ OPERATIONS = "point_to_point:one_way,all_reduce:ring,all_reduce:binomial_tree,pa
 
 @app.command()
 def lab(
-    cluster: Annotated[
-        str | None,
-        typer.Argument(help="A bundled cluster or a topology file.", autocompletion=completing.clusters),
-    ] = None,
-    operations: Annotated[
-        str, typer.Option("--operations", help="kind:algorithm, point_to_point:one_way, parameter_server:2, ...")
-    ] = OPERATIONS,
-    sizes: Annotated[str, typer.Option("--sizes", help="Buffers per rank.")] = "64 KiB,1 MiB,4 MiB",
-    repetitions: Annotated[int, typer.Option("--repetitions", min=1, help="Of each row.")] = 5,
-    queue: Annotated[str, typer.Option("--queue", help="What may wait at a port before frames are lost.")] = "512 KiB",
-    out: Annotated[Path | None, typer.Option("--out", help="Write the table of measurements (csv).")] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="Only remove what killed runs left.")] = False,
+    cluster: Annotated[str | None, arg("A bundled cluster or a topology file.", offers=completing.clusters)] = None,
+    operations: Annotated[str, opt("kind:algorithm, point_to_point:one_way, parameter_server:2, ...")] = OPERATIONS,
+    sizes: Annotated[str, opt("Buffers per rank.")] = "64 KiB,1 MiB,4 MiB",
+    repetitions: Annotated[int, typer.Option(min=1, help="Of each row.")] = 5,
+    queue: Annotated[str, opt("What may wait at a port before frames are lost.")] = "512 KiB",
+    out: Annotated[Path | None, opt("Write the table of measurements (csv).")] = None,
+    clean: Annotated[bool, opt("Only remove what killed runs left.", "--clean")] = False,
     as_json: Json = False,
 ) -> None:
     """Build a small cluster out of network namespaces here, measure it with real TCP, compare (Linux, root).

@@ -12,9 +12,52 @@ import typer
 import ddlsim
 from ddlsim.cli import completing
 from ddlsim.cli.application import app, show
-from ddlsim.cli.options import Algorithm, Json
+from ddlsim.cli.options import Algorithm, Json, Model, arg, opt
 from ddlsim.cli.output import check_picture, print_table, write_file
 from ddlsim.printable import shown
+
+
+@app.command("warm-up")
+def warm_up(as_json: Json = False) -> None:
+    """Compile everything that simulations and learning need, once; say where it is kept.
+
+    Takes about 45 s of CPU time the first time, and 2 s when all is there. Example: ddlsim warm-up
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = TextColumn("compiling {task.description}"), BarColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=None)
+
+            def show(what: str, done: float, total: float) -> None:
+                bar.update(task, description=what, completed=done, total=total)
+
+            warmth = ddlsim.warm_up(show)
+    else:  # lines on stderr say what is compiled
+        warmth = ddlsim.warm_up()
+    typer.echo(json.dumps(warmth.to_dict(), indent=2) if as_json else str(warmth))
+
+
+@app.command()
+def explore(
+    cluster: Annotated[
+        str | None, arg("A bundled cluster or a topology file (with +key=value).", metavar="[CLUSTER]")
+    ] = None,
+    model: Model = None,
+    port: Annotated[int, opt("Port on this machine (default: one that is free).")] = 0,
+    browser: Annotated[bool, opt("Open a browser.", "--browser/--no-browser")] = True,
+    host: Annotated[list[str] | None, opt("Accept this name of the machine besides localhost (repeatable).")] = None,
+) -> None:
+    """Look at clusters, runs and comparisons in a browser; needs pip install 'ddlsim[explore]'.
+
+    Example: ddlsim explore cloud-25g-16x8-v100 --model resnet50
+    """
+    from ddlsim.explore import explore as serve
+
+    serve(cluster, model, port=port, browser=browser, hosts=host or ())
 
 
 @app.command()
@@ -80,9 +123,9 @@ def algorithms(as_json: Json = False) -> None:
 
 @show.command("topology")
 def show_topology(
-    name: Annotated[str, typer.Argument(help="A bundled cluster or a file.", autocompletion=completing.clusters)],
+    name: Annotated[str, arg("A bundled cluster or a file.", offers=completing.clusters)],
     as_json: Json = False,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw it (png, pdf, svg).")] = None,
+    plot: Annotated[Path | None, opt("Draw it (png, pdf, svg).")] = None,
 ) -> None:
     """Show a cluster: machines, devices, links, sources.
 
@@ -103,15 +146,10 @@ def show_topology(
 
 @show.command("plan")
 def show_plan(
-    path: Annotated[Path, typer.Argument(help="Chakra traces (rank 0's file, or step.et for all) or GOAL text.")],
-    on: Annotated[
-        str | None,
-        typer.Option("--on", help="Execute it on this bundled cluster, or file.", autocompletion=completing.clusters),
-    ] = None,
+    path: Annotated[Path, arg("Chakra traces (rank 0's file, or step.et for all) or GOAL text.")],
+    on: Annotated[str | None, opt("Execute it on this bundled cluster, or file.", offers=completing.clusters)] = None,
     algorithm: Algorithm = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw what depends on what; with --on, what ran when (png, pdf, svg).")
-    ] = None,
+    plot: Annotated[Path | None, opt("Draw what depends on what; with --on, what ran when (png, pdf, svg).")] = None,
     as_json: Json = False,
 ) -> None:
     """Show a step of somebody's training as a table, and how long it takes on a cluster.
@@ -145,8 +183,7 @@ def show_plan(
 
 @show.command("model")
 def show_model(
-    name: Annotated[str, typer.Argument(help="A bundled model or a file.", autocompletion=completing.models)],
-    as_json: Json = False,
+    name: Annotated[str, arg("A bundled model or a file.", offers=completing.models)], as_json: Json = False
 ) -> None:
     """Show a model: layers, shapes, parameters, FLOPs, bytes.
 

@@ -3,92 +3,72 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from ddlsim.cli import completing
 from ddlsim.errors import ConfigError, shown
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+def opt(text: str, *names: str, offers: Callable[[str], list[str]] | Sequence[str] = ()) -> Any:
+    """Return an option with its help; `offers` completes its value. Without `names`, its parameter names it."""
+
+    def words(incomplete: str) -> list[str]:
+        return list(offers) if not callable(offers) else offers(incomplete)
+
+    return typer.Option(*names, help=text, autocompletion=words if offers else None)
+
+
+def arg(text: str, offers: Callable[[str], list[str]] | None = None, metavar: str | None = None) -> Any:
+    """Return a positional argument with its help; `offers` completes it."""
+    return typer.Argument(help=text, autocompletion=offers, metavar=metavar)
+
+
+Json = Annotated[bool, opt("Print JSON for programs.", "--json")]
 Source = Annotated[
     str,
-    typer.Argument(
-        help="A bundled cluster or a topology file (with +key=value), or an experiment file (.toml).",
+    arg(
+        "A bundled cluster or a topology file (with +key=value), or an experiment file (.toml).",
+        offers=completing.clusters,
         metavar="WHAT",
-        autocompletion=completing.clusters,
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help="Bundled model or model file, with +option or +key=value.",
-        autocompletion=completing.models,
-    ),
+    opt("Bundled model or model file, with +option or +key=value.", "--model", "-m", offers=completing.models),
 ]
 Strat = Annotated[
     str | None,
-    typer.Option(
+    opt(
+        "all-reduce, parallel+pipeline=8+tensor=8, ..., or package.module:Name.",
         "--strategy",
         "-s",
-        help="all-reduce, parallel+pipeline=8+tensor=8, ..., or package.module:Name.",
-        autocompletion=completing.strategies,
+        offers=completing.strategies,
     ),
 ]
 Algorithm = Annotated[
     str | None,
-    typer.Option(
-        "--algorithm",
-        "-a",
-        help="All-reduce algorithm, auto, or package.module:function.",
-        autocompletion=completing.algorithms,
-    ),
+    opt("All-reduce algorithm, auto, or package.module:function.", "--algorithm", "-a", offers=completing.algorithms),
 ]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Let files name code to import, as package.module:Name.")]
+AllowCode = Annotated[bool, opt("Let files name code to import, as package.module:Name.", "--allow-code")]
 Cost = Annotated[
-    str | None,
-    typer.Option(
-        "--cost",
-        help="What all-reduces cost: simulated, calibrated (measured curve) or nccl.",
-        autocompletion=completing.words(*completing.COSTS),
-    ),
+    str | None, opt("What all-reduces cost: simulated, calibrated (measured curve) or nccl.", offers=completing.COSTS)
 ]
 Overlap = Annotated[
-    str | None,
-    typer.Option(
-        "--overlap",
-        help="none, layer, ddp, horovod, priority, while-waiting or module:Name.",
-        autocompletion=completing.words(*completing.OVERLAPS),
-    ),
+    str | None, opt("none, layer, ddp, horovod, priority, while-waiting or module:Name.", offers=completing.OVERLAPS)
 ]
-Servers = Annotated[int | None, typer.Option("--servers", help="Number of parameter servers.")]
-Placement = Annotated[
-    str | None,
-    typer.Option(
-        "--placement",
-        help="Parameter servers: own or colocated.",
-        autocompletion=completing.words(*completing.PLACEMENTS),
-    ),
-]
-Batch = Annotated[int | None, typer.Option("--batch-size", "-b", help="Samples per worker and step.")]
-Steps = Annotated[int | None, typer.Option("--steps", help="Steps to measure.")]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        "--precision", help="fp32, tf32, fp16 or bf16.", autocompletion=completing.words(*completing.PRECISIONS)
-    ),
-]
+Servers = Annotated[int | None, opt("Number of parameter servers.")]
+Placement = Annotated[str | None, opt("Parameter servers: own or colocated.", offers=completing.PLACEMENTS)]
+Batch = Annotated[int | None, opt("Samples per worker and step.", "--batch-size", "-b")]
+Steps = Annotated[int | None, opt("Steps to measure.")]
+Precision = Annotated[str | None, opt("fp32, tf32, fp16 or bf16.", offers=completing.PRECISIONS)]
 Optimizer = Annotated[
     str | None,
-    typer.Option(
-        "--optimizer",
-        help="Optimizer whose time and memory count: sgd, momentum, adam, lars or lamb.",
-        autocompletion=completing.words(*completing.OPTIMIZERS),
-    ),
+    opt("Optimizer whose time and memory count: sgd, momentum, adam, lars or lamb.", offers=completing.OPTIMIZERS),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of all random streams.")]
+Seed = Annotated[int | None, opt("Seed of all random streams.")]
 
 
 def counts(option: str, text: str, least: int = 1) -> list[int]:

@@ -12,72 +12,91 @@ import typer
 import ddlsim
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Json, Optimizer, counts
+from ddlsim.cli.options import AllowCode, Json, Optimizer, arg, counts, opt
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
+
+
+@app.command()
+def fits(
+    model: Annotated[str, arg("A bundled model or a file.", offers=completing.models)],
+    device: Annotated[str, arg("A device of the catalogue (ddlsim devices).", offers=completing.devices)],
+    batch_size: Annotated[int, opt("Samples of a micro-batch of a rank.", "--batch-size", "-b")] = 1,
+    precision: Annotated[str, opt("fp32, tf32, fp16 or bf16.", offers=completing.PRECISIONS)] = "fp32",
+    optimizer: Annotated[str, opt("sgd, momentum, adam, lars or lamb.", offers=completing.OPTIMIZERS)] = "momentum",
+    gradients: Annotated[str | None, opt("fp32, as Megatron-LM keeps them.", "--gradient-dtype")] = None,
+    zero: Annotated[int, opt("ZeRO stage, 1 to 3; 3 is FSDP.")] = 0,
+    shards: Annotated[int, opt("Ranks that ZeRO shares over.")] = 1,
+    tensor: Annotated[int, opt("Ranks that layers are split over.")] = 1,
+    sequence: Annotated[bool, opt("Sequence parallelism.", "--sequence")] = False,
+    pipeline: Annotated[int, opt("Stages.")] = 1,
+    micro_batches: Annotated[int | None, opt("Of a step, in the pipeline.")] = None,
+    interleave: Annotated[int, opt("Chunks of a stage.")] = 1,
+    recompute: Annotated[str, opt("none, selective, full or segments.")] = "none",
+    flash: Annotated[bool, opt("Flash attention.", "--flash")] = False,
+    offload: Annotated[bool, opt("The optimizer's state is in the host's memory.", "--offload")] = False,
+    workspace: Annotated[str | None, opt('Of convolutions, e.g. "64 MiB".')] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether a model can be trained on a device, and what would make it fit.
+
+    Example: ddlsim fits gpt2-xl a100-40g -b 8 --precision fp16 --optimizer adam
+    """
+    fit = ddlsim.fits(
+        model, device, batch_size, precision, optimizer, gradient_dtype=gradients, zero=zero, shards=shards,
+        tensor=tensor, sequence=sequence, pipeline=pipeline, micro_batches=micro_batches, interleave=interleave,
+        recompute=recompute, flash=flash, offload=offload, workspace=workspace,
+    )  # fmt: skip
+    typer.echo(json.dumps(fit.to_dict(), indent=1) if as_json else str(fit))
 
 
 @app.command()
 def recommend(
     clusters: Annotated[
         list[str],
-        typer.Argument(
-            help="Bundled clusters or topology files to choose from, or a question file (.toml).",
-            autocompletion=completing.clusters,
+        arg(
+            "Bundled clusters or topology files to choose from, or a question file (.toml).", offers=completing.clusters
         ),
     ],
     model: Annotated[
         str | None,
-        typer.Option(
+        opt(
+            "Bundled model or model file, with +option or +key=value (resnet50).",
             "--model",
             "-m",
-            help="Bundled model or model file, with +option or +key=value (resnet50).",
-            autocompletion=completing.models,
+            offers=completing.models,
         ),
     ] = None,
-    deadline: Annotated[str | None, typer.Option("--deadline", help='For the whole training, e.g. "36 h".')] = None,
-    budget: Annotated[float | None, typer.Option("--budget", help="USD for the whole training.")] = None,
-    efficiency: Annotated[float | None, typer.Option("--efficiency", help="At least, e.g. 0.9.")] = None,
-    throughput: Annotated[str | None, typer.Option("--throughput", help='At least, e.g. "5000 images/s".')] = None,
-    aim: Annotated[str | None, typer.Option("--aim", help="time (fastest first) or cost (cheapest first).")] = None,
-    samples: Annotated[float | None, typer.Option("--samples", help="To process: epochs * data set size.")] = None,
-    workers: Annotated[str | None, typer.Option("--workers", "-n", help='To try, e.g. "8,16,32".')] = None,
-    batch_size: Annotated[str | None, typer.Option("--batch-size", "-b", help='To try, e.g. "32,64".')] = None,
-    price: Annotated[
-        list[str] | None, typer.Option("--price", help='Of a machine, "24.48 USD/h"; several: one for each cluster.')
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            "--precision",
-            help="fp32, tf32, fp16 or bf16 (fp32).",
-            autocompletion=completing.words(*completing.PRECISIONS),
-        ),
-    ] = None,
+    deadline: Annotated[str | None, opt('For the whole training, e.g. "36 h".')] = None,
+    budget: Annotated[float | None, opt("USD for the whole training.")] = None,
+    efficiency: Annotated[float | None, opt("At least, e.g. 0.9.")] = None,
+    throughput: Annotated[str | None, opt('At least, e.g. "5000 images/s".')] = None,
+    aim: Annotated[str | None, opt("time (fastest first) or cost (cheapest first).")] = None,
+    samples: Annotated[float | None, opt("To process: epochs * data set size.")] = None,
+    workers: Annotated[str | None, opt('To try, e.g. "8,16,32".', "--workers", "-n")] = None,
+    batch_size: Annotated[str | None, opt('To try, e.g. "32,64".', "--batch-size", "-b")] = None,
+    price: Annotated[list[str] | None, opt('Of a machine, "24.48 USD/h"; several: one for each cluster.')] = None,
+    precision: Annotated[str | None, opt("fp32, tf32, fp16 or bf16 (fp32).", offers=completing.PRECISIONS)] = None,
     optimizer: Optimizer = None,
     split: Annotated[
-        bool, typer.Option("--split", help="Share the model out over workers; --batch-size is the global batch.")
+        bool, opt("Share the model out over workers; --batch-size is the global batch.", "--split")
     ] = False,
-    tensor: Annotated[str | None, typer.Option("--tensor", help='Tensor-parallel sizes to try, "4,8".')] = None,
-    pipeline: Annotated[str | None, typer.Option("--pipeline", help='Pipeline stages to try, "8,16".')] = None,
-    data: Annotated[str | None, typer.Option("--data", help='Replicas to try, "8,16".')] = None,
-    micro_batch: Annotated[str | None, typer.Option("--micro-batch", help='Micro-batches to try, "1,2".')] = None,
-    interleave: Annotated[str | None, typer.Option("--interleave", help='Chunks per stage to try, "1,2".')] = None,
-    recompute: Annotated[
-        str | None, typer.Option("--recompute", help='To try, of "none,selective,full,stage".')
-    ] = None,
-    stage: Annotated[str | None, typer.Option("--stage", help='Stages of ZeRO to try, "1,3".')] = None,
-    shard: Annotated[str | None, typer.Option("--shard", help='Groups of stage 3 to try, "8".')] = None,
-    cut: Annotated[str | None, typer.Option("--cut", help='To try, of "balanced,layers".')] = None,
-    p2p: Annotated[str | None, typer.Option("--p2p", help='To try, of "overlapped,exchange,in turns".')] = None,
-    n_best: Annotated[int | None, typer.Option("--best", help="How many configurations to show (3).")] = None,
-    stability: Annotated[
-        bool, typer.Option("--stability", help="Three more runs of each say what is not to be told apart.")
-    ] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes (default: a core each).")] = None,
+    tensor: Annotated[str | None, opt('Tensor-parallel sizes to try, "4,8".')] = None,
+    pipeline: Annotated[str | None, opt('Pipeline stages to try, "8,16".')] = None,
+    data: Annotated[str | None, opt('Replicas to try, "8,16".')] = None,
+    micro_batch: Annotated[str | None, opt('Micro-batches to try, "1,2".')] = None,
+    interleave: Annotated[str | None, opt('Chunks per stage to try, "1,2".')] = None,
+    recompute: Annotated[str | None, opt('To try, of "none,selective,full,stage".')] = None,
+    stage: Annotated[str | None, opt('Stages of ZeRO to try, "1,3".')] = None,
+    shard: Annotated[str | None, opt('Groups of stage 3 to try, "8".')] = None,
+    cut: Annotated[str | None, opt('To try, of "balanced,layers".')] = None,
+    p2p: Annotated[str | None, opt('To try, of "overlapped,exchange,in turns".')] = None,
+    n_best: Annotated[int | None, opt("How many configurations to show (3).", "--best")] = None,
+    stability: Annotated[bool, opt("Three more runs of each say what is not to be told apart.", "--stability")] = False,
+    jobs: Annotated[int | None, opt("Processes (default: a core each).", "--jobs", "-j")] = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Write the table of all configurations.")] = None,
+    csv: Annotated[Path | None, opt("Write the table of all configurations.")] = None,
 ) -> None:
     """Find workers, strategy, compression and batch size that meet a target, and say why.
 
@@ -116,7 +135,7 @@ def recommend(
     plan = ddlsim.recommend(**asked, jobs=jobs)
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     if csv is not None:
-        from ddlsim.report.csv_table import save_csv
+        from ddlsim.output_files import save_csv
 
         write_file(csv, lambda path: save_csv(plan.table, path))
 

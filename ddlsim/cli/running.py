@@ -32,6 +32,7 @@ from ddlsim.cli.options import (
     Steps,
     Strat,
     counts,
+    opt,
 )
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError, unknown_name
@@ -56,33 +57,31 @@ def run(
     servers: Servers = None,
     placement: Placement = None,
     batch_size: Batch = None,
-    workers: Annotated[int | None, typer.Option("--workers", "-n", help="Number of workers (default: all).")] = None,
+    workers: Annotated[int | None, opt("Number of workers (default: all).", "--workers", "-n")] = None,
     steps: Steps = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     stability: Annotated[
-        bool, typer.Option("--stability", help="Say how far the throughput moves with inputs moved by 1e-12.")
+        bool, opt("Say how far the throughput moves with inputs moved by 1e-12.", "--stability")
     ] = False,
     bottleneck: Annotated[
-        bool, typer.Option(help="Simulate what parts that are 10 % better would bring; of jobs, each alone.")
+        bool, opt("Simulate what parts that are 10 % better would bring; of jobs, each alone.")
     ] = True,
     as_json: Json = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", help="Write a trace of the first steps for Perfetto (.json, .json.gz).")
-    ] = None,
+    trace: Annotated[Path | None, opt("Write a trace of the first steps for Perfetto (.json, .json.gz).")] = None,
     trace_whole: Annotated[
-        bool, typer.Option("--trace-whole", help="With --trace: all steps, workers and links; may be large.")
+        bool, opt("With --trace: all steps, workers and links; may be large.", "--trace-whole")
     ] = False,
-    timeline: Annotated[Path | None, typer.Option("--timeline", help="Draw a timeline (png, pdf, svg).")] = None,
-    plot_cluster: Annotated[Path | None, typer.Option("--plot-cluster", help="Draw the use of the links.")] = None,
-    plot_learning: Annotated[Path | None, typer.Option("--plot-learning", help="Draw accuracy and losses.")] = None,
+    timeline: Annotated[Path | None, opt("Draw a timeline (png, pdf, svg).")] = None,
+    plot_cluster: Annotated[Path | None, opt("Draw the use of the links.")] = None,
+    plot_learning: Annotated[Path | None, opt("Draw accuracy and losses.")] = None,
     write_to: Annotated[
-        Path | None, typer.Option("--write", help="Write the run as a file for ddlsim run (.toml) or a program (.py).")
+        Path | None, opt("Write the run as a file for ddlsim run (.toml) or a program (.py).", "--write")
     ] = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Save the training run here as it goes on.")] = None,
-    resume: Annotated[Path | None, typer.Option("--resume", help="Continue a saved training run.")] = None,
+    save: Annotated[Path | None, opt("Save the training run here as it goes on.")] = None,
+    resume: Annotated[Path | None, opt("Continue a saved training run.")] = None,
 ) -> None:
     """Simulate one run and say what limits it; with [training] in the experiment file, train; with [[jobs]], several.
 
@@ -182,7 +181,7 @@ def _with_sensitivities(result: Result) -> Result:
 @app.command()
 def scaling(
     what: Source,
-    workers: Annotated[str, typer.Option("--workers", "-n", help='Numbers of workers, e.g. "1,8,16,32".')],
+    workers: Annotated[str, opt('Numbers of workers, e.g. "1,8,16,32".', "--workers", "-n")],
     model: Model = None,
     strategy: Strat = None,
     algorithm: Algorithm = None,
@@ -197,7 +196,7 @@ def scaling(
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw throughput and efficiency.")] = None,
+    plot: Annotated[Path | None, opt("Draw throughput and efficiency.")] = None,
 ) -> None:
     """Simulate with several numbers of workers and show how it scales.
 

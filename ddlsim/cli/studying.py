@@ -10,29 +10,66 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Json
+from ddlsim.cli.options import AllowCode, Json, arg, opt
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ddlsim.run.sensitivity import Sensitivity
     from ddlsim.study.executors import DaskClient
+
+
+@app.command()
+def report(
+    store: Annotated[Path, arg("The file that a study was run with.", metavar="STORE")],
+    html: Annotated[Path | None, opt("Write a page with pictures and all tables.")] = None,
+    title: Annotated[str, opt("Of the page (default: the model and the cluster).")] = "",
+    question: Annotated[str, opt("That the study is to answer, below the title.")] = "",
+    study: Annotated[Path | None, opt("Its file (.toml): adds what would help the best, by more runs.")] = None,
+    metric: Annotated[str, opt("What makes the best: throughput, cost_per_sample, ...")] = "",
+) -> None:
+    """Show the configurations of a study, the best of them, and what was skipped or has failed.
+
+    Example: ddlsim report study.sqlite --html report.html --question "Is 100 Gbit/s worth it?"
+    """
+    for option, value in (("--title", title), ("--question", question), ("--study", study), ("--metric", metric)):
+        if value and html is None:
+            raise ConfigError(f"{option} has no effect without --html: add --html report.html")
+    check_folder(html)
+    if html is not None and html.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--html {html}: the report is a page; name a file that ends in .html")
+    from ddlsim.study import load_table
+
+    table = load_table(store)
+    if html is None:
+        typer.echo(str(table))
+        return
+    from ddlsim.report.html import save_html, sensitivities_of_best
+
+    found: list[Sensitivity] = []
+    if study is not None:
+        from ddlsim.study import load_study
+
+        found = sensitivities_of_best(load_study(study), table, metric)
+    write_file(
+        html, lambda path: save_html(table, path, title=title, question=question, metric=metric, sensitivities=found)
+    )
+
 
 _FORMATS = (".csv", ".parquet", ".json")
 
 
 @app.command()
 def sweep(
-    study: Annotated[Path, typer.Argument(help="A study file (.toml).", metavar="STUDY")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Store that keeps every finished point.")] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes (default: one for each core).")] = None,
-    dask: Annotated[str | None, typer.Option("--dask", help="Address of a Dask scheduler to run on instead.")] = None,
-    table: Annotated[Path | None, typer.Option("--table", help="Write all points (csv, parquet, json).")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw throughput over workers (png, pdf, svg).")] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Simulate failed points again.")] = False,
-    add: Annotated[bool, typer.Option("--add", help="Put the study into a store of another one.")] = False,
-    stability: Annotated[
-        bool, typer.Option("--stability", help="Three more runs of each point say how stable it is.")
-    ] = False,
+    study: Annotated[Path, arg("A study file (.toml).", metavar="STUDY")],
+    out: Annotated[Path | None, opt("Store that keeps every finished point.", "--out", "-o")] = None,
+    jobs: Annotated[int | None, opt("Processes (default: one for each core).", "--jobs", "-j")] = None,
+    dask: Annotated[str | None, opt("Address of a Dask scheduler to run on instead.")] = None,
+    table: Annotated[Path | None, opt("Write all points (csv, parquet, json).")] = None,
+    plot: Annotated[Path | None, opt("Draw throughput over workers (png, pdf, svg).")] = None,
+    retry_failed: Annotated[bool, opt("Simulate failed points again.", "--retry-failed")] = False,
+    add: Annotated[bool, opt("Put the study into a store of another one.", "--add")] = False,
+    stability: Annotated[bool, opt("Three more runs of each point say how stable it is.", "--stability")] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:

@@ -15,14 +15,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 
 
-@dataclass
-class _Draws:
-    """Permutations are drawn one pass after the other."""
-
-    generator: np.random.Generator
-    next_pass: int = 0
-
-
 @checked
 @dataclass(eq=False)
 class BatchStream:
@@ -37,7 +29,7 @@ class BatchStream:
     seed: Seed
     rank: Index = 0
     _passes: dict[int, Ints] = field(default_factory=dict, init=False, repr=False)
-    _drawn: _Draws | None = field(default=None, init=False, repr=False)
+    _drawn: tuple[np.random.Generator, int] | None = field(default=None, init=False, repr=False)  # and the next pass
 
     def __post_init__(self) -> None:
         if self.shard.ndim != 1 or not len(self.shard):
@@ -64,19 +56,17 @@ class BatchStream:
         return position / len(self.shard)
 
     def _shuffled(self, number: int) -> Ints:
-        kept = self._passes.get(number)
-        if kept is None:
-            drawn = self._drawn
-            if drawn is None or number < drawn.next_pass:
-                drawn = self._drawn = _Draws(stream(self.seed, self.rank, "batches"))
-            for _ in range(drawn.next_pass, number + 1):
-                kept = self.shard[drawn.generator.permutation(len(self.shard))]
-            drawn.next_pass = number + 1
-            assert kept is not None
+        if number not in self._passes:
+            if self._drawn is None or number < self._drawn[1]:
+                self._drawn = stream(self.seed, self.rank, "batches"), 0
+            draws, next_pass = self._drawn
+            for _ in range(next_pass, number + 1):
+                kept = self.shard[draws.permutation(len(self.shard))]
+            self._drawn = draws, number + 1
             if len(self._passes) > 1:  # two are enough: batches move forward
                 self._passes.pop(min(self._passes))
             self._passes[number] = kept
-        return kept
+        return self._passes[number]
 
 
 _TRIES = 1000
@@ -113,9 +103,8 @@ def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least
     """
     _check(len(labels), n_workers)
     if least * n_workers > len(labels):
-        raise ConfigError(
-            f"least = {least}: must be at least 1 and leave {n_workers} workers that many of {len(labels)}"
-        )
+        what = f"must be at least 1 and leave {n_workers} workers that many of {len(labels)}"
+        raise ConfigError(f"least = {least}: {what}")
     draws = stream(seed, 0, "dirichlet shards")
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     for _ in range(_TRIES):
@@ -128,6 +117,5 @@ def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least
         whole = [np.sort(np.concatenate(shard)) for shard in shards]
         if min(len(shard) for shard in whole) >= least:
             return whole
-    raise ConfigError(
-        f"alpha = {alpha}: {_TRIES} draws left a worker of {n_workers} without {least} samples; raise alpha"
-    )
+    what = f"{_TRIES} draws left a worker of {n_workers} without {least} samples"
+    raise ConfigError(f"alpha = {alpha}: {what}; raise alpha")

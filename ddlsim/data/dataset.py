@@ -46,10 +46,9 @@ class DataSet:
         n = len(self.x) if self.x.ndim > 1 else 0
         fits = self.labels.shape[:1] == (n,) if self.is_regression else self.labels.shape in ((n,), self.x.shape)
         if n == 0 or not fits:
-            raise ConfigError(
-                f"data {self.name!r}: samples {self.x.shape} and labels {self.labels.shape} do not fit; "
-                "give (n, ...) samples and (n,) labels with n at least 1, or both (n, tokens)"
-            )
+            what = f"samples {self.x.shape} and labels {self.labels.shape} do not fit"
+            hint = "give (n, ...) samples and (n,) labels with n at least 1, or both (n, tokens)"
+            raise ConfigError(f"data {self.name!r}: {what}; {hint}")
         check_finite(self.name, self.x)
         if self.is_regression:
             check_finite(self.name, self.labels)

@@ -1,25 +1,256 @@
-"""Data sets by name or path."""
+"""Data sets by name, and from files: archives, folders of images, CIFAR and MNIST as downloaded."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import math
 import os
+import pickle
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.arguments import Count, Seed, Share, checked, whole
 from ddlsim.data.dataset import DataSet, Floats, Ints, from_arrays, images_to_floats
-from ddlsim.data.downloaded import read_cifar, read_downloaded
-from ddlsim.data.image_folder import read_images
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.output_files import replacing
 from ddlsim.streams import stream
 
-# ---------------------------------------------------------------- clicks
+_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_MOST_NBYTES = 2 * 10**9  # of decoded bytes; four times as many as floats
+
+
+@checked
+def read_images(
+    folder: str | Path, size: int = 32, n_per_class: int | None = None, cache: str | Path | None = None
+) -> DataSet:
+    """Return the images of a folder as (n, 3, size, size) in 0..1, resized bilinearly, in order of their names.
+
+    Classes are the sub-folders, or, if there are none, what stands before the first dot of each name, sorted.
+    `n_per_class` takes the first n of each. `cache` is a folder for decoded images (default: the
+    user's cache folder). Raises ConfigError for a folder without images or a file that cannot be decoded.
+    """
+    root = Path(folder)
+    if not os.path.isdir(root):
+        raise ConfigError(f"{root}: is not a folder; give one with a sub-folder per class, or cat.1.jpg names")
+    if size < 1 or (n_per_class is not None and n_per_class < 1):
+        raise ConfigError(f"{root}: size = {size}, n_per_class = {n_per_class}: must be at least 1")
+    found = _by_class(root)
+    names = tuple(sorted(found))
+    if len(names) < 2:
+        what = f"found images of {len(names)} classes"
+        raise ConfigError(f"{root}: {what}; at least 2 sub-folders or name prefixes needed")
+    chosen = {name: sorted(found[name])[:n_per_class] for name in names}
+    files = [file for name in names for file in chosen[name]]
+    if len(files) * 3 * size * size > _MOST_NBYTES:
+        what = f"{len(files)} images of {size} x {size} do not fit {_MOST_NBYTES / 1e9:g} GB"
+        raise ConfigError(f"{root}: {what}; lower size or n_per_class")
+    labels = np.repeat(np.arange(len(names)), [len(chosen[name]) for name in names]).astype(np.int64)
+    images = _cached(files, size, _cache_folder(cache))
+    return DataSet(root.name, images_to_floats(images), labels, names, str(root))
+
+
+def _by_class(root: Path) -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for entry in root.iterdir():
+        if entry.is_dir() and (mine := [file for file in entry.rglob("*") if file.suffix.lower() in _SUFFIXES]):
+            found[entry.name] = mine
+    if not found:
+        for entry in root.iterdir():
+            if entry.suffix.lower() in _SUFFIXES and entry.name.count(".") >= 2:
+                found.setdefault(entry.name.split(".")[0], []).append(entry)
+    return found
+
+
+def _cache_folder(cache: str | Path | None) -> Path:
+    if cache is not None:
+        return Path(cache)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddlsim"
+
+
+def _cached(files: Sequence[Path], size: int, folder: Path) -> npt.NDArray[np.uint8]:
+    """Return the decoded images, from the cache if no file has changed since they went there."""
+    digest = hashlib.sha256(str(size).encode())
+    for file in files:
+        status = file.stat()
+        digest.update(f"{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    place = folder / f"images-{digest.hexdigest()[:32]}.npy"
+    shape = (len(files), 3, size, size)
+    try:
+        kept = np.load(place, allow_pickle=False)
+        if kept.shape == shape and kept.dtype == np.uint8:
+            return np.asarray(kept)
+    except (OSError, ValueError, EOFError):
+        pass  # not there, or damaged: decode again
+    images = np.empty(shape, np.uint8)
+    for i, file in enumerate(files):
+        images[i] = _decode(file, size)
+    with suppress(OSError, ConfigError):  # a cache that cannot be written is only slower
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(place) as kept_file:
+            np.save(kept_file, images, allow_pickle=False)
+    return images
+
+
+def _decode(file: Path, size: int) -> npt.NDArray[np.uint8]:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError("image folders need Pillow; install it with: pip install pillow") from None
+    try:
+        with Image.open(file) as image:
+            small = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"{file}: cannot be decoded as an image: {error}") from None
+    return np.moveaxis(np.asarray(small, dtype=np.uint8), -1, 0)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of `path`, unpacked if its name ends in ``.gz``; ConfigError if it cannot be read."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                return file.read()
+        return path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+
+
+_PIXELS = 3 * 32 * 32
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+@checked
+def read_cifar(paths: str | Path | Sequence[str | Path], n_classes: int = 10) -> DataSet:
+    """Return the images (n, 3, 32, 32) in 0..1 of one or more files of CIFAR's binary version, in the order given.
+
+    `n_classes` is 10, or 100 for the fine labels of CIFAR-100 (cs.toronto.edu/~kriz/cifar.html: a record is one label
+    byte, for CIFAR-100 coarse, then fine, and planes of 32 x 32 red, green, blue bytes). Raises ConfigError, naming the
+    file, for a size or a label that does not fit.
+    """
+    if n_classes not in (10, 100):
+        raise ConfigError(f"n_classes = {n_classes}: must be 10 or 100")
+    files = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    if not files:
+        raise ConfigError("paths = []: give at least one CIFAR file")
+    n_labels = 1 if n_classes == 10 else 2
+    parts = []
+    for file in files:
+        raw = np.frombuffer(read_bytes(file), np.uint8)
+        if not raw.size or raw.size % (_PIXELS + n_labels):
+            what = f"{raw.size} bytes are not records of {_PIXELS + n_labels}"
+            raise ConfigError(f"{file}: {what}; is it the binary version of CIFAR-{n_classes}?")
+        records = raw.reshape(-1, _PIXELS + n_labels)
+        if (largest := int(records[:, n_labels - 1].max())) >= n_classes:
+            raise ConfigError(f"{file}: label {largest} is above {n_classes - 1}; is it CIFAR-{110 - n_classes}?")
+        parts.append(records)
+    records = np.concatenate(parts)
+    x = images_to_floats(records[:, n_labels:]).reshape(-1, 3, 32, 32)
+    names = CIFAR10 if n_classes == 10 else tuple(str(i) for i in range(100))
+    return DataSet(f"cifar{n_classes}", x, records[:, n_labels - 1].astype(np.int64), names, str(files[0]))
+
+
+@checked
+def read_idx(images: str | Path, labels: str | Path, name: str = "idx") -> DataSet:
+    """Return the images (n, 1, height, width) in 0..1 of an IDX file with the labels of another.
+
+    The format of MNIST and its relatives (yann.lecun.com/exdb/mnist): two zero bytes, a type (8: unsigned byte), the
+    number of dimensions, each size as 32 bits, big-endian, data. Both may be packed (``.gz``). Raises ConfigError,
+    naming the file, for anything that is not such a file.
+    """
+    pixels, classes = _read(Path(images), 3), _read(Path(labels), 1)
+    if len(pixels) != len(classes):
+        raise ConfigError(f"{labels}: {len(classes)} labels do not fit the {len(pixels)} images of {images}")
+    names = tuple(str(i) for i in range(int(classes.max()) + 1))
+    return DataSet(name, images_to_floats(pixels)[:, None], classes.astype(np.int64), names, str(images))
+
+
+def _read(path: Path, n_dims: int) -> npt.NDArray[np.uint8]:
+    raw = read_bytes(path)
+    start = 4 + 4 * n_dims
+    if len(raw) < start or raw[:2] != b"\0\0":
+        raise ConfigError(f"{path}: is not an IDX file (it must start with two zero bytes and a header)")
+    if raw[2] != 8 or raw[3] != n_dims:
+        hint = "; are images and labels exchanged?" if raw[3] in (1, 3) else ""
+        raise ConfigError(f"{path}: holds type {raw[2]} in {raw[3]} dimensions; must be bytes (8) in {n_dims}{hint}")
+    shape = tuple(int(size) for size in np.frombuffer(raw, ">u4", n_dims, 4))
+    if len(raw) - start != math.prod(shape) or not math.prod(shape):
+        raise ConfigError(f"{path}: {len(raw) - start} bytes of data do not fit the sizes {shape}; load it again")
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
+
+
+Part = Literal["train", "test"]
+#: names in pickles of arrays, which NumPy has moved once
+_ARRAYS = {(f"numpy{core}.multiarray", "_reconstruct") for core in (".core", "._core")}
+_ARRAYS |= {(f"numpy{core}.numeric", "_frombuffer") for core in (".core", "._core")}
+_ARRAYS |= {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+
+
+@checked
+def read_downloaded(folder: str | Path, part: Part = "train") -> DataSet | None:
+    """Return the training or test samples of a downloaded data set; None for any other folder.
+
+    folder   the folder to which the archive of CIFAR-10, CIFAR-100 or a relative of MNIST unpacks
+    part     "train" or "test"
+
+    Raises ConfigError with the name of a file that is damaged or of another format.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
+    root = root / "raw" if os.path.isdir(root / "raw") else root
+    names = sorted(os.listdir(root))
+    binary = [name for name in names if name.startswith("data_batch_") and name.endswith(".bin")]
+    pickled = [name for name in names if name.startswith("data_batch_") and "." not in name]
+    if binary:
+        return read_cifar([root / name for name in (binary if part == "train" else ["test_batch.bin"])])
+    if {"train.bin", "test.bin"} <= set(names):
+        return read_cifar(root / f"{part}.bin", 100)
+    if pickled:
+        return _pickled([root / name for name in (pickled if part == "train" else ["test_batch"])], CIFAR10)
+    if {"train", "test", "meta"} <= set(names):
+        return _pickled([root / part], tuple(str(i) for i in range(100)))
+    beginning = "train" if part == "train" else "t10k" if any("t10k" in name for name in names) else "test"
+    images = [name for name in names if f"{beginning}-images-idx3-ubyte" in name]
+    if images:
+        return read_idx(root / images[0], root / images[0].replace("images-idx3", "labels-idx1"), root.parent.name)
+    return None
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads CIFAR's Python version without running code: it may name NumPy's arrays alone."""
+
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in _ARRAYS:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not read from a pickle")
+        return super().find_class(module, name)
+
+
+def _pickled(files: list[Path], names: tuple[str, ...]) -> DataSet:
+    pixels, labels = [], []
+    for file in files:
+        try:
+            batch: Mapping[bytes, object] = _Arrays(io.BytesIO(read_bytes(file)), encoding="bytes").load()
+            of_file = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+            pixels.append(np.asarray(of_file["data"], np.uint8).reshape(-1, 3, 32, 32))
+            labels.append(np.asarray(of_file.get("fine_labels", of_file.get("labels")), np.int64).reshape(-1))
+        except ConfigError:
+            raise
+        except Exception as error:  # pickles fail in every way
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{file}: is no batch of CIFAR's Python version: {why}") from None
+    x, classes = images_to_floats(np.concatenate(pixels)), np.concatenate(labels)
+    return DataSet(f"cifar{len(names)}", x, classes, names, str(files[0]))
+
 
 N_DENSE = 4
 #: values of each categorical feature
@@ -52,8 +283,6 @@ def clicks(n_samples: Count, seed: Seed = 0) -> DataSet:
     return DataSet("clicks", x, labels, ("no click", "click"), "generated: clicks drawn from a factorisation model")
 
 
-# ---------------------------------------------------------------- digits
-
 _FILE = Path(__file__).parent / "files" / "digits.npz"
 _SOURCE = (
     "E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, "
@@ -74,8 +303,6 @@ def load_digits() -> DataSet:
     return DataSet("digits", x, labels.astype(np.int64), tuple("0123456789"), _SOURCE)
 
 
-# ---------------------------------------------------------------- sentences
-
 CHARACTERS = " .abcdefghijklmnopqrstuvwxyz"
 _NOUNS = ("worker", "server", "switch", "cable", "gradient", "model", "packet", "engineer", "cat", "bird")
 _ADJECTIVES = ("slow", "fast", "small", "large", "new", "old", "stale", "quiet")
@@ -92,21 +319,15 @@ def sentences(n_samples: Count, length: Count = 32, seed: Seed = 0) -> DataSet:
     The text is made by a small grammar in which subject and verb agree: "the old worker sends two birds now. some cats
     wait again. ..." The most frequent character, the blank, is 18 % of it.
     """
-    wanted = n_samples * length + 1
-    part = 0
-    pieces: list[str] = []
-    size = 0
-    while size < wanted:
-        text = "".join(_sentence(draws) for draws in [stream(seed, part, "sentences")] for _ in range(_TEXTS))
-        pieces.append(text)
-        size += len(text)
-        part += 1
+    part, size, pieces = 0, 0, list[str]()
+    while size < n_samples * length + 1:
+        pieces += [_sentence(draws) for draws in [stream(seed, part, "sentences")] for _ in range(_TEXTS)]
+        size, part = sum(map(len, pieces)), part + 1
     place = {character: i for i, character in enumerate(CHARACTERS)}
-    ids = np.array([place[character] for character in "".join(pieces)[:wanted]], dtype=np.int64)
-    shape = (n_samples, length)
-    names = tuple(CHARACTERS)
-    source = "generated: a grammar of simple English sentences"
-    return DataSet("sentences", ids[:-1].reshape(shape).astype(np.float32), ids[1:].reshape(shape), names, source)
+    ids = np.array([place[character] for character in "".join(pieces)[: n_samples * length + 1]], dtype=np.int64)
+    before, after = ids[:-1].astype(np.float32), ids[1:]
+    shape, source = (n_samples, length), "generated: a grammar of simple English sentences"
+    return DataSet("sentences", before.reshape(shape), after.reshape(shape), tuple(CHARACTERS), source)
 
 
 def _sentence(draws: np.random.Generator) -> str:
@@ -128,11 +349,7 @@ def _phrase(choice: np.ndarray[tuple[int], np.dtype[np.float64]], *, several: bo
     adjective = f"{_one(_ADJECTIVES, again)} " if rest < 0.5 else ""
     if article == "a" and (adjective or noun)[0] in "aeiou":
         article = "an"
-    return f"{article} {adjective}{noun}{_plural(noun) if several else ''}"
-
-
-def _plural(noun: str) -> str:
-    return "es" if noun.endswith("ch") else "s"
+    return f"{article} {adjective}{noun}{('es' if noun.endswith('ch') else 's') if several else ''}"
 
 
 def _split(draw: float, words: tuple[str, ...]) -> tuple[str, float]:
@@ -144,8 +361,6 @@ def _split(draw: float, words: tuple[str, ...]) -> tuple[str, float]:
 def _one(words: tuple[str, ...], draw: float) -> str:
     return words[min(int(draw * len(words)), len(words) - 1)]
 
-
-# ---------------------------------------------------------------- shapes
 
 MAX_PIXELS = 10**10
 _CHUNK = 256  # images of one random stream: the first n images of a seed do not depend on how many follow
@@ -203,9 +418,6 @@ def _draw(labels: Ints, size: int, difficulty: float, draws: np.random.Generator
     return np.clip(noisy, 0.0, 1.0)
 
 
-# ---------------------------------------------------------------- NumPy archives, as of MedMNIST
-
-
 @checked
 def read_npz(path: str | Path, part: str = "train") -> DataSet:
     """Return one part ("train", "val" or "test") of an archive; a plain one has ``images`` and ``labels``.
@@ -256,13 +468,15 @@ def _channels_first(images: npt.NDArray[np.generic], where: str) -> npt.NDArray[
     return np.moveaxis(scaled, -1, 1) if colour else scaled[:, None]
 
 
-# ---------------------------------------------------------------- names and paths
-
 DATA_NAMES = ("digits", "shapes", "sentences", "clicks")
-#: images that load_data makes of the synthetic set, and their size: those of the model "shapes-cnn"
-_N_SHAPES, _SHAPES_SIZE = 2000, 32
-_N_PIECES = 4000
-_N_CLICKS = 8000
+_SHAPES_SIZE = 32
+#: what load_data makes of a name; the images are those of the model "shapes-cnn"
+_MAKERS: dict[str, Callable[[], DataSet]] = {
+    "digits": load_digits,
+    "shapes": lambda: shapes(2000, _SHAPES_SIZE),
+    "sentences": lambda: sentences(4000),
+    "clicks": lambda: clicks(8000),
+}
 
 
 @checked
@@ -277,14 +491,8 @@ def load_data(source: str | Path) -> DataSet:
 
     Raises ConfigError for anything else.
     """
-    if source == "digits":
-        return load_digits()
-    if source == "shapes":
-        return shapes(_N_SHAPES, _SHAPES_SIZE)
-    if source == "sentences":
-        return sentences(_N_PIECES)
-    if source == "clicks":
-        return clicks(_N_CLICKS)
+    if source in _MAKERS:
+        return _MAKERS[str(source)]()
     path = Path(source)
     if os.path.isdir(path):
         return read_downloaded(path) or read_images(path, size=_SHAPES_SIZE)

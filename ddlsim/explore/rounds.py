@@ -100,18 +100,16 @@ def play(question: Question, progress: Progress) -> Played:
     cluster = load_cluster(question.cluster)
     available = len(cluster.workers)
     if not 1 <= question.n_ranks <= available:
-        raise ConfigError(
-            f"ranks = {question.n_ranks}: must be 1 to {available}, the workers of cluster {cluster.name!r}"
-        )
+        rule = f"must be 1 to {available}, the workers of cluster {cluster.name!r}"
+        raise ConfigError(f"ranks = {question.n_ranks}: {rule}")
     nodes = cluster.workers[: question.n_ranks].tolist()
     size = si(question.nbytes, "bytes")
     hosts = cluster.host_of[nodes].tolist()
     schedule = build(collective(question), question.n_ranks, size, hosts, question.kind, (cluster, nodes))
     if schedule.n_chunks > MOST_CHUNKS * schedule.copies:
-        raise ConfigError(
-            f"{question.algorithm} cuts {question.nbytes} in {schedule.n_chunks} chunks, more than {MOST_CHUNKS} to be "
-            "looked at; give fewer segments, or a smaller size"
-        )
+        what = f"{schedule.n_chunks} chunks, more than {MOST_CHUNKS} to be looked at"
+        hint = "give fewer segments, or a smaller size"
+        raise ConfigError(f"{question.algorithm} cuts {question.nbytes} in {what}; {hint}")
     played = _all_states(schedule)
     times = [0.0]
     for n_rounds in range(1, len(played)):
@@ -138,10 +136,8 @@ def closed_form(question: Question, cluster: Cluster, nodes: Sequence[int], nbyt
     if function is None or len(nodes) < 2:
         return None
     alphas, betas = zip(*_pairs(cluster, nodes), strict=True)
-    values = {
-        "n_ranks": len(nodes), "nbytes": nbytes, "alpha": max(alphas), "beta": max(betas),
-        "gamma": float(cluster.reduce_time[nodes].max()), "n_segments": question.n_segments or 1, "n_servers": 1,
-    }  # fmt: skip
+    values = {"n_ranks": len(nodes), "nbytes": nbytes, "alpha": max(alphas), "beta": max(betas), "n_servers": 1}
+    values |= {"gamma": float(cluster.reduce_time[nodes].max()), "n_segments": question.n_segments or 1}
     parameters = inspect.signature(function).parameters
     if not set(parameters) <= set(values):
         return None  # of hierarchies and tori: their two networks are not those of a pair

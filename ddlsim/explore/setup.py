@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import param
 
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.cluster import load_cluster
+from ddlsim.errors import ConfigError, DdlsimError, unknown_name
 from ddlsim.plain import parse_toml, parse_value
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import COMPRESSORS, SCHEMA, STRATEGIES, fields_from
+from ddlsim.runtime.servers import server_nodes
 from ddlsim.schema import Names, Source, required
 from ddlsim.strategies import Strategy
 from ddlsim.workload.jitter import Lognormal
 
+
+def at_most(n: int, setup: Setup) -> int:
+    """Return how many workers a screen begins with: `n`, or all that the form's cluster has."""
+    with contextlib.suppress(DdlsimError):  # the form says what is wrong with it
+        return min(n, len(load_cluster(setup.cluster.strip()).workers))
+    return n
+
+
+def chosen_strategies(setup: Setup, others: Sequence[str], workers: int | None = None) -> dict[str, Strategy]:
+    """Return the form's strategy, and others as they begin, by label. Raises a DdlsimError for what makes no sense.
+
+    workers  how many there are: servers of the others go beside them where no machine is left. None: it is not fixed
+    """
+    own = setup.experiment().strategy
+    found: dict[str, Strategy] = {own.label: own}
+    for name in others:
+        begins = beginnings(name, STRATEGIES)
+        if workers is not None and "placement" in {each.name for each in dataclasses.fields(STRATEGIES[name])}:  # type: ignore[arg-type]
+            begins |= _placement(setup, workers)
+        made: Strategy = SCHEMA.build(STRATEGIES[name], begins, name)
+        if made != own:
+            found[made.label if made.label not in found else f"{made.label} ({name})"] = made
+    return found
+
+
+def _placement(setup: Setup, workers: int) -> dict[str, object]:
+    """Return where a server begins: on a machine of its own, if one is left."""
+    cluster = load_cluster(setup.cluster.strip())
+    try:
+        server_nodes(cluster, cluster.workers[:workers].tolist(), 1, "own")
+    except ConfigError:
+        return {"placement": "colocated"}
+    return {}
+
+
 #: what a setting that has no default begins with in the form
-BEGINNINGS: Mapping[str, object] = {
-    "alpha": 0.1, "backups": 1, "columns": 1000, "density": 0.01, "gamma": 0.1,
-    "inner": {"type": "top-k", "density": 0.01}, "k": 4, "local_steps": 5, "minimum": 0.001, "n": 4,
-    "n_levels": 16, "rank": 4, "rows": 5, "slack": 3, "steps_per_stage": 100,
-}  # fmt: skip
+BEGINNINGS: dict[str, object] = {"alpha": 0.1, "backups": 1, "columns": 1000, "density": 0.01, "gamma": 0.1, "k": 4}
+BEGINNINGS |= {"inner": {"type": "top-k", "density": 0.01}, "local_steps": 5, "minimum": 0.001, "n": 4, "rank": 4}
+BEGINNINGS |= {"n_levels": 16, "rows": 5, "slack": 3, "steps_per_stage": 100}
 
 
 class Setup(param.Parameterized):
@@ -72,13 +109,8 @@ class Setup(param.Parameterized):
         fields: dict[str, Any] = {"cluster": _text(self.cluster, "cluster"), "model": _text(self.model, "model")}
         for name in ("batch_size", "accumulation", "seed"):
             fields[name] = _given(getattr(self, name), name)
-        fields |= {
-            "workers": self.workers,
-            "steps": self.steps,
-            "strategy": self._strategy(),
-            "precision": self.precision,
-            "gradient_dtype": self.gradient_dtype,
-        }
+        fields |= {name: getattr(self, name) for name in ("workers", "steps", "precision", "gradient_dtype")}
+        fields["strategy"] = self._strategy()
         if spread := _given(self.jitter, "jitter"):
             fields["jitter"] = Lognormal(spread)
         if self.compression != "none":

@@ -3,4 +3,4 @@
 from .executor import LabError as LabError
 from .cabling import plan as plan
 from .laboratory import Comparison as Comparison, compare as compare, parse_operations as parse_operations
-from .namespaces import check_computer as check_computer, clean as clean
+from .laboratory import check_computer as check_computer, clean as clean

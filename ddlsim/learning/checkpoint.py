@@ -87,10 +87,8 @@ def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         text = json.loads(file["run"].tobytes())
         if _whole(text["format"]) != FORMAT:
-            raise ConfigError(
-                f"{path}: format = {text['format']}: this ddlsim reads saved runs of format {FORMAT}; continue the run "
-                "with the version that saved it, or start again"
-            )
+            what = f"format = {text['format']}: this ddlsim reads saved runs of format {FORMAT}"
+            raise ConfigError(f"{path}: {what}; continue the run with the version that saved it, or start again")
         parts = {name: file[name] for name in file.files if name != "digest"}
         is_whole = "digest" in file.files and file["digest"].tobytes() == _digest(parts)
     arrays = [parts[f"array {i}"] for i in range(sum(name.startswith("array ") for name in parts))]
@@ -129,9 +127,6 @@ def _numbers(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.float6
     return cast("npt.NDArray[np.float64]", array)
 
 
-# ---------------------------------------------------------------- values as JSON and arrays
-
-
 @dataclass
 class _Encoder:
     """Collects arrays; one that several values share is kept once (`places`: its identity -> its place)."""
@@ -157,10 +152,8 @@ class _Encoder:
         if _may_be_part(kind):
             fields = {f.name: self.encode(getattr(value, f.name)) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
             return ["class", name, fields]
-        raise ConfigError(
-            f"a value of this run holds a {name}, which cannot be saved; values are arrays, numbers, texts, tuples, "
-            "lists, dicts and dataclasses of ddlsim"
-        )
+        kinds = "values are arrays, numbers, texts, tuples, lists, dicts and dataclasses of ddlsim"
+        raise ConfigError(f"a value of this run holds a {name}, which cannot be saved; {kinds}")
 
     def _place(self, array: npt.NDArray[np.generic]) -> int:
         if id(array) not in self.places:

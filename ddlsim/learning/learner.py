@@ -79,10 +79,8 @@ def _check_variances(network: Network, state: Array | None) -> None:
         return
     for slot in network.state_slots:
         if slot.name.endswith("running_var") and slot.of(state).min() < 0.0:
-            raise DivergedError(
-                f"diverged: {slot.name} of the model is negative: its moving average overshoots, as that of a center "
-                "does which elastic springs move by alpha N > 1; move it by less"
-            )
+            cause = "its moving average overshoots, as that of a center that elastic springs move by alpha N > 1"
+            raise DivergedError(f"diverged: {slot.name} of the model is negative: {cause}; move it by less")
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,8 +205,6 @@ class Learner:
         """Return the learner of a run about time only."""
         return cls(Plane(), None, n_workers)
 
-    # ------------------------------------------------------------ making values
-
     def gradient(self, rank: int, params: Value[Array], n_samples: int, now: float) -> Value[Array]:
         """Return the mean gradient, shape (n_params,), of the worker's next `n_samples` samples at `params`."""
         task = self.task
@@ -284,8 +280,6 @@ class Learner:
         bounds = [i * n // n_parts for i in range(n_parts + 1)]
         return [slice(a, b) for a, b in pairwise(bounds)]
 
-    # ------------------------------------------------------------ numbers
-
     def epoch(self, n_samples: float) -> float:
         """Return how many passes over the training samples `n_samples` are, after those of who handed over."""
         return (self._before + n_samples) / self.task.train.n_samples if self.task is not None else 0.0
@@ -333,10 +327,9 @@ class Learner:
         results: list[float] = []
         statistics = params.statistics
         if self.task is not None and self.task.network.state_slots and statistics is None:
-            raise DdlsimError(
-                "the model has no running statistics, which its batch normalisation needs: mix parameters by their "
-                "arithmetic or plane.mix, and give those made otherwise the statistics of others with .carrying(...)"
-            )
+            what = "the model has no running statistics, which its batch normalisation needs"
+            how = "mix parameters by their arithmetic or plane.mix, and give those made otherwise the statistics of"
+            raise DdlsimError(f"{what}: {how} others with .carrying(...)")
 
         def once(i: int) -> float:
             if not results:
@@ -356,23 +349,19 @@ class Learner:
 
         return self.scalar(distance)
 
-    # ------------------------------------------------------------ arithmetic
-
     def _gradient(self, batches: tuple[_Batch, ...], params: Value[Array]) -> Value[Array]:
         value = _Gradient(self.plane, batches, params, lambda p: self._compute(batches, p))
         return self.plane.register(value)
 
     def _one_batch(self, gradients: Sequence[Value[Array]]) -> bool:
+        def alike(g: Value[Array], first: _Gradient) -> bool:
+            if not isinstance(g, _Gradient) or not g.pending or g.params is not first.params or len(g.batches) > 1:
+                return False
+            (batch, *_), (like, *_) = g.batches, first.batches
+            return len(batch.indices) == len(like.indices) and batch.network is like.network
+
         first = gradients[0]
-        return self._mergeable and isinstance(first, _Gradient) and all(
-            isinstance(g, _Gradient)
-            and g.pending
-            and g.params is first.params
-            and len(g.batches) == 1
-            and len(g.batches[0].indices) == len(first.batches[0].indices)
-            and g.batches[0].network is first.batches[0].network
-            for g in gradients
-        )  # fmt: skip
+        return self._mergeable and isinstance(first, _Gradient) and all(alike(g, first) for g in gradients)
 
     def _compute(self, batches: tuple[_Batch, ...], params: Array) -> Array:
         indices = np.concatenate([batch.indices for batch in batches]) if len(batches) > 1 else batches[0].indices
@@ -408,10 +397,8 @@ class Learner:
 
 
 def _diverged(batch: _Batch, loss: float) -> DivergedError:
-    return DivergedError(
-        f"diverged: the loss of worker {batch.rank} is {loss} at its step {batch.step}, begun at {batch.time:.6g} s; "
-        "lower the learning rate"
-    )
+    when = f"at its step {batch.step}, begun at {batch.time:.6g} s"
+    return DivergedError(f"diverged: the loss of worker {batch.rank} is {loss} {when}; lower the learning rate")
 
 
 def _mean(*arrays: Array) -> Array:

@@ -134,10 +134,9 @@ class Monitor:
         plane = self.learner.plane
         if plane.replaying and self.saved is not None:
             if reason:
-                raise ConfigError(
-                    f"the saved run has made {len(self.saved.times)} updates, but by {reason} it would have ended "
-                    f"after {self.n_updates}; continue it with a later end"
-                )
+                ends = f"by {reason} it would have ended after {self.n_updates}"
+                what = f"the saved run has made {len(self.saved.times)} updates, but {ends}"
+                raise ConfigError(f"{what}; continue it with a later end")
             return self.saved
         return Checkpoint(plane.snapshot(), tuple(self.learner.losses), tuple(self.times))
 
@@ -146,10 +145,9 @@ class Monitor:
         i = len(self.times)
         self.times.append(now)
         if self.saved is not None and i < len(self.saved.times) and self.saved.times[i] != now:
-            raise ConfigError(
-                f"update {i + 1} comes at {now!r} s, but at {self.saved.times[i]!r} s in the saved run; continue it "
-                "with the cluster, device and models, and the version of ddlsim, that it was saved with"
-            )
+            times = f"update {i + 1} comes at {now!r} s, but at {self.saved.times[i]!r} s in the saved run"
+            hint = "the cluster, device and models, and the version of ddlsim, that it was saved with"
+            raise ConfigError(f"{times}; continue it with {hint}")
 
     def finish(self, now: float) -> None:
         """Evaluate once more at the end of a run that was cut short."""
@@ -178,9 +176,8 @@ class Monitor:
         return ""
 
     def _target(self) -> str:
-        training, n = self.training, self.training.moving_average
-        last = self.history[-n:]
-        if len(last) < n:
+        training, last = self.training, self.history[-self.training.moving_average :]
+        if len(last) < self.training.moving_average:
             return ""
         if training.target_accuracy is not None and _mean([r.accuracy for r in last]) >= training.target_accuracy:
             return "target accuracy"

@@ -16,8 +16,7 @@ from ddlsim.learning.learner import Task
 from ddlsim.learning.phases import Phase, PhasedRate, phase_at, total_epochs
 from ddlsim.nn.network import Loss, Network, build_network, each_label
 from ddlsim.optim import SGD, Constant, GrowingBatch, Schedule
-from ddlsim.optim.layerwise import with_layers
-from ddlsim.optim.rules import Optimizer
+from ddlsim.optim.rules import Optimizer, with_layers
 from ddlsim.units import parse
 from ddlsim.workload.model import Model
 from ddlsim.workload.resized import resized
@@ -121,35 +120,26 @@ class Training:
             train, held_out = split(data, self.held_out, seed)
         for part in (train, held_out):
             if part.sample_shape != model.input_shape:
-                raise ConfigError(
-                    f"data {part.name!r} has samples of shape {part.sample_shape}, but model {model.name!r} takes "
-                    f"{model.input_shape}; choose a model or data that fit"
-                )
+                what = f"data {part.name!r} has samples of shape {part.sample_shape}, but model {model.name!r} takes"
+                raise ConfigError(f"{what} {model.input_shape}; choose a model or data that fit")
         each = each_label(network.out_shape)
         if train.is_regression:
             self._check_targets(train, held_out, network)
         elif train.labels.shape[1:] != each:
-            raise ConfigError(
-                f"data {train.name!r} has labels of shape {train.labels.shape[1:]} for each sample, but model "
-                f"{model.name!r}, whose outputs are {network.out_shape}, learns {each}; choose a model or data that fit"
-            )
+            what = f"data {train.name!r} has labels of shape {train.labels.shape[1:]} for each sample, but model"
+            learns = f"{model.name!r}, whose outputs are {network.out_shape}, learns {each}"
+            raise ConfigError(f"{what} {learns}; choose a model or data that fit")
         if each and not train.is_regression and self.loss != "cross_entropy":
             raise ConfigError(f"loss = {self.loss!r} with a label for each token; use 'cross_entropy'")
         if train.n_classes > network.n_classes:
-            raise ConfigError(
-                f"data {train.name!r} has {train.n_classes} classes, but model {model.name!r} has "
-                f"{network.n_classes} outputs; choose a model or data that fit"
-            )
+            what = f"data {train.name!r} has {train.n_classes} classes, but model {model.name!r} has"
+            raise ConfigError(f"{what} {network.n_classes} outputs; choose a model or data that fit")
         if each and self.sharding not in ("iid", "shared"):
-            raise ConfigError(
-                f"sharding = {self.sharding!r} of data {train.name!r}: its samples have no class of their own but a "
-                "label for each token; use 'iid' or 'shared'"
-            )
-        optimizer = with_layers(self.optimizer, network.slots)
+            what = "its samples have no class of their own but a label for each token; use 'iid' or 'shared'"
+            raise ConfigError(f"sharding = {self.sharding!r} of data {train.name!r}: {what}")
+        fitted = with_layers(self.optimizer, network.slots), self.schedule
         shards = self._shards(train, n_workers, seed)
-        return Task(
-            network, train, held_out, shards, optimizer, self.schedule, seed, self.batching, self.phases, networks
-        )
+        return Task(network, train, held_out, shards, *fitted, seed, self.batching, self.phases, networks)
 
     def _check_targets(self, train: DataSet, held_out: DataSet, network: Network) -> None:
         """Raise ConfigError for data with numbers to predict that do not fit the rest."""
@@ -158,10 +148,9 @@ class Training:
             raise ConfigError(f"{what}, but loss = {self.loss!r}; use 'mean_squared_error' (classes are whole numbers)")
         for part in (train, held_out):
             if not part.is_regression or part.labels[0].size != network.n_outputs:
-                raise ConfigError(
-                    f"data {part.name!r} has labels {part.labels.shape[1:]} of type {part.labels.dtype} for each "
-                    f"sample, but model {network.model.name!r} has {network.n_outputs} outputs; choose what fits"
-                )
+                labels = f"labels {part.labels.shape[1:]} of type {part.labels.dtype} for each sample"
+                outputs = f"model {network.model.name!r} has {network.n_outputs} outputs"
+                raise ConfigError(f"data {part.name!r} has {labels}, but {outputs}; choose what fits")
         if self.sharding not in ("iid", "shared"):
             raise ConfigError(f"sharding = {self.sharding!r}: {what}; use 'iid' or 'shared'")
         if self.target_accuracy is not None:

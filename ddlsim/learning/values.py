@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -99,8 +99,6 @@ class Value(Generic[T_co]):
             return self
         return self.plane.apply(_same, self, statistics=others[0].statistics, batch_statistics=batches)
 
-    # ------------------------------------------------------------ arithmetic, of values that are arrays
-
     def __add__(self, other: Value[T_co]) -> Value[T_co]:
         return self.plane.mix(lambda a, b: a + b, self, other)
 
@@ -119,9 +117,8 @@ class Value(Generic[T_co]):
         """Return a part of the array, a view. Statistics stay with the first part."""
         if part.start:
             return self.plane.apply(lambda a: a[part], self)
-        return self.plane.apply(
-            lambda a: a[part], self, statistics=self.statistics, batch_statistics=self.batch_statistics
-        )
+        own, of_batches = self.statistics, self.batch_statistics
+        return self.plane.apply(lambda a: a[part], self, statistics=own, batch_statistics=of_batches)
 
 
 def _same(content: U) -> U:
@@ -209,10 +206,9 @@ class Plane:
             return self.apply(function, *inputs, statistics=self.apply(cast("Callable[..., Array]", function), *models))
         if len(models) == 1:
             return self.apply(function, *inputs, statistics=self.absorb(models[0], batches))
-        raise DdlsimError(
-            f"{len(models)} models and {len(inputs) - len(models)} other values are mixed at once: their running "
-            "statistics (batch normalisation) cannot follow; mix the models first, then add the others"
-        )
+        what = f"{len(models)} models and {len(inputs) - len(models)} other values are mixed at once"
+        why = "their running statistics (batch normalisation) cannot follow"
+        raise DdlsimError(f"{what}: {why}; mix the models first, then add the others")
 
     def absorb(self, statistics: Value[Array], batches: Sequence[Value[BatchStatistics]]) -> Value[Array]:
         """Return running statistics that have taken in those of batches, see :func:`absorbed`."""
@@ -238,12 +234,9 @@ class Plane:
     def snapshot(self) -> Replay:
         """Return what a later run needs to know to go on from here."""
         alive = list(self._alive.values())
-        return Replay(
-            self.n_values,
-            {v.number: v._result for v in alive if not v.pending},
-            frozenset(v.number for v in alive if v.pending),
-            tuple(self.scalars),
-        )
+        results = {v.number: v._result for v in alive if not v.pending}
+        pending = frozenset(v.number for v in alive if v.pending)
+        return Replay(self.n_values, results, pending, tuple(self.scalars))
 
 
 def weighted_sum(plane: Plane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
@@ -261,11 +254,8 @@ def weighted_sum(plane: Plane, weights: Sequence[float], values: Sequence[Value[
 class _Nothing(Plane):
     """The plane of a run without data."""
 
-    def apply(
-        self, function: Callable[..., U], *inputs: Value[object], statistics: Value[Array] | None = None,
-        batch_statistics: tuple[Value[BatchStatistics], ...] = (),
-    ) -> Value[U]:  # fmt: skip
-        return cast("Value[U]", ABSENT)
+    def apply(self, *inputs: Any, **statistics: Any) -> Any:
+        return ABSENT
 
 
 class _Absent(Value[Array]):
@@ -274,10 +264,8 @@ class _Absent(Value[Array]):
     __slots__ = ()
 
     def read(self) -> Array:
-        raise ConfigError(
-            "training = None: the run has sizes and times only, but something asks for values; give it data with "
-            "training=ddlsim.Training(data='digits', ...)"
-        )
+        what = "training = None: the run has sizes and times only, but something asks for values"
+        raise ConfigError(f"{what}; give it data with training=ddlsim.Training(data='digits', ...)")
 
 
 ABSENT = _Absent(_Nothing(), -1, None, ())

@@ -87,21 +87,17 @@ class _Wishes:
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def measure(
-    out: Annotated[str, typer.Option("--out", help="Folder for measurements.csv; what is there is not repeated.")],
-    backend: Annotated[str, typer.Option("--backend", help="auto, mpi, gloo or nccl.")] = "auto",
-    budget: Annotated[str, typer.Option("--budget", help="About how long all of it may take.")] = "2 min",
-    max_size: Annotated[str, typer.Option("--max-size", help="Largest message or buffer.")] = "256 MiB",
-    only: Annotated[
-        str, typer.Option("--only", help="Some of point_to_point, collective, memory, step, with commas.")
-    ] = "",
-    model: Annotated[list[str] | None, typer.Option("--model", help="Time steps of this model in NumPy.")] = None,
+    out: Annotated[str, typer.Option(help="Folder for measurements.csv; what is there is not repeated.")],
+    backend: Annotated[str, typer.Option(help="auto, mpi, gloo or nccl.")] = "auto",
+    budget: Annotated[str, typer.Option(help="About how long all of it may take.")] = "2 min",
+    max_size: Annotated[str, typer.Option(help="Largest message or buffer.")] = "256 MiB",
+    only: Annotated[str, typer.Option(help="Some of point_to_point, collective, memory, step, with commas.")] = "",
+    model: Annotated[list[str] | None, typer.Option(help="Time steps of this model in NumPy.")] = None,
     module: Annotated[
-        list[str] | None, typer.Option("--module", help="Time steps of a PyTorch module, package.module:callable.")
+        list[str] | None, typer.Option(help="Time steps of a PyTorch module, package.module:callable.")
     ] = None,
-    input_shape: Annotated[str, typer.Option("--input-shape", help="One sample of --module, like 3,224,224.")] = "",
-    batch_sizes: Annotated[
-        str, typer.Option("--batch-sizes", help="Samples per rank for --model and --module.")
-    ] = "1,8,32",
+    input_shape: Annotated[str, typer.Option(help="One sample of --module, like 3,224,224.")] = "",
+    batch_sizes: Annotated[str, typer.Option(help="Samples per rank for --model and --module.")] = "1,8,32",
 ) -> None:
     """Measure messages, collectives, memory and training steps on the ranks that mpirun or torchrun started.
 

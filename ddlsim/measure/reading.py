@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TextIO
 
 from ddlsim.arguments import checked
-from ddlsim.csv_cells import guarded, unguarded
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import Measurement
-from ddlsim.output_files import cannot_be_written, write_text
+from ddlsim.output_files import cannot_be_written, guarded, unguarded, write_text
 from ddlsim.plain import decoded, read_bytes
 from ddlsim.schema import PLAIN
 

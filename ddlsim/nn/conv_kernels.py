@@ -233,9 +233,8 @@ def weight_gradient(
                             x0 = ((b * groups + g) * n_in + c) * plane
                             x1, x2 = min(1, c_last) * plane, min(2, c_last) * plane
                             a00, a01, a02 = zeros(x), zeros(x), zeros(x)
-                            a10, a11, a12, a20, a21, a22, a30, a31, a32 = (
-                                a00, a00, a00, a00, a00, a00, a00, a00, a00,
-                            )  # fmt: skip
+                            a10, a11, a12, a20, a21, a22 = a00, a00, a00, a00, a00, a00
+                            a30, a31, a32 = a00, a00, a00
                             for row in range(row0, row1):
                                 q = (row * out_space[1] + col0) * LANES
                                 p = x0 + ((row * stride[0] + sy) * in_space[1] + col0 * stride[1] + sx) * LANES

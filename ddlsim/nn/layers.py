@@ -20,10 +20,9 @@ from ddlsim.nn import conv_kernels, dense_kernels, map_kernels, row_kernels
 from ddlsim.nn.conv_kernels import plane_size
 from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
 
-# ---------------------------------------------------------------- convolution and pooling
-
 Pair = tuple[int, int]
 Ints = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -186,11 +185,6 @@ class Pool2d:
         return dx
 
 
-# ---------------------------------------------------------------- batch and layer normalisation
-
-_Doubles = npt.NDArray[np.float64]
-
-
 @dataclass
 class BatchNorm2d:
     """y = weight * (x - mean) / sqrt(variance + eps) + bias, per channel (Ioffe and Szegedy 2015, algorithm 1).
@@ -237,7 +231,7 @@ class BatchNorm2d:
         map_kernels.scale_channels_gradient(*arrays, *factors, run.n_samples, self.channels, self.space)
         return dx
 
-    def _batch_statistics(self, x: Array, run: Pass) -> tuple[_Doubles, _Doubles]:
+    def _batch_statistics(self, x: Array, run: Pass) -> tuple[Doubles, Doubles]:
         """Return mean and biased variance per channel (two passes), and update the running ones."""
         count = run.n_samples * math.prod(self.space)
         mean = self._sums(x, x, 0.0, 0.0, 1.0, run) / count
@@ -248,14 +242,14 @@ class BatchNorm2d:
                 slot.of(run.state)[...] += self.momentum * (new - slot.of(run.state))
         return mean, variance
 
-    def _running(self, run: Pass) -> tuple[_Doubles, _Doubles]:
+    def _running(self, run: Pass) -> tuple[Doubles, Doubles]:
         assert run.state is not None
         mean, variance = self.mean.of(run.state), self.variance.of(run.state)
         return mean.astype(np.float64), variance.astype(np.float64)
 
     def _sums(
         self, a: Array, b: Array, shift_a: float | Array, scale_b: float, shift_b: float | Array, run: Pass
-    ) -> _Doubles:
+    ) -> Doubles:
         """Return the channels' sums of (a + shift_a) * (b * scale_b + shift_b)."""
         sums = np.empty(self.channels)
         u, v, w = (np.full(self.channels, value, self.buffers.dtype) for value in (shift_a, scale_b, shift_b))
@@ -285,14 +279,10 @@ class LayerNorm:
         rows = dy.reshape(-1, self.features)
         dx = self.buffers.get("dx", *rows.shape)
         into = run.into()
-        row_kernels.layer_norm_gradient(
-            rows, self._scaled, self._inverse, self.weight.of(run.params), self.weight.of(into),
-            self.bias.of(into), dx,
-        )  # fmt: skip
+        weight = self.weight.of(run.params)
+        slopes = self.weight.of(into), self.bias.of(into)
+        row_kernels.layer_norm_gradient(rows, self._scaled, self._inverse, weight, *slopes, dx)
         return dx.reshape(dy.shape)
-
-
-# ---------------------------------------------------------------- recommendation models
 
 
 @dataclass
@@ -351,12 +341,35 @@ class Interaction:
         return dx
 
 
-# ---------------------------------------------------------------- other layers
+def _project(x: Array, weight: Slot, bias: Slot | None, out: Array, params: Array) -> None:
+    """Write y = x W^T (+ b)."""
+    n, units = out.shape
+    dense_kernels.product_transposed(x.reshape(-1), weight.flat(params), out.reshape(-1), n, x.shape[1], units)
+    if bias is not None:
+        out += bias.of(params)
+
+
+def _project_back(
+    dy: Array, x: Array, weight: Slot, bias: Slot | None, dx: Array | None, run: Pass, buffers: Buffers
+) -> None:
+    """Add to the gradients of a projection, and write that of its input if there is `dx`."""
+    n, units = dy.shape
+    product = buffers.get("dw", units, x.shape[1])
+    flat = dy.reshape(-1)
+    dense_kernels.product(flat, 1, units, x.reshape(-1), product.reshape(-1), units, n, x.shape[1])
+    weight.of(run.into())[...] += product
+    if bias is not None:
+        bias.of(run.into())[...] += dy.sum(axis=0)
+    if dx is not None:
+        dense_kernels.product(flat, units, 1, weight.flat(run.params), dx.reshape(-1), n, units, x.shape[1])
 
 
 @dataclass
 class Dense:
-    """y = x W^T + b on the last dimension; W has shape (units, features)."""
+    """y = x W^T + b on the last dimension; W has shape (units, features).
+
+    W may be the table of the token embedding, (vocabulary, features) (Press and Wolf 2017).
+    """
 
     features: int
     units: int
@@ -369,30 +382,14 @@ class Dense:
     def forward(self, x: Array, run: Pass) -> Array:
         self.x = x.reshape(-1, self.features)
         out = self.buffers.get("out", len(self.x), self.units)
-        weight = self.weight.flat(run.params)
-        dense_kernels.product_transposed(
-            self.x.reshape(-1), weight, out.reshape(-1), len(self.x), self.features, self.units
-        )
-        if self.bias is not None:
-            out += self.bias.of(run.params)
+        _project(self.x, self.weight, self.bias, out, run.params)
         return out.reshape(len(x), -1)
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
-        rows, n_samples = dy.reshape(-1, self.units), len(dy)
-        product = self.buffers.get("dw", self.units, self.features)
-        grads, n = rows.reshape(-1), len(rows)
-        dense_kernels.product(
-            grads, 1, self.units, self.x.reshape(-1), product.reshape(-1), self.units, n, self.features
-        )
-        self.weight.of(run.into())[...] += product
-        if self.bias is not None:
-            self.bias.of(run.into())[...] += rows.sum(axis=0)
-        if not self.input_grad:
-            return None
-        dx = self.buffers.get("dx", len(rows), self.features)
-        weight = self.weight.flat(run.params)
-        dense_kernels.product(grads, self.units, 1, weight, dx.reshape(-1), n, self.units, self.features)
-        return dx.reshape(n_samples, -1)
+        rows = dy.reshape(-1, self.units)
+        dx = self.buffers.get("dx", len(rows), self.features) if self.input_grad else None
+        _project_back(rows, self.x, self.weight, self.bias, dx, run, self.buffers)
+        return None if dx is None else dx.reshape(len(dy), -1)
 
 
 @dataclass
@@ -407,24 +404,15 @@ class Elementwise:
     def forward(self, x: Array, run: Pass) -> Array:
         out = x if self.in_place else self.buffers.get("out", *x.shape)
         source, target = x.reshape(-1), out.reshape(-1)
-        if self.kind == "relu":
-            row_kernels.relu(source, target)
-        elif self.kind == "tanh":
+        if self.kind == "tanh":
             np.tanh(source, out=target)
-        elif self.kind == "sigmoid":
-            row_kernels.sigmoid(source, target)
         else:
-            row_kernels.gelu(source, target)
+            getattr(row_kernels, self.kind)(source, target)
         self.kept = x if self.kind == "gelu" else out
         return out
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
-        multiply = {
-            "relu": row_kernels.relu_gradient,
-            "tanh": row_kernels.tanh_gradient,
-            "sigmoid": row_kernels.sigmoid_gradient,
-            "gelu": row_kernels.gelu_gradient,
-        }[self.kind]
+        multiply = getattr(row_kernels, f"{self.kind}_gradient")
         multiply(self.kept.reshape(-1), dy.reshape(-1))
         return dy
 
@@ -467,10 +455,8 @@ class Pure:
         if run.training and self.buffers:
             statistics: Mapping[str, Array] = found[0] if found else {}
             if statistics.keys() != self.buffers.keys():
-                raise ConfigError(
-                    f"layer {self.name!r}: forward must return the batch's {sorted(self.buffers)} as a third value "
-                    f"while it trains, not {sorted(statistics)}"
-                )
+                what = f"forward must return the batch's {sorted(self.buffers)} as a third value while it trains"
+                raise ConfigError(f"layer {self.name!r}: {what}, not {sorted(statistics)}")
             for name, slot in self.buffers.items():
                 self._fits("forward", name, statistics[name], slot.shape)
                 if run.state is not None:
@@ -481,10 +467,8 @@ class Pure:
         dx, gradients = self.rule.backward(dy.reshape(len(dy), *self.out_shape), self.kept, self._tensors(run.params))
         self._fits("backward", "the gradient of x", dx, (len(dy), *self.in_shape))
         if gradients.keys() != self.slots.keys():
-            raise ConfigError(
-                f"layer {self.name!r}: backward returned gradients of {sorted(gradients)}; its tensors are "
-                f"{sorted(self.slots)}"
-            )
+            what = f"backward returned gradients of {sorted(gradients)}; its tensors are {sorted(self.slots)}"
+            raise ConfigError(f"layer {self.name!r}: {what}")
         for name, slot in self.slots.items():
             self._fits("backward", f"the gradient of {name!r}", gradients[name], slot.shape)
             slot.of(run.into())[...] += gradients[name]
@@ -494,10 +478,8 @@ class Pure:
         return {name: slot.of(params) for name, slot in self.slots.items()}
 
     def _fits(self, method: str, what: str, array: Array, shape: tuple[int, ...]) -> None:
-        if np.shape(array) != shape:
-            raise ConfigError(
-                f"layer {self.name!r}: {method} returned {what} in shape {np.shape(array)}; must be {shape}"
-            )
+        if (found := np.shape(array)) != shape:
+            raise ConfigError(f"layer {self.name!r}: {method} returned {what} in shape {found}; must be {shape}")
 
 
 @dataclass
@@ -526,47 +508,27 @@ class Dropout:
 
 
 @dataclass
-class ToMaps:
-    """From samples (n, channels * height * width) to maps (n_blocks, channels * plane)."""
+class Relayout:
+    """From samples, rows of (channels, height, width) in C order, to maps (n_blocks, channels * plane), or back."""
 
+    to_maps: bool
     channels: int
     space: tuple[int, int]
     input_grad: bool
     buffers: Buffers
 
     def forward(self, x: Array, run: Pass) -> Array:
-        out = self.buffers.get("out", run.n_blocks, self.channels * plane_size(self.space))
-        map_kernels.to_maps(x.reshape(-1), out.reshape(-1), run.n_samples, self.channels, self.space)
-        return out
+        return self._converted(x, run, "out", self.to_maps)
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
-        if not self.input_grad:
-            return None
-        dx = self.buffers.get("dx", run.n_samples, self.channels * self.space[0] * self.space[1])
-        map_kernels.from_maps(dy.reshape(-1), dx.reshape(-1), run.n_samples, self.channels, self.space)
-        return dx
+        return self._converted(dy, run, "dx", not self.to_maps) if self.input_grad else None
 
-
-@dataclass
-class ToRows:
-    """From maps to samples, each a row of (channels, height, width) in C order; this is also Flatten."""
-
-    channels: int
-    space: tuple[int, int]
-    input_grad: bool
-    buffers: Buffers
-
-    def forward(self, x: Array, run: Pass) -> Array:
-        out = self.buffers.get("out", run.n_samples, self.channels * self.space[0] * self.space[1])
-        map_kernels.from_maps(x.reshape(-1), out.reshape(-1), run.n_samples, self.channels, self.space)
+    def _converted(self, source: Array, run: Pass, name: str, to_maps: bool) -> Array:
+        rows, size = (run.n_blocks, plane_size(self.space)) if to_maps else (run.n_samples, math.prod(self.space))
+        out = self.buffers.get(name, rows, self.channels * size)
+        convert = map_kernels.to_maps if to_maps else map_kernels.from_maps
+        convert(source.reshape(-1), out.reshape(-1), run.n_samples, self.channels, self.space)
         return out
-
-    def backward(self, dy: Array, run: Pass) -> Array | None:
-        if not self.input_grad:
-            return None
-        dx = self.buffers.get("dx", run.n_blocks, self.channels * plane_size(self.space))
-        map_kernels.to_maps(dy.reshape(-1), dx.reshape(-1), run.n_samples, self.channels, self.space)
-        return dx
 
 
 @dataclass
@@ -690,13 +652,12 @@ class Embedding:
 
 
 def whole_ids(x: Array, vocabulary: int, name: str) -> npt.NDArray[np.int64]:
-    """Return `x` as rows of a table of so many. Raises ConfigError for anything else, of the layer `name`."""
+    """Return `x` as rows of a table of `vocabulary`. Raises ConfigError, naming the layer `name`, for anything else."""
     ids = x.astype(np.int64)
     wrong = (ids != x) | (ids < 0) | (ids >= vocabulary)
     if wrong.any():
-        raise ConfigError(
-            f"layer {name!r}: {x[wrong][0]:g} is no id; samples must be whole numbers from 0 to {vocabulary - 1}"
-        )
+        rule = f"samples must be whole numbers from 0 to {vocabulary - 1}"
+        raise ConfigError(f"layer {name!r}: {x[wrong][0]:g} is no id; {rule}")
     return ids
 
 
@@ -740,7 +701,7 @@ class Attention:
         grads = dy.reshape(-1, d)
         n_rows = len(grads)
         dmixed, drows = self.buffers.get("dmixed", n_rows, d), self.buffers.get("drows", n_rows, 3 * d)
-        self._projected_gradient(grads, self._mixed, self.out_weight, self.out_bias, dmixed, run)
+        _project_back(grads, self._mixed, self.out_weight, self.out_bias, dmixed, run, self.buffers)
         slopes = self.buffers.get("slopes", 1, n_rows // n)
         arrays = (array.reshape(-1) for array in (self._rows, self._softmax, dmixed, drows, slopes))
         dense_kernels.attend_gradient(*arrays, n, n_rows // n, self.heads, d // self.heads, self.causal)
@@ -749,60 +710,9 @@ class Attention:
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             of_part = self.buffers.get("of_part", n_rows, part)
             of_part[...] = drows[:, i * part : (i + 1) * part]
-            self._projected_gradient(of_part, self._x, weight, bias, share, run)
+            _project_back(of_part, self._x, weight, bias, share, run, self.buffers)
             dx += share
         return dx.reshape(n, -1)
-
-    def _projected_gradient(self, dy: Array, x: Array, weight: Slot, bias: Slot, dx: Array, run: Pass) -> None:
-        """Add to the gradients of a projection y = x W^T + b, and write that of its input."""
-        n, units = dy.shape
-        product = self.buffers.get("dw", units, x.shape[1])
-        flat = dy.reshape(-1)
-        dense_kernels.product(flat, 1, units, x.reshape(-1), product.reshape(-1), units, n, x.shape[1])
-        weight.of(run.into())[...] += product
-        bias.of(run.into())[...] += dy.sum(axis=0)
-        dense_kernels.product(flat, units, 1, weight.flat(run.params), dx.reshape(-1), n, units, x.shape[1])
-
-
-def _project(x: Array, weight: Slot, bias: Slot, out: Array, params: Array) -> None:
-    """Write y = x W^T + b."""
-    n, units = out.shape
-    dense_kernels.product_transposed(x.reshape(-1), weight.flat(params), out.reshape(-1), n, x.shape[1], units)
-    out += bias.of(params)
-
-
-@dataclass
-class TiedDense:
-    """y = x E^T (+ b), E being the table of the token embedding, (vocabulary, features) (Press and Wolf 2017)."""
-
-    table: Slot
-    bias: Slot | None
-    buffers: Buffers
-
-    def forward(self, x: Array, run: Pass) -> Array:
-        vocabulary, features = self.table.shape
-        self._x = x.reshape(-1, features)
-        out = self.buffers.get("out", len(self._x), vocabulary)
-        table = self.table.flat(run.params)
-        dense_kernels.product_transposed(
-            self._x.reshape(-1), table, out.reshape(-1), len(self._x), features, vocabulary
-        )
-        if self.bias is not None:
-            out += self.bias.of(run.params)
-        return out.reshape(len(x), -1)
-
-    def backward(self, dy: Array, run: Pass) -> Array | None:
-        vocabulary, features = self.table.shape
-        rows = dy.reshape(-1, vocabulary)
-        flat, n = rows.reshape(-1), len(rows)
-        product, dx = self.buffers.get("dw", vocabulary, features), self.buffers.get("dx", n, features)
-        dense_kernels.product(flat, 1, vocabulary, self._x.reshape(-1), product.reshape(-1), vocabulary, n, features)
-        self.table.of(run.into())[...] += product
-        if self.bias is not None:
-            self.bias.of(run.into())[...] += rows.sum(axis=0)
-        table = self.table.flat(run.params)
-        dense_kernels.product(flat, vocabulary, 1, table, dx.reshape(-1), n, vocabulary, features)
-        return dx.reshape(len(dy), -1)
 
 
 @dataclass

@@ -1,13 +1,7 @@
-"""A model whose gradients are computed: flat parameters in, loss and flat gradient out.
-
->>> from ddlsim.nn.network import build_network
->>> network = build_network("digits-cnn", seed=0)
->>> loss, gradient = network.loss_and_gradient(network.initial_params, images, labels)   # doctest: +SKIP
-"""
+"""A model whose gradients are computed: flat parameters in, loss and flat gradient out."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -82,10 +76,8 @@ class Builder:
             elif isinstance(node, Concat):
                 self._concat(node, built, after)
             else:
-                raise ConfigError(
-                    f"model {self.model.name!r}: heads with a loss of their own are not trained; "
-                    "load the model without its optional parts"
-                )
+                remedy = "heads with a loss of their own are not trained; load the model without its optional parts"
+                raise ConfigError(f"model {self.model.name!r}: {remedy}")
         return built
 
     def _concat(self, node: Concat, built: _Built, follows: str) -> None:
@@ -106,17 +98,14 @@ class Builder:
         if built.maps == maps:
             return
         channels, space = shape[0], _space(shape)
-        kind = nn.ToMaps if maps else nn.ToRows
-        built.layers.append(kind(channels, space, input_grad, self._buffers()))
+        built.layers.append(nn.Relayout(maps, channels, space, input_grad, self._buffers()))
         built.maps = maps
 
-    def _slot(
-        self, into: list[Parameter], name: str, shape: tuple[int, ...], value: float | None = None,
-        fans: tuple[int, int] = (0, 0), follows: str = "", momentum: float = 0.0,
-    ) -> Slot:  # fmt: skip
+    def _slot(self, into: list[Parameter], name: str, shape: tuple[int, ...], *start_values: Any, **more: Any) -> Slot:
+        """Append a tensor; `start_values` and `more` are the fields of :class:`Parameter` behind its slot."""
         start = into[-1].slot.stop if into else 0
         slot = Slot(name, shape, start, start + math.prod(shape))
-        into.append(Parameter(slot, value, *fans, follows, momentum))
+        into.append(Parameter(slot, *(start_values or (None,)), **more))
         return slot
 
     def _leaf(self, leaf: Leaf, built: _Built, follows: str) -> None:
@@ -141,7 +130,7 @@ class Builder:
         if isinstance(spec, specs.Dense):
             features = shape[-1]
             fans = (features, spec.units)
-            weight = self._slot(self.parameters, f"{layer.name}.weight", (spec.units, features), None, fans, follows)
+            weight = self._slot(self.parameters, f"{layer.name}.weight", (spec.units, features), None, *fans, follows)
             bias = self._slot(self.parameters, f"{layer.name}.bias", (spec.units,), 0.0) if spec.bias else None
             return [nn.Dense(features, spec.units, weight, bias, layer.input_grad, buffers)]
         if isinstance(spec, specs.BatchNorm | specs.LayerNorm):
@@ -168,9 +157,8 @@ class Builder:
             return [self._bags(layer.name, spec, shape)]
         if _is_pure(spec):
             return [self._pure(leaf, cast(PureLayer, spec), shape)]
-        raise self._cannot(
-            layer.name, f"layers of type {layer.type!r} have costs but no gradients (no methods forward and backward)"
-        )
+        what = f"layers of type {layer.type!r} have costs but no gradients (no methods forward and backward)"
+        raise self._cannot(layer.name, what)
 
     def _of_tokens(
         self, leaf: Leaf, spec: specs.Embedding | specs.Attention | specs.TiedDense | specs.Take, shape: Shape
@@ -188,7 +176,7 @@ class Builder:
             if self.embedding is None or self.embedding.shape != (spec.units, shape[-1]):
                 raise self._cannot(name, f"no embedding of {spec.units} tokens and {shape[-1]} features comes before")
             bias = self._slot(self.parameters, f"{name}.bias", (spec.units,), 0.0) if spec.bias else None
-            return nn.TiedDense(self.embedding, bias, buffers)
+            return nn.Dense(shape[-1], spec.units, self.embedding, bias, True, buffers)
         for key, value in (("kv_heads", spec.kv_heads), ("rotary", spec.rotary), ("bias", not spec.bias)):
             if value:
                 raise self._cannot(name, f"attention with {key} set has costs but no gradients; leave it out")
@@ -207,9 +195,8 @@ class Builder:
             raise self._cannot(name, f"it looks up {n_ids} ids, which must be the last of its inputs {shape}")
         slots = []
         for i, rows in enumerate(spec.tables):
-            slots.append(self._slot(self.parameters, f"{name}.table{i}", (rows, spec.dim)))
             draw = functools.partial(uniform, (rows, spec.dim))
-            self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
+            slots.append(self._slot(self.parameters, f"{name}.table{i}", (rows, spec.dim), draw=draw))
         self.ids += [rows for rows in spec.tables for _ in range(spec.pooling)]
         return nn.EmbeddingBag(name, slots, spec.pooling, self._buffers())
 
@@ -217,14 +204,11 @@ class Builder:
         """Return the slot of an embedding, normal with deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
         if not shape[0]:
             return None
-        slot = self._slot(self.parameters, name, shape)
-        draw = functools.partial(normal, shape)
-        self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
-        return slot
+        return self._slot(self.parameters, name, shape, draw=functools.partial(normal, shape))
 
     def _projection(self, name: str, features: int, units: int) -> tuple[Slot, Slot]:
         fans = (features, features)  # of each of the matrices that lie together
-        weight = self._slot(self.parameters, f"{name}.weight", (units, features), None, fans)
+        weight = self._slot(self.parameters, f"{name}.weight", (units, features), None, *fans)
         return weight, self._slot(self.parameters, f"{name}.bias", (units,), 0.0)
 
     def _pure(self, leaf: Leaf, rule: PureLayer, shape: Shape) -> nn.Pure:
@@ -242,13 +226,13 @@ class Builder:
             raise self._cannot(layer.name, f"init makes {sizes} elements, cost says {dict(layer.tensors)}")
         slots = {}
         for name, _ in layer.tensors:
-            slots[name] = self._slot(self.parameters, f"{layer.name}.{name}", np.shape(tensors[name]))
             draw = functools.partial(_drawn, initial, name)
-            self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
+            slots[name] = self._slot(self.parameters, f"{layer.name}.{name}", np.shape(tensors[name]), draw=draw)
         buffers, momentum = {}, float(getattr(rule, "momentum", 0.1))
         for name, start in (rule.buffers(shape) if hasattr(rule, "buffers") else {}).items():
-            buffers[name] = self._slot(self.state, f"{layer.name}.{name}", np.shape(start), momentum=momentum)
-            self.state[-1] = dataclasses.replace(self.state[-1], draw=functools.partial(_constant, start))
+            draw = functools.partial(_constant, start)
+            where = self.state, f"{layer.name}.{name}", np.shape(start)
+            buffers[name] = self._slot(*where, momentum=momentum, draw=draw)
         self.n_streams += "rng" in nn.asked_for(rule)
         return nn.Pure(layer.name, rule, shape, layer.out_shape, slots, buffers, momentum, self.n_streams - 1)
 
@@ -257,13 +241,13 @@ class Builder:
         kernel = _pair("kernel", spec.kernel, shape, 1)
         fans = (n_in * math.prod(kernel), spec.channels // spec.groups * math.prod(kernel))
         sizes = (spec.channels, n_in, *(kernel if len(shape) == 3 else kernel[1:]))
-        weight = self._slot(self.parameters, f"{layer.name}.weight", sizes, None, fans, follows)
+        weight = self._slot(self.parameters, f"{layer.name}.weight", sizes, None, *fans, follows)
         bias = self._slot(self.parameters, f"{layer.name}.bias", (spec.channels,), 0.0) if spec.bias else None
-        return nn.Conv2d(
-            spec.channels, shape[0], _space(shape), _space(layer.out_shape), kernel,
-            _pair("stride", spec.stride, shape, 1), _pair("padding", spec.padding, shape, 0), spec.groups,
-            weight, bias, layer.input_grad, self._buffers(),
-        )  # fmt: skip
+        stride, padding = _pair("stride", spec.stride, shape, 1), _pair("padding", spec.padding, shape, 0)
+        spaces = _space(shape), _space(layer.out_shape)
+        n, groups, buffers = spec.channels, spec.groups, self._buffers()
+        windows = kernel, stride, padding
+        return nn.Conv2d(n, shape[0], *spaces, *windows, groups, weight, bias, layer.input_grad, buffers)
 
     def _pool(self, leaf: Leaf, spec: specs.Pool | specs.AdaptiveAvgPool, shape: Shape) -> nn.Pool2d:
         layer, space = self.model.layers[leaf.index], _space(shape)
@@ -413,15 +397,13 @@ def check_labels(
         raise ConfigError(f"labels of shape {array.shape} do not fit {n_samples} samples; give one each")
     if kind == "mean_squared_error":
         if array.size != n_samples * n_outputs:
-            raise ConfigError(
-                f"targets of shape {array.shape} do not fit {n_outputs} outputs; give ({n_samples}, {n_outputs})"
-            )
+            what = f"do not fit {n_outputs} outputs; give ({n_samples}, {n_outputs})"
+            raise ConfigError(f"targets of shape {array.shape} {what}")
         return np.ascontiguousarray(array, dtype).reshape(n_samples, n_outputs)
     shape = (n_samples, *each_label(out_shape))
     if array.shape != shape or array.dtype.kind not in "iu":
-        raise ConfigError(
-            f"labels of shape {array.shape} and type {array.dtype}: cross-entropy needs {shape} whole numbers"
-        )
+        what = f"labels of shape {array.shape} and type {array.dtype}"
+        raise ConfigError(f"{what}: cross-entropy needs {shape} whole numbers")
     n_classes = classes(out_shape)
     if array.min() < 0 or array.max() >= n_classes:
         bad = int(array.min() if array.min() < 0 else array.max())
@@ -575,10 +557,9 @@ class Network:
     def _samples(self, x: npt.ArrayLike) -> Array:
         array = np.ascontiguousarray(x, self.dtype)
         if array.ndim == 0 or array.shape[1:] != self.model.input_shape or not len(array):
-            raise ConfigError(
-                f"samples of shape {array.shape} do not fit model {self.model.name!r}; "
-                f"give (n, {', '.join(map(str, self.model.input_shape))}) with n at least 1"
-            )
+            shape = ", ".join(map(str, self.model.input_shape))
+            what = f"samples of shape {array.shape} do not fit model {self.model.name!r}"
+            raise ConfigError(f"{what}; give (n, {shape}) with n at least 1")
         return _writable(array.reshape(len(array), -1))
 
     def _own(self, params: Array) -> Array:
@@ -589,10 +570,8 @@ class Network:
 
     def _check_vector(self, name: str, vector: Array, size: int) -> None:
         if vector.shape != (size,) or vector.dtype != self.dtype:
-            raise ConfigError(
-                f"{name} of shape {vector.shape} and type {vector.dtype} do not fit model {self.model.name!r}; "
-                f"give ({size},) of {self.dtype}"
-            )
+            what = f"{name} of shape {vector.shape} and type {vector.dtype} do not fit model {self.model.name!r}"
+            raise ConfigError(f"{what}; give ({size},) of {self.dtype}")
 
     def _parts(self, n: int, *, whole: bool) -> Iterator[slice]:
         step = n if whole else _CHUNK
@@ -628,12 +607,13 @@ def build_network(
     description = load_model(model)
     builder = Builder(description, kind)
     chain = builder.whole()
+    params, state = (initial_values(tensors, seed, kind) for tensors in (builder.parameters, builder.state))
+    slots, state_slots = (tuple(p.slot for p in tensors) for tensors in (builder.parameters, builder.state))
+    ids, n_streams, kept = tuple(builder.ids), builder.n_streams, kept_shares(builder.state, kind)
+    start, vocabulary = (params, state, kept), builder.vocabulary
     return Network(
-        description, loss, kind, tuple(p.slot for p in builder.parameters), tuple(p.slot for p in builder.state),
-        initial_values(builder.parameters, seed, kind), initial_values(builder.state, seed, kind),
-        kept_shares(builder.state, kind), builder.vocabulary, tuple(builder.ids), builder.n_streams, chain,
-        Buffers(kind),
-    )  # fmt: skip
+        description, loss, kind, slots, state_slots, *start, vocabulary, ids, n_streams, chain, Buffers(kind)
+    )
 
 
 def _writable(array: _Numbers) -> _Numbers:

@@ -1,7 +1,7 @@
 """The public names, and where they live: read by type checkers, and by the package when it is imported."""
 
 from .schedules import GrowingBatch as GrowingBatch
-from .layerwise import LAMB as LAMB, LARS as LARS
+from .rules import LAMB as LAMB, LARS as LARS
 from .rules import (
     SGD as SGD,
     Adam as Adam,

@@ -12,13 +12,16 @@ LAMB, where it is decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Decay, NotNegative, checked
+from ddlsim.arguments import Decay, Index, NotNegative, checked
+from ddlsim.errors import ConfigError
 
 Array = npt.NDArray[np.floating]
 
@@ -31,19 +34,128 @@ class OptimizerState:
     n_updates: int = 0
 
 
+#: parameters and state after an update
+Updated: TypeAlias = tuple[Array, OptimizerState]
+
+
 class Optimizer(Protocol):
     """An update rule; see the module's documentation."""
 
     def init(self, params: Array) -> OptimizerState: ...
 
-    def update(
-        self, params: Array, gradient: Array, state: OptimizerState, rate: float
-    ) -> tuple[Array, OptimizerState]: ...
+    def update(self, params: Array, gradient: Array, state: OptimizerState, rate: float) -> Updated: ...
 
 
 def decayed(params: Array, gradient: Array, weight_decay: float) -> Array:
     """Return gradient + weight_decay * params, without arithmetic where there is no decay."""
     return gradient + weight_decay * params if weight_decay else gradient
+
+
+class _Slot(Protocol):
+    @property
+    def stop(self) -> int: ...
+
+
+def bounds_of(slots: Iterable[_Slot]) -> tuple[int, ...]:
+    """Return the bounds of tensors that follow one another in the flat vector."""
+    return (0, *(slot.stop for slot in slots))
+
+
+def with_layers(optimizer: Optimizer, slots: Iterable[_Slot]) -> Optimizer:
+    """Return an optimizer that knows the network's tensors, if it wants to and does not know any yet."""
+    if getattr(optimizer, "bounds", None) != ():
+        return optimizer
+    bound: Optimizer = optimizer.with_bounds(bounds_of(slots))  # type: ignore[attr-defined]
+    return bound
+
+
+@checked
+@dataclass(frozen=True)
+class _LayerWise:
+    """A rule that knows the layers, or is told them by ``with_bounds``."""
+
+    bounds: tuple[Index, ...] = ()
+
+    def __post_init__(self) -> None:
+        bounds, owner = self.bounds, type(self).__name__
+        if bounds and (len(bounds) < 2 or bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds))):
+            raise ConfigError(f"{owner}: bounds = {bounds}: must start at 0 and increase; use bounds_of(network.slots)")
+
+    def with_bounds(self, bounds: tuple[int, ...]) -> Self:
+        """Return the rule for these layers."""
+        return replace(self, bounds=bounds)
+
+    def _check_length(self, params: Array) -> None:
+        bounds, owner = self.bounds, type(self).__name__
+        if not bounds:
+            raise ConfigError(f"{owner}: bounds are missing; use bounds_of(network.slots)")
+        if params.shape != (bounds[-1],):
+            raise ConfigError(f"{owner}: bounds end at {bounds[-1]} but the parameters have shape {params.shape}")
+
+
+def _norms(vector: Array, bounds: tuple[int, ...]) -> Array:
+    """Return the Euclidean norm of each tensor, shape (len(bounds) - 1,), summed in float64."""
+    squares = np.square(vector, dtype=np.float64)
+    return np.sqrt(np.add.reduceat(squares, np.array(bounds[:-1])))
+
+
+def _per_element(ratios: Array, bounds: tuple[int, ...], like: Array) -> Array:
+    return np.repeat(ratios, np.diff(bounds)).astype(like.dtype)
+
+
+@checked
+@dataclass(frozen=True)
+class LARS(_LayerWise):
+    """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv:1708.03888, algorithm 1).
+
+    For each tensor: r = trust |w| / (|g| + lambda |w|) (1 where |w| or |g| is 0);
+    v <- beta v + eta r (g + lambda w);  w <- w - v. The rate is inside the momentum, as in the paper.
+    """
+
+    beta: Decay = 0.9
+    weight_decay: NotNegative = 0.0
+    trust: NotNegative = 0.001
+
+    def init(self, params: Array) -> OptimizerState:
+        self._check_length(params)
+        return OptimizerState((np.zeros_like(params),))
+
+    def update(self, params: Array, gradient: Array, state: OptimizerState, rate: float) -> Updated:
+        sizes, slopes = _norms(params, self.bounds), _norms(gradient, self.bounds)
+        scaled = (sizes > 0.0) & (slopes > 0.0)
+        below = np.where(scaled, slopes + self.weight_decay * sizes, 1.0)
+        ratios = np.where(scaled, self.trust * sizes / below, 1.0)
+        local = _per_element(ratios, self.bounds, params)
+        velocity = self.beta * state.moments[0] + rate * local * decayed(params, gradient, self.weight_decay)
+        return params - velocity, OptimizerState((velocity,), state.n_updates + 1)
+
+
+@checked
+@dataclass(frozen=True)
+class LAMB(_LayerWise):
+    """Layer-wise Adam (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
+
+    u is Adam's step, decoupled decay included; for each tensor w <- w - eta |w| / |u| u (ratio 1 where a norm is 0).
+    """
+
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    eps: NotNegative = 1e-6
+    weight_decay: NotNegative = 0.0
+
+    def init(self, params: Array) -> OptimizerState:
+        self._check_length(params)
+        return self._adam().init(params)
+
+    def update(self, params: Array, gradient: Array, state: OptimizerState, rate: float) -> Updated:
+        step, new = self._adam().direction(params, gradient, state)
+        sizes, lengths = _norms(params, self.bounds), _norms(step, self.bounds)
+        scaled = (sizes > 0.0) & (lengths > 0.0)
+        ratios = np.where(scaled, sizes / np.where(scaled, lengths, 1.0), 1.0)
+        return params - rate * _per_element(ratios, self.bounds, params) * step, new
+
+    def _adam(self) -> Adam:
+        return Adam(self.beta1, self.beta2, self.eps, self.weight_decay)
 
 
 @checked
@@ -56,9 +168,7 @@ class SGD:
     def init(self, params: Array) -> OptimizerState:
         return OptimizerState()
 
-    def update(
-        self, params: Array, gradient: Array, state: OptimizerState, rate: float
-    ) -> tuple[Array, OptimizerState]:
+    def update(self, params: Array, gradient: Array, state: OptimizerState, rate: float) -> Updated:
         step = decayed(params, gradient, self.weight_decay)
         return params - rate * step, OptimizerState((), state.n_updates + 1)
 
@@ -79,9 +189,7 @@ class Momentum:
     def init(self, params: Array) -> OptimizerState:
         return OptimizerState((np.zeros_like(params),))
 
-    def update(
-        self, params: Array, gradient: Array, state: OptimizerState, rate: float
-    ) -> tuple[Array, OptimizerState]:
+    def update(self, params: Array, gradient: Array, state: OptimizerState, rate: float) -> Updated:
         slope = decayed(params, gradient, self.weight_decay)
         velocity = self.beta * state.moments[0] + slope
         step = slope + self.beta * velocity if self.nesterov else velocity
@@ -105,13 +213,11 @@ class Adam:
     def init(self, params: Array) -> OptimizerState:
         return OptimizerState((np.zeros_like(params), np.zeros_like(params)))
 
-    def update(
-        self, params: Array, gradient: Array, state: OptimizerState, rate: float
-    ) -> tuple[Array, OptimizerState]:
+    def update(self, params: Array, gradient: Array, state: OptimizerState, rate: float) -> Updated:
         step, new = self.direction(params, gradient, state)
         return params - rate * step, new
 
-    def direction(self, params: Array, gradient: Array, state: OptimizerState) -> tuple[Array, OptimizerState]:
+    def direction(self, params: Array, gradient: Array, state: OptimizerState) -> Updated:
         """Return what the rate multiplies (decay included), and the new state."""
         t = state.n_updates + 1
         first = self.beta1 * state.moments[0] + (1.0 - self.beta1) * gradient

@@ -21,16 +21,10 @@ class Schedule(Protocol):
     def rate(self, epoch: float) -> float: ...
 
 
-def _check_workers(n_workers: int) -> None:
-    if n_workers < 1:
-        raise ConfigError(f"n_workers = {n_workers}: must be at least 1")
-
-
 @checked
 def linear_scaling(rate: NotNegative, n_workers: Count) -> float:
     """Return n_workers * rate: the batch grows n-fold, so should the rate (Goyal et al. 2017,
     arXiv:1706.02677, section 2.1)."""
-    _check_workers(n_workers)
     return n_workers * rate
 
 
@@ -38,7 +32,6 @@ def linear_scaling(rate: NotNegative, n_workers: Count) -> float:
 def square_root_scaling(rate: NotNegative, n_workers: Count) -> float:
     """Return sqrt(n_workers) * rate, which keeps the variance of the step (Krizhevsky 2014, arXiv:1404.5997,
     section 5)."""
-    _check_workers(n_workers)
     return math.sqrt(n_workers) * rate
 
 

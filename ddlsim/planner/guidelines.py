@@ -17,8 +17,6 @@ from ddlsim.workload.memory import training_nbytes
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 
-# ---------------------------------------------------------------- how many GPUs
-
 
 @checked
 def scaling_efficiency(overhead_ratio: NotNegative, n_gpus: Count) -> float:
@@ -47,9 +45,6 @@ def largest_overhead_ratio(n_gpus: Count, efficiency: Density) -> float:
     """
     room = efficiency * n_gpus - 1.0
     return (1.0 - efficiency) / room if room > 0.0 else math.inf
-
-
-# ---------------------------------------------------------------- how many servers
 
 
 @checked
@@ -89,9 +84,6 @@ def byteps_time(
     return 2.0 * n * (n - 1) * nbytes / ((n * n + k * n - 2 * k) * bandwidth)
 
 
-# ---------------------------------------------------------------- batch and memory
-
-
 @checked
 def largest_batch(
     model: Model, device: Device, precision: Annotated[str, one_of(*ELEMENT_NBYTES)] = "fp32", n_workers: Count = 1
@@ -107,9 +99,6 @@ def largest_batch(
     per_sample = training_nbytes(model, 1, precision, n_workers) - fixed
     left = device.memory_nbytes - fixed
     return max(0, math.floor(left / per_sample)) if per_sample > 0.0 else 0
-
-
-# ---------------------------------------------------------------- where weights travel
 
 
 @checked
@@ -130,9 +119,6 @@ def medium_speedup(share: Share, bandwidth: Positive, new_bandwidth: Positive) -
     Wang et al. 2019, as above: from Ethernet to NVLink, or from 25 to 100 Gbit/s. Latency does not count.
     """
     return 1.0 / ((1.0 - share) + share * bandwidth / new_bandwidth)
-
-
-# ---------------------------------------------------------------- data against model parallelism
 
 
 @checked
@@ -167,9 +153,6 @@ def hybrid_groups(
     moved = data_parallel_nbytes(n_weights, overlap=overlap)
     best = math.sqrt(n_nodes * model_parallel_nbytes(n_inputs, batch_size) / moved)
     return min(max(best, 1.0), float(n_nodes))
-
-
-# ---------------------------------------------------------------- talking less often
 
 
 @checked

@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +35,8 @@ DPI = 110
 GIFS, PAGES = (".gif", ".webp"), (".html", ".htm")
 #: icons of matplotlib's buttons, which it would load from the internet, and characters instead
 _ICON = re.compile(r'<i class="fa fa-([a-z-]+)(?: fa-flip-horizontal)?"></i>')
-_ICONS = {
-    "minus": "−", "fast-backward": "|◀", "step-backward": "◂", "pause": "‖", "play": "▶", "step-forward": "▸",
-    "fast-forward": "▶|", "plus": "+",
-}  # fmt: skip
+_ICONS = {"minus": "−", "fast-backward": "|◀", "step-backward": "◂", "pause": "‖", "play": "▶"}
+_ICONS |= {"step-forward": "▸", "fast-forward": "▶|", "plus": "+"}
 _STYLESHEET = re.compile(r"<link rel=\"stylesheet\"[^>]*>")
 #: pictures that fit a telephone
 _NARROW = "<style>.animation, .animation img, .animation input { max-width: 100%; }</style>"
@@ -137,13 +136,11 @@ def _canvas(played: list[State]) -> tuple[Figure, Axes]:
     n_ranks, n_chunks = played[0].whole.shape
     made = figure(float(np.clip(2.2 + 0.62 * n_chunks, 5.4, 14.0)), float(np.clip(1.7 + 0.42 * n_ranks, 3.2, 10.0)))
     axes = made.subplots()
-    axes.set_xlim(-0.5, n_chunks - 0.5)
-    axes.set_ylim(n_ranks - 0.5, -0.5)
+    axes.set(xlim=(-0.5, n_chunks - 0.5), ylim=(n_ranks - 0.5, -0.5))
     axes.set_xticks(range(0, n_chunks, 1 + (n_chunks - 1) // 24))
     axes.set_yticks(range(0, n_ranks, 1 + (n_ranks - 1) // 32))
     axes.tick_params(length=0, labelsize=8)
-    axes.set_xlabel("chunk of the buffer")
-    axes.set_ylabel("rank")
+    axes.set(xlabel="chunk of the buffer", ylabel="rank")
     number = "number of contributions" if played[0].reduces else "rank whose data it is"
     handles: list[Patch | Line2D] = [
         Patch(facecolor=FULL, edgecolor="#888888", label=number),
@@ -155,14 +152,8 @@ def _canvas(played: list[State]) -> tuple[Figure, Axes]:
         handles.append(Line2D([], [], color=SENT, marker=">", markersize=4, label="sent, combined"))
     if not reduced.all():
         handles.append(Line2D([], [], color=SENT, marker=">", markersize=4, linestyle="--", label="sent, overwritten"))
-    made.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=3 if n_chunks > 4 else 2,
-        fontsize=8,
-        frameon=False,
-        handlelength=2.8,
-    )
+    look: Any = {"ncols": 3 if n_chunks > 4 else 2, "fontsize": 8, "frameon": False, "handlelength": 2.8}
+    made.legend(handles=handles, loc="outside lower center", **look)
     axes.set_title("two\nlines", fontsize=9)
     axes.hlines(np.arange(1, n_ranks) - 0.5, -0.5, n_chunks - 0.5, color="#888888", linewidth=0.5)
     axes.vlines(np.arange(1, n_chunks) - 0.5, -0.5, n_ranks - 0.5, color="#888888", linewidth=0.5)
@@ -188,10 +179,9 @@ def _draw(axes: Axes, frame: _Frame) -> None:
         axes.add_patch(Rectangle((chunk - 0.46, rank - 0.46), 0.92, 0.92, fill=False, edgecolor=CHANGED, linewidth=1.8))
     for src, dst, x, reduced in _arrows(state):
         style = "-" if reduced else (0, (3, 2))
-        axes.annotate("", (x, dst), (x, src), arrowprops={
-            "arrowstyle": "-|>", "color": SENT, "linewidth": 1.1, "linestyle": style, "shrinkA": 0, "shrinkB": 0,
-            "mutation_scale": 8, "path_effects": [withStroke(linewidth=2.6, foreground="white")],
-        })  # fmt: skip
+        arrow: Any = {"arrowstyle": "-|>", "color": SENT, "linewidth": 1.1, "linestyle": style, "mutation_scale": 8}
+        arrow |= {"shrinkA": 0, "shrinkB": 0, "path_effects": [withStroke(linewidth=2.6, foreground="white")]}
+        axes.annotate("", (x, dst), (x, src), arrowprops=arrow)
 
 
 def _arrows(state: State) -> list[tuple[int, int, float, bool]]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +21,222 @@ from matplotlib.transforms import ScaledTranslation
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.readable import count, si
-from ddlsim.report.cluster_layout import CPU, GPU, Items, Joints, arranged, joints
-from ddlsim.report.drawing import drawn, figure, save
+from ddlsim.report.drawing import drawn, noted, save, single
 from ddlsim.run.result import Result
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: clusters with more nodes than this are drawn without the inside of their machines
+MANY_NODES = 160
+#: and with more machines and switches than this as groups; grids, whose links do not cross, later
+MANY_ITEMS, MANY_PLACES = 260, 1100
+#: groups, at most
+N_GROUPS = 6
+#: heights within a machine: its CPU, its switches, its GPUs
+CPU, INSIDE, GPU = 0.0, -0.5, -1.0
+
+
+@dataclass(frozen=True)
+class Items:
+    """What is drawn, and where.
+
+    kind          "gpu", "host" (a CPU), "machine" (with what is in it), "storage" or "switch", per item
+    names         what each item is called
+    nodes         nodes that each item stands for
+    item_of       (n_nodes,) item of each node
+    x, y          (n_items,) place
+    frames        machines that are drawn with their inside: name -> items of it
+    grouped       whether items stand for several machines or switches
+    """
+
+    kind: Sequence[str]
+    names: Sequence[str]
+    nodes: Sequence[Ints]
+    item_of: Ints
+    x: Floats
+    y: Floats
+    frames: dict[str, Ints]
+    grouped: bool = False
+
+
+@dataclass(frozen=True)
+class Joints:
+    """What joins the items: one line for all links between two of them, in either direction.
+
+    ends      (n, 2) items, the smaller first; the same twice for links within a group
+    cables    (n,) number of links in one direction
+    bandwidth (n,) bytes/s of the fastest link
+    links     links of each line
+    """
+
+    ends: Ints
+    cables: Ints
+    bandwidth: Floats
+    links: Sequence[Ints]
+
+
+def arranged(cluster: Cluster) -> Items:
+    """Return what to draw of a cluster, with places."""
+    fabric = cluster.host_of < 0
+    n_hosts = len(cluster.host_names)
+    inside = cluster.n_nodes <= MANY_NODES
+    if inside:  # but of a storage: its disks and its port are one thing
+        item_of = np.arange(cluster.n_nodes)
+        for host in {int(cluster.host_of[i]) for i, kind in enumerate(cluster.node_kind) if kind == "storage"}:
+            item_of[cluster.host_of == host] = int(np.flatnonzero(cluster.host_of == host)[0])
+        item_of = np.unique(item_of, return_inverse=True)[1].ravel()
+    else:  # machines first, then the switches between them
+        item_of = cluster.host_of.copy()
+        item_of[fabric] = n_hosts + np.arange(int(fabric.sum()))
+    level = np.where(fabric, _switch_levels(cluster), 0)
+    n_items = int(item_of.max()) + 1
+    grouped = n_items > (MANY_PLACES if prod(cluster.grid) == n_items else MANY_ITEMS)
+    if grouped:
+        item_of = _alike(cluster, item_of, level)
+    order = np.argsort(item_of, kind="stable")
+    nodes = np.split(order, np.flatnonzero(np.diff(item_of[order])) + 1)
+    kind = [_kind(cluster, members) for members in nodes]
+    heights = np.array([float(level[members[0]]) for members in nodes])
+    inside &= not grouped
+    x, y = _places(cluster, item_of, nodes, kind, heights, "groups" if grouped else "inside" if inside else "")
+    frames = {}
+    if inside:
+        machines = ((name, np.unique(item_of[cluster.host_of == i])) for i, name in enumerate(cluster.host_names))
+        frames = {name: members for name, members in machines if len(members) > 1}
+    names = [_name(cluster, members, kind[i], grouped) for i, members in enumerate(nodes)]
+    return Items(kind, names, nodes, item_of, x, y, frames, grouped)
+
+
+def joints(cluster: Cluster, items: Items) -> Joints:
+    """Return what joins the items: all links but those within a machine that is drawn as one."""
+    source, target = items.item_of[cluster.link_src], items.item_of[cluster.link_dst]
+    host = cluster.host_of
+    within = (host[cluster.link_src] == host[cluster.link_dst]) & (host[cluster.link_src] >= 0)
+    kept = np.flatnonzero((source != target) | (items.grouped & ~within))
+    ends = np.sort(np.stack([source[kept], target[kept]], axis=1), axis=1)
+    ends, where = np.unique(ends, axis=0, return_inverse=True)
+    order = np.argsort(where.ravel(), kind="stable")
+    links = [kept[part] for part in np.split(order, np.cumsum(np.bincount(where.ravel()))[:-1])] if len(kept) else []
+    cables = []
+    for part, (first, last) in zip(links, ends.tolist(), strict=True):
+        onwards = int((source[part] == first).sum()) if first != last else len(part) // 2
+        cables.append(max(onwards, len(part) - onwards))
+    bandwidth = np.array([cluster.link_bandwidth[part].max() for part in links])
+    return Joints(ends.reshape(-1, 2), np.array(cables, dtype=np.int64), bandwidth, links)
+
+
+def _kind(cluster: Cluster, members: Ints) -> str:
+    """Return "machine" for a machine with an inside that is no storage's disks, else the kind of the node."""
+    of_one = members[cluster.host_of[members] == cluster.host_of[members[0]]]
+    if any(cluster.node_kind[node] == "storage" for node in of_one.tolist()):
+        return "storage"
+    inside = cluster.host_of[members[0]] >= 0 and len(of_one) > 1
+    return "machine" if inside else cluster.node_kind[members[0]]
+
+
+def _name(cluster: Cluster, members: Ints, kind: str, grouped: bool) -> str:
+    host = int(cluster.host_of[members[0]])
+    n = len(np.unique(cluster.host_of[members])) if host >= 0 else len(members)
+    if not grouped or n == 1:
+        return cluster.host_names[host] if kind in ("machine", "storage") else cluster.node_names[members[0]]
+    return f"{n:,} {'switches' if host < 0 else 'machines'} like this"
+
+
+def _alike(cluster: Cluster, item_of: Ints, level: Ints) -> Ints:
+    """Return the group of each node, (n_nodes,)."""
+    n_items = int(item_of.max()) + 1
+    first = np.unique(item_of, return_index=True)[1]
+    width = np.bincount(item_of)
+    sizes = zip(first.tolist(), width.tolist(), strict=True)
+    colour = _numbered([(int(level[node]), cluster.node_kind[node] if n == 1 else "", n) for node, n in sizes])
+    a, b = item_of[cluster.link_src], item_of[cluster.link_dst]
+    sort = _numbered(cluster.link_bandwidth.tolist())
+    outside = np.flatnonzero(a != b)
+    while True:
+        seen: list[list[tuple[int, int]]] = [[] for _ in range(n_items)]
+        pairs = zip(sort[outside].tolist(), colour[b[outside]].tolist(), strict=True)
+        for item, pair in zip(a[outside].tolist(), pairs, strict=True):
+            seen[item].append(pair)
+        finer = _numbered([(int(colour[i]), tuple(sorted(pairs))) for i, pairs in enumerate(seen)])
+        if finer.max() in (colour.max(), *range(N_GROUPS, n_items)):  # no finer, or too fine to draw
+            return np.asarray(colour[item_of])
+        colour = finer
+
+
+def _numbered(values: Sequence[Hashable]) -> Ints:
+    """Return a number for each value, the same for the same, in the order in which they first come."""
+    number = {value: i for i, value in enumerate(dict.fromkeys(values))}
+    return np.array([number[value] for value in values], dtype=np.int64)
+
+
+def _switch_levels(cluster: Cluster) -> Ints:
+    """Return each fabric switch's distance from the machines, in hops."""
+    level = np.where(cluster.host_of >= 0, 0, cluster.n_nodes)
+    for _ in range(cluster.n_nodes):
+        before = level.copy()
+        np.minimum.at(level, cluster.link_dst, level[cluster.link_src] + 1)
+        level[cluster.host_of >= 0] = 0
+        if np.array_equal(before, level):
+            break
+    return level
+
+
+def _places(
+    cluster: Cluster, item_of: Ints, nodes: Sequence[Ints], kind: Sequence[str], level: Floats, detail: str
+) -> tuple[Floats, Floats]:
+    """Return the place of each item: grids as they are, machines in a row below their switches, or on a circle."""
+    host = np.array([int(cluster.host_of[members[0]]) for members in nodes])
+    if len(cluster.grid) > 1 and prod(cluster.grid) == len(nodes):
+        return _grid(cluster.grid)
+    x, y = np.zeros(len(nodes)), level.copy()
+    grouped = detail == "groups"
+    if detail == "inside":
+        y[(host >= 0) & (np.array(kind) == "switch")] = INSIDE
+        y[np.array(kind) == "gpu"] = GPU
+    if (host >= 0).all() and len(cluster.host_names) > 1 and not grouped:
+        return _circle(host)
+    below = np.flatnonzero(host >= 0)
+    machines, place = np.unique(below if grouped else host[below], return_inverse=True)
+    heights = np.unique(y[below])
+    layers = [[below[(place == i) & (y[below] == height)] for height in heights] for i in range(len(machines))]
+    widths = np.array([max(map(len, found)) + 0.6 * (len(below) > len(machines)) for found in layers])
+    ends = np.cumsum(widths) / widths.sum()
+    for found, end, width in zip(layers, ends.tolist(), (widths / widths.sum()).tolist(), strict=True):
+        for members in found:
+            spread = (np.arange(len(members)) + 0.5) / max(len(members), 1) - 0.5
+            x[members] = end - width / 2 + 0.85 * width * spread
+    a, b = item_of[cluster.link_src], item_of[cluster.link_dst]
+    for height in np.unique(level[host < 0]):
+        members = np.flatnonzero((host < 0) & (level == height))
+        x[members] = 0.5
+        lower = np.isin(a, members) & (y[b] < height)  # those above what they lead to: fewer lines cross
+        total, n = np.bincount(a[lower], x[b[lower]], len(nodes)), np.bincount(a[lower], minlength=len(nodes))
+        middle = total[members] / np.maximum(n[members], 1)
+        members = members[np.argsort(np.round(middle, 6), kind="stable")]
+        x[members] = (np.arange(len(members)) + 0.5) / len(members)
+    return x, y
+
+
+def _grid(sizes: Sequence[int]) -> tuple[Floats, Floats]:
+    """Place a torus as a grid, the third dimension aslant."""
+    places = np.array(np.unravel_index(np.arange(prod(sizes)), sizes), dtype=np.float64)
+    x, y = places[-1].copy(), -places[-2]
+    for depth in places[:-2]:
+        x += 0.43 * depth
+        y += 0.31 * depth
+    return x, y
+
+
+def _circle(host: Ints) -> tuple[Floats, Floats]:
+    """Machines without switches between them stand on a circle, the nodes of each close together."""
+    angle = 2.0 * np.pi * host / (host.max() + 1)
+    place = np.array([int((host[:i] == number).sum()) for i, number in enumerate(host.tolist())])
+    radius = 1.0 + 0.09 * place
+    return radius * np.sin(angle), radius * np.cos(angle)
+
+
 #: use of a link in %, from light to dark, so that it is read in grey as well; white is no colour of it
 USE = LinearSegmentedColormap.from_list("use", ["#bcd0e4", "#74a9cf", "#7b62b3", "#8c1f7c", "#2b0030"])
 #: kinds of links in the legend
@@ -30,10 +244,12 @@ N_KINDS = 5
 #: points that a letter of size 1 is wide, about, and those that the picture is
 _LETTER, _WIDTH = 0.6, 690.0
 _MARKS = {
-    "gpu": ("s", "#88bb88", "GPU"), "host": ("o", "#99aadd", "host (CPU)"),
-    "machine": ("p", "#ddcc99", "machine"), "storage": ("h", "#cc99bb", "storage"),
+    "gpu": ("s", "#88bb88", "GPU"),
+    "host": ("o", "#99aadd", "host (CPU)"),
+    "machine": ("p", "#ddcc99", "machine"),
+    "storage": ("h", "#cc99bb", "storage"),
     "switch": ("D", "#bbbbbb", "switch"),
-}  # fmt: skip
+}
 
 
 @checked
@@ -42,15 +258,14 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
 
     Nodes are placed in layers by their distance from the machines: fabric switches above, machines below, their GPUs
     at the bottom; grids (tori) lie as they are wired. Machines of a larger cluster are drawn without their inside, and
-    where there are hundreds, groups of machines and switches that are alike (:mod:`ddlsim.report.cluster_layout`). A
-    line stands for all links between what it joins, in both directions; its colour is the use of the busiest of them.
+    where there are hundreds, groups of machines and switches that are alike. A line stands for all links between what
+    it joins, in both directions; its colour is the use of the busiest of them.
     """
     cluster = result if isinstance(result, Cluster) else result.cluster
     use = None if isinstance(result, Cluster) else _utilisation(result)
     items = arranged(cluster)
     lines = joints(cluster, items)
-    made = figure(10.0, 5.8)
-    axes = made.subplots()
+    made, axes = single(10.0, 5.8)
     _draw_frames(items, lines, axes)
     _draw_lines(cluster, items, lines, use, axes)
     marks = _draw_items(cluster, items, use, axes)
@@ -84,14 +299,14 @@ def _draw_frames(items: Items, lines: Joints, axes: Axes) -> None:
         slot = max(1.0 / max(len(items.frames), 1), 1e-9)
         left, right = items.x[members].min() - 0.14 * slot, items.x[members].max() + 0.14 * slot
         low = items.y[members].min() - (0.62 if _has_arcs(items, lines, members) else 0.3)
-        axes.add_patch(FancyBboxPatch(
-            (left, low), right - left, items.y[members].max() + 0.16 - low, zorder=0, linewidth=0.6,
-            boxstyle="round,pad=0,rounding_size=0.004", mutation_aspect=5.0, facecolor="#f4f4f4", edgecolor="#cccccc",
-        ))  # fmt: skip
+        height = items.y[members].max() + 0.16 - low
+        box = "round,pad=0,rounding_size=0.004"
+        look: Any = {"facecolor": "#f4f4f4", "edgecolor": "#cccccc", "linewidth": 0.6, "zorder": 0}
+        axes.add_patch(FancyBboxPatch((left, low), right - left, height, box, mutation_aspect=5.0, **look))
         if len(items.frames) > 1:
             turned = _turned([name], len(items.frames))
-            axes.annotate(drawn(name), ((left + right) / 2, low), xytext=(0, -2), textcoords="offset points",
-                          fontsize=7, ha="center", va="top", rotation=turned)  # fmt: skip
+            middle = (left + right) / 2, low
+            noted(axes, drawn(name), middle, (0, -2), fontsize=7, ha="center", va="top", rotation=turned)
 
 
 def _has_arcs(items: Items, lines: Joints, members: npt.NDArray[np.int64]) -> bool:
@@ -146,9 +361,9 @@ def _draw_lines(cluster: Cluster, items: Items, lines: Joints, use: Floats | Non
         stroke = paths[i][0]
         x, y = (stroke[0] + stroke[1]) / 2 if len(stroke) == 2 else stroke[len(stroke) // 2]
         loop = lines.ends[i, 0] == lines.ends[i, 1]
-        axes.annotate(text, (float(x), float(y)), fontsize=8, ha="left" if loop else "center", va="center", zorder=3,
-                      xytext=(5 if loop else 0, 0), textcoords="offset points",
-                      bbox={"boxstyle": "round,pad=0.25", "fc": "white", "ec": "none", "alpha": 0.9})  # fmt: skip
+        box = {"boxstyle": "round,pad=0.25", "fc": "white", "ec": "none", "alpha": 0.9}
+        side, away = ("left", 5) if loop else ("center", 0)
+        noted(axes, text, (float(x), float(y)), (away, 0), ha=side, va="center", zorder=3, bbox=box)
     if use is None or not n:
         flat = [stroke for strokes in paths for stroke in strokes]
         each = np.repeat(width, [len(strokes) for strokes in paths]) if n else width
@@ -164,8 +379,8 @@ def _draw_lines(cluster: Cluster, items: Items, lines: Joints, use: Floats | Non
         return
     strokes = [stroke for i in busy for stroke in paths[i]]
     n_strokes = [len(paths[i]) for i in busy]
-    coloured = LineCollection(strokes, array=np.repeat(used[busy], n_strokes), cmap=USE, zorder=1,
-                              linewidths=np.repeat(np.maximum(width[busy], 0.9), n_strokes))  # fmt: skip
+    values, widths = (np.repeat(part, n_strokes) for part in (used[busy], np.maximum(width[busy], 0.9)))
+    coloured = LineCollection(strokes, array=values, cmap=USE, zorder=1, linewidths=widths)
     coloured.set_clim(0.0, 100.0)
     axes.add_collection(coloured)
     assert axes.figure is not None
@@ -245,7 +460,7 @@ def _draw_items(cluster: Cluster, items: Items, use: Floats | None, axes: Axes) 
             continue
         n = sum(_n_of(cluster, items, i) if items.grouped else 1 for i in at.tolist())
         label = f"{label} ({n:,})"
-        fill: object = colour
+        fill: Any = colour
         if name == "machine":
             n_gpus = cluster.node_kind.count("gpu")
             label += f": {count(n_gpus, 'GPU')} inside" if n_gpus else ""
@@ -254,15 +469,14 @@ def _draw_items(cluster: Cluster, items: Items, use: Floats | None, axes: Axes) 
         if name in ("machine", "storage") and inside is not None:
             fill = USE(Normalize(0.0, 100.0)(inside[at]))
             label += ", in the colour of its disks" if name == "storage" else ""
+        look: Any = {"s": size, "marker": marker, "edgecolors": "#333333", "linewidths": 0.5, "zorder": 2}
         several = [i for i in at.tolist() if items.grouped and _n_of(cluster, items, i) > 1]
         for away in (6.0, 3.0):  # a stack
             behind = axes.transData + ScaledTranslation(away / 72.0, away / 72.0, made.dpi_scale_trans)
-            axes.scatter(items.x[several], items.y[several], s=size, marker=marker, c=colour, edgecolors="#333333",
-                         linewidths=0.5, zorder=2, transform=behind)  # fmt: skip
-        axes.scatter(items.x[at], items.y[at], s=size, marker=marker, c=fill, edgecolors="#333333",  # type: ignore[arg-type]
-                     linewidths=0.5, zorder=2)  # fmt: skip
-        marks.append(Line2D([], [], linestyle="", marker=marker, markersize=7, markerfacecolor=colour, label=label,
-                            markeredgecolor="#333333", markeredgewidth=0.5))  # fmt: skip
+            axes.scatter(items.x[several], items.y[several], c=colour, transform=behind, **look)
+        axes.scatter(items.x[at], items.y[at], c=fill, **look)
+        edge: Any = {"markeredgecolor": "#333333", "markeredgewidth": 0.5, "markersize": 7, "linestyle": ""}
+        marks.append(Line2D([], [], marker=marker, markerfacecolor=colour, label=label, **edge))
     for height in np.unique(items.y):
         row = np.flatnonzero(items.y == height)
         _write_names(items, row, size, axes)
@@ -299,7 +513,7 @@ def _write_names(items: Items, row: npt.NDArray[np.int64], size: float, axes: Ax
     for i, name in zip(row.tolist(), names, strict=True):
         above = items.kind[i] == "switch"  # links leave a switch downwards
         offset = (-away - 3.0, 0.0) if alone else (0.0, away if above else -away)
-        axes.annotate(drawn(name), (items.x[i], items.y[i]), fontsize=9 if items.grouped else 7, rotation=turned,
-                      ha="right" if alone else "center", va="center" if alone else "bottom" if above else "top",
-                      textcoords="offset points", zorder=3, xytext=offset,
-                      bbox={"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.75})  # fmt: skip
+        sides = {"ha": "right" if alone else "center", "va": "center" if alone else "bottom" if above else "top"}
+        box = {"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.75}
+        text: Any = {"fontsize": 9 if items.grouped else 7, "rotation": turned, "zorder": 3, "bbox": box, **sides}
+        noted(axes, drawn(name), (items.x[i], items.y[i]), offset, **text)

@@ -34,6 +34,17 @@ STYLES = ("-", "--", "-.", ":")
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#555555", "#994455")
 
 
+def series_style(i: int) -> dict[str, Any]:
+    """Return colour, style and marker of line number `i`."""
+    style = {"color": COLOURS[i % len(COLOURS)], "linestyle": STYLES[i % len(STYLES)]}
+    return {**style, "marker": MARKERS[i % len(MARKERS)], "markersize": 4.5}
+
+
+def noted(axes: Axes, text: str, place: tuple[float, float], away: tuple[float, float], **style: Any) -> None:
+    """Write a text `away` from a place, in points."""
+    axes.annotate(text, place, xytext=away, textcoords="offset points", **{"fontsize": 8, **style})
+
+
 def time_styles(kinds: Collection[str]) -> dict[str, tuple[str, str, str]]:
     """Return how kinds of time are drawn: all that every run has, and the wait for input if it is among `kinds`."""
     before = {kind: style for kind, style in TIME_STYLES.items() if kind != "idle"}
@@ -70,6 +81,12 @@ def figure(width: float, height: float) -> Figure:
     made = Picture(figsize=(width, height), layout="constrained", dpi=150)
     FigureCanvasAgg(made)
     return made
+
+
+def single(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a :func:`figure` with one pair of axes."""
+    made = figure(width, height)
+    return made, made.subplots()
 
 
 def save(made: Figure, path: str | Path | None) -> None:

@@ -17,16 +17,18 @@ from ddlsim.errors import ConfigError
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import count, percent, seconds
-from ddlsim.report.study_changes import Change, cost_line, ranked_changes
 from ddlsim.report.study_figures import pictures
 from ddlsim.report.study_words import (
     Answer,
+    Change,
     answers,
+    cost_line,
     equal_in_front,
     front_of,
     label_of,
     main_metric,
     plain,
+    ranked_changes,
     task_fields,
     task_of,
     tasks,
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from ddlsim.study.study import Study
     from ddlsim.study.table import Table
 
-# ---------------------------------------------------------------- tables
 
 #: columns of :data:`ddlsim.run.metrics.METRICS` that describe single runs, and that means over seeds do not need
 _OF_RUNS = ("speedup", "loss", "updates", "epochs", "simulated_time", "energy", "n_messages")
@@ -229,8 +230,6 @@ def _mean(row: pd.Series[float], metric: str) -> Cell:
     return Cell(cell.text, cell.sort, remark)
 
 
-# ---------------------------------------------------------------- page
-
 _TEMPLATES = Path(__file__).parent / "templates"
 #: values of a field, members of the Pareto front, and changes that are named at the top
 N_VALUES = 12
@@ -290,10 +289,8 @@ def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[
 
     points = {point.key: point for point in study.points}
     if any(member.key not in points for member in table.members):
-        raise ConfigError(
-            "the table is that of another study (or of another version of ddlsim, or of a cluster or model that has "
-            "been edited since); run this one"
-        )
+        others = "or of another version of ddlsim, or of a cluster or model that has been edited since"
+        raise ConfigError(f"the table is that of another study ({others}); run this one")
     if not len(table.summary):
         return []
     _, first = tasks(table)[0]  # of one task: between others nothing is the best
@@ -323,14 +320,8 @@ def html_report(
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
+    blocks: Any = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, finalize=_shown, **blocks)
     summary, fields = table.summary, varied(table)
     if metric and len(summary):
         table.known(metric)  # refuses one that there is not
@@ -390,10 +381,10 @@ def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: 
         equal = f"and {count(len(group) - 1, 'other')} equal" if len(group) > 1 else ""
         front.append((rows[int(group.index[0])], values, equal))
     in_front = [rows[int(i)] for group in groups for i in group.index]
-    return Found(
-        name, best, METRICS[ranked_by].heading, at, given[:N_CHANGES], max(0, len(given) - N_CHANGES), best_of,
-        [METRICS[axis].heading for axis in axes or ()], front, max(0, len(groups) - N_FRONT), in_front,
-    )  # fmt: skip
+    changes, front_axes = given[:N_CHANGES], [METRICS[axis].heading for axis in axes or ()]
+    n_changes, n_front = max(0, len(given) - N_CHANGES), max(0, len(groups) - N_FRONT)
+    ranked = METRICS[ranked_by].heading
+    return Found(name, best, ranked, at, changes, n_changes, best_of, front_axes, front, n_front, in_front)
 
 
 def _title(common: Mapping[str, str]) -> str:

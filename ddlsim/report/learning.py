@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, figure, save, titled, wrapped
+from ddlsim.report.drawing import COLOURS, figure, save, series_style, titled, wrapped
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import AXES, Seeds
 
@@ -85,11 +85,8 @@ def _line(axes: Axes, curve: pd.DataFrame, scale: float, number: int, label: str
     """Draw a curve in the colour, style and marker of its number, with the band between its low and high."""
     colour, at = COLOURS[number % len(COLOURS)], curve.index.to_numpy(dtype=float) / scale
     every = max(1, len(curve) // N_MARKERS)
-    axes.plot(
-        at, curve["mean"], color=colour, linestyle=STYLES[number % len(STYLES)], linewidth=1.4,
-        marker=MARKERS[number % len(MARKERS)], markersize=4.5, markevery=(number % every, every),
-        label=wrapped(label, 34),
-    )  # fmt: skip
+    style = series_style(number) | {"linewidth": 1.4, "markevery": (number % every, every)}
+    axes.plot(at, curve["mean"], label=wrapped(label, 34), **style)
     if "low" in curve and curve["low"].notna().any():
         axes.fill_between(at, curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0.0)
 

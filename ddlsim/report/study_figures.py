@@ -8,7 +8,7 @@ import functools
 import io
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +17,27 @@ import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, UnitError, unknown_name
-from ddlsim.readable import seconds, si, size
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save, time_styles, titled, wrapped
-from ddlsim.report.study_plots import describe, is_wide, log_axis, pareto, scaling
-from ddlsim.report.study_words import front_of, label_of, numbers_of, plain, rows_of, varied
+from ddlsim.readable import count, seconds, si, size
+from ddlsim.report.drawing import (
+    COLOURS,
+    STYLES,
+    apart,
+    drawn,
+    figure,
+    noted,
+    save,
+    series_style,
+    single,
+    time_styles,
+    titled,
+    wrapped,
+)
+from ddlsim.report.study_words import equal_in_front, front_of, label_of, named, numbers_of, plain, rows_of, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width, joined_lines
 from ddlsim.units import DIMENSIONS, parse
@@ -34,7 +48,180 @@ if TYPE_CHECKING:
     from ddlsim.run.sensitivity import Sensitivity
     from ddlsim.study.table import Table
 
-# ---------------------------------------------------------------- figures
+
+#: series in a legend beyond which the plot says nothing any more
+N_SERIES = 24
+#: inches that the lower axis is long, about
+_WIDTH = 4.0
+#: how many times the smallest value the largest one is that calls for a logarithmic axis
+N_LOG = 8.0
+
+
+def scaling(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
+    """Draw a metric over the number of workers, a line for each combination of the other fields.
+
+    Throughput has the ideal line: proportional from the best with the fewest workers. Raises ConfigError if there
+    are fewer than two numbers of workers, or more than :data:`N_SERIES` lines.
+    """
+    known = table.known(metric)
+    counts = sorted(known["n_workers"].unique().tolist())
+    if len(counts) < 2:
+        raise ConfigError(f"plot_scaling: all configurations have {counts[0]} workers; vary 'workers'")
+    groups = _series(known, [axis for axis in table.axes if axis != "workers"])
+    axes = _lines(groups, "n_workers", {n: float(n) for n in counts}, metric)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, apart([math.log(n) for n in counts], [str(n) for n in counts], _WIDTH))
+    axes.set_xlabel("workers")
+    if metric == "throughput":
+        first = known.loc[known["n_workers"] == counts[0], metric].max()
+        ideal = [first * n / counts[0] for n in counts]
+        axes.plot(counts, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0.0)
+    return _finished(axes, path, table, metric, legend=len(groups) > 1 or metric == "throughput")
+
+
+def lines(table: Table, field: str, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
+    """Draw a metric over a varied field, a line for each combination of the others.
+
+    Numbers and texts with a unit ("25 Gbit/s") stand where they belong, on a logarithmic axis if they are all above 0
+    and the largest is :data:`N_LOG` times the smallest; other values beside each other, and no line joins them. Raises
+    ConfigError for a field that is not varied, one with a single value, or more than :data:`N_SERIES` lines.
+    """
+    if field not in table.axes:
+        raise unknown_name("varied field", field, table.axes)
+    known = table.known(metric)
+    values = known[field].drop_duplicates().tolist()
+    numbers = numbers_of(values)
+    places = {value: float(i) for i, value in enumerate(values)} if numbers is None else numbers
+    if len(places) < 2:
+        raise ConfigError(f"plot_lines: all configurations have {field} = {next(iter(places))}; vary {field!r}")
+    groups = _series(known, [axis for axis in table.axes if axis != field])
+    axes = _lines(groups, field, places, metric, joined=numbers is not None)
+    if numbers is None:
+        axes.set_xlim(-0.5, len(values) - 0.5)
+    elif is_wide(list(places.values())):
+        axes.set_xscale("log")
+    texts, unit = _without_unit([plain(value) for value in places])
+    if numbers is None:
+        letters = int(_WIDTH * 72.0 / (0.6 * 8.0) / len(values))
+        axes.set_xticks(range(len(values)), [wrapped(text, letters - 1) for text in texts], fontsize=8)
+    else:
+        at = list(places.values())
+        shown = apart([math.log(place) for place in at] if is_wide(at) else at, texts, _WIDTH, size=8.0)
+        axes.set_xticks(at, [drawn(text) for text in shown], fontsize=8)
+    axes.minorticks_off()
+    axes.set_xlabel(drawn(field + unit))
+    if METRICS[metric].unit and is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0.0)
+    return _finished(axes, path, table, metric, legend=len(groups) > 1)
+
+
+def _lines(
+    groups: Mapping[str, pd.DataFrame], column: str, places: Mapping[object, float], metric: str, joined: bool = True
+) -> Axes:
+    """Draw the rows of each group over the places of what they have in a column, with the intervals over seeds."""
+    _, axes = single(9.5 if len(groups) > 1 else 6.0, max(4.0, 0.6 + 0.24 * (1 + len(groups))))
+    for i, (label, rows) in enumerate(groups.items()):
+        x = rows[column].map(places).to_numpy(float)
+        order = np.argsort(x, kind="stable")
+        mean = rows[metric].to_numpy(float)
+        half = mean - rows[f"{metric}_low"].to_numpy(float)
+        bars = half[order] if np.isfinite(half).any() else None
+        style = series_style(i) | {"linestyle": STYLES[i // len(COLOURS) % len(STYLES)] if joined else ""}
+        style |= {"markersize": 5, "capsize": 3, "elinewidth": 0.8}
+        axes.errorbar(x[order], mean[order], bars, label=wrapped(label, 44), **style)
+    axes.minorticks_off()
+    return axes
+
+
+def _finished(axes: Axes, path: str | Path | None, table: Table, metric: str, *, legend: bool) -> Axes:
+    """Write the numbers of the upright axis as people do, and the picture."""
+    made = axes.get_figure()
+    assert isinstance(made, Figure)
+    if axes.get_yscale() == "log":
+        log_axis(axes.yaxis)
+    describe(axes.yaxis, metric)
+    axes.grid(alpha=0.3)
+    if legend:
+        made.legend(loc="outside right upper", fontsize=8)
+    save(made, path)
+    return axes
+
+
+def log_axis(axis: Axis) -> None:
+    """Make an axis logarithmic, with numbers at 1, 2 and 5 only."""
+    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)("log")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _without_unit(texts: list[str]) -> tuple[list[str], str]:
+    """Return texts without the unit that all of them have, and " (unit)"."""
+    units = {text.partition(" ")[2] for text in texts}
+    if len(units) > 1 or "" in units or not all(text[:1].isdigit() for text in texts):
+        return texts, ""
+    return [text.partition(" ")[0] for text in texts], f" ({units.pop()})"
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Return whether numbers call for a logarithmic axis."""
+    return min(values) > 0.0 and max(values) >= N_LOG * min(values)
+
+
+def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes:
+    """Draw all configurations by two metrics, those that none beats in both joined and numbered from 1 on.
+
+    Raises ConfigError for a metric that no configuration has.
+    """
+    front, known = table.pareto(x, y), table.known(x, y)
+    made, axes = single(9.5, 4.0)
+    axes.plot(known[x], known[y], linestyle="", marker="o", markersize=4, color="#bbbbbb", label="beaten by another")
+    best = "not beaten (Pareto front)"
+    axes.plot(front[x], front[y], label=best, color=COLOURS[0], marker="o", markersize=6, linestyle="--")
+    for i, rows in enumerate(equal_in_front(table, x, y)):
+        place = float(rows[x].iloc[0]), float(rows[y].iloc[0])
+        axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(5, 5), fontsize=8)
+        label = f"{i + 1}: {label_of(rows.iloc[0], varied(table))}"
+        label += f" and {count(len(rows) - 1, 'other')} equal" if len(rows) > 1 else ""
+        axes.plot([], [], linestyle="", label=drawn(textwrap.fill(label, 44)))
+    for axis, metric in ((axes.xaxis, x), (axes.yaxis, y)):
+        if METRICS[metric].unit and is_wide(known[metric].tolist()):
+            log_axis(axis)
+    describe(axes.xaxis, x)
+    describe(axes.yaxis, y)
+    axes.grid(alpha=0.3)
+    made.legend(loc="outside right upper", fontsize=8)
+    save(made, path)
+    return axes
+
+
+def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
+    """Return the rows of each combination of the fields, by a label with those that differ."""
+    used = [field for field in fields if rows[field].nunique() > 1]
+    if not used:
+        return {"": rows}
+    groups = {
+        ", ".join(named(field, value) for field, value in zip(used, values, strict=True)): part
+        for values, part in rows.groupby(used, sort=False)
+    }
+    if len(groups) > N_SERIES:
+        raise ConfigError(
+            f"plot: {len(groups)} lines (every combination of {', '.join(used)}) are too many to tell apart; draw a "
+            f"study that varies less, or take table.summary"
+        )
+    return groups
+
+
+def describe(axis: Axis, metric: str) -> None:
+    """Name an axis, and write its numbers as people do: shares in %, what a sample takes for a million of them."""
+    factor = METRICS[metric].factor
+    axis.set_label_text(METRICS[metric].axis)
+    axis.set_major_formatter(lambda value, _: f"{factor * value:,.10g}")
+
 
 Floats = npt.NDArray[np.float64]
 #: values of a field beyond which cells of a heat map cannot be read
@@ -57,16 +244,14 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
         at = rows.index(found_y), columns.index(found_x)
         if math.isnan(cells[at]):
             cells[at] = value
-    made = figure(2.0 + 0.72 * max(len(columns), 4), 1.5 + 0.42 * max(len(rows), 3))
-    axes = made.subplots()
+    made, axes = single(2.0 + 0.72 * max(len(columns), 4), 1.5 + 0.42 * max(len(rows), 3))
     axes.patch.set(hatch="///", facecolor="#ffffff", edgecolor="#bbbbbb")
     axes.pcolormesh(cells, cmap="cividis", edgecolors="white", linewidth=1.0)
     unit = _write_cells(axes, cells, metric)
     axes.set_xticks(np.arange(len(columns)) + 0.5, [drawn(textwrap.fill(text, 14)) for text in columns], fontsize=8)
     axes.set_yticks(np.arange(len(rows)) + 0.5, [drawn(textwrap.fill(text, 22)) for text in rows], fontsize=8)
     axes.tick_params(length=0)
-    axes.set_xlabel(drawn(x))
-    axes.set_ylabel(drawn(y))
+    axes.set(xlabel=drawn(x), ylabel=drawn(y))
     title = METRICS[metric].heading + (f" ({unit})" if unit else "")
     others = [axis for axis in varied(table) if axis not in (x, y)]
     title += f", the best over {', '.join(others)}" if others else ""
@@ -106,8 +291,7 @@ def breakdown(table: Table, path: str | Path | None = None, *, metric: str = "th
     """Draw how the workers spent their time, a bar for each of the `n` best configurations by `metric`."""
     best = table.best(metric, n=n)
     fields = varied(table)
-    made = figure(8.0, 1.5 + 0.42 * len(best))
-    axes = made.subplots()
+    made, axes = single(8.0, 1.5 + 0.42 * len(best))
     left, at = np.zeros(len(best)), np.arange(len(best))
     kinds = [name.removesuffix("_share") for name in best.columns if name.endswith("_share")]
     for kind, (colour, hatch, label) in time_styles(kinds).items():
@@ -118,9 +302,7 @@ def breakdown(table: Table, path: str | Path | None = None, *, metric: str = "th
         axes.annotate(METRICS[metric].write(value), (101.5, i), va="center", fontsize=8, annotation_clip=False)
     labels = [drawn(_two_lines(label_of(row, fields))) for _, row in best.iterrows()]
     axes.set_yticks(at, labels, fontsize=8)
-    axes.set_ylim(len(best) - 0.4, -0.6)
-    axes.set_xlim(0.0, 100.0)
-    axes.set_xlabel("time of the workers (%)")
+    axes.set(ylim=(len(best) - 0.4, -0.6), xlim=(0.0, 100.0), xlabel="time of the workers (%)")
     axes.set_title(f"{METRICS[metric].heading} on the right", fontsize=9, loc="right")
     made.legend(loc="outside lower center", ncols=4, fontsize=8)
     save(made, path)
@@ -149,15 +331,13 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     if not found:
         raise ConfigError("one change: no configuration of the study differs from the best in one field only")
     found.sort(key=lambda item: item[1][0][0] - item[1][-1][0])
-    made = figure(8.0, 1.3 + 0.5 * len(found))
-    axes = made.subplots()
+    made, axes = single(8.0, 1.3 + 0.5 * len(found))
     for i, (_, changes) in enumerate(found):
         (low, low_text), (high, high_text) = changes[0], changes[-1]
         axes.barh(i, high - low, left=low, color="#cfdceb", edgecolor=COLOURS[0], height=0.45)
         axes.plot([x for x, _ in changes], [i] * len(changes), linestyle="", marker="o", markersize=4, color="#223344")
         for x, text, side, offset in ((low, low_text, "right", -6), (high, high_text, "left", 6)):
-            axes.annotate(wrapped(text, 30, lines=1), (x, i), xytext=(offset, 0),
-                          fontsize=8, textcoords="offset points", ha=side, va="center")  # fmt: skip
+            noted(axes, wrapped(text, 30, lines=1), (x, i), (offset, 0), ha=side, va="center")
     axes.axvline(0.0, color="#222222", linewidth=1.0)
     axes.set_yticks(range(len(found)), [drawn(field) for field, _ in found], fontsize=8)
     axes.set_ylim(len(found) - 0.4, -0.6)
@@ -177,12 +357,11 @@ def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None
     if not sensitivities:
         raise ConfigError("tornado: there are no sensitivities; take result.sensitivities() of a run that has ended")
     gains = [100.0 * s.gain for s in sensitivities]
-    made = figure(8.0, 1.3 + 0.36 * len(gains))
-    axes = made.subplots()
+    made, axes = single(8.0, 1.3 + 0.36 * len(gains))
     axes.barh(range(len(gains)), gains, color=COLOURS[0], edgecolor="white", height=0.6)
     for i, gain in enumerate(gains):
-        axes.annotate(f"{gain:+.2f} %", (gain, i), xytext=(-5 if gain < 0.0 else 5, 0), textcoords="offset points",
-                      ha="right" if gain < 0.0 else "left", va="center", fontsize=8)  # fmt: skip
+        side, away = ("right", -5) if gain < 0.0 else ("left", 5)
+        noted(axes, f"{gain:+.2f} %", (gain, i), (away, 0), ha=side, va="center")
     axes.axvline(0.0, color="#222222", linewidth=1.0)
     names = [f"{'-' if s.what.startswith('latency') else '+'}{s.change:.0%} {s.what}" for s in sensitivities]
     axes.set_yticks(range(len(gains)), [drawn(name) for name in names], fontsize=8)
@@ -206,14 +385,12 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
     if history.empty:
         raise ConfigError("learning curves: the runs of this study learn nothing; give the base a training")
     best = _best_learners(table).head(n)
-    made = figure(8.0, 4.0)
-    axes = made.subplots()
+    made, axes = single(8.0, 4.0)
     for i, (_, settings) in enumerate(best.iterrows()):
         at, mean, half = _mean_curve(rows_of(table, history, settings))
         colour, every = COLOURS[i % len(COLOURS)], max(1, len(at) // 8)
         label = drawn(textwrap.fill(label_of(settings, varied(table)), 34))
-        axes.plot(at, mean, color=colour, linestyle=STYLES[i % len(STYLES)], marker=MARKERS[i % len(MARKERS)],
-                  markersize=4.5, markevery=(i % every, every), label=label)  # fmt: skip
+        axes.plot(at, mean, markevery=(i % every, every), label=label, **series_style(i))
         if half is not None:
             axes.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, linewidth=0.0)
     axes.set_xlabel("simulated time")
@@ -246,17 +423,16 @@ def _mean_curve(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats | None]:
     return at, values.mean(axis=0), half_width(values, 0.95)
 
 
-# ---------------------------------------------------------------- samples
-
 #: panels, and texts beside each other on an axis, that can be read
 N_PANELS, N_TEXTS = 6, 8
 #: how the numbers behind texts with a unit are written
 _WRITE: dict[str, Callable[[float], str]] = {
     "": lambda number: f"{number:g}",
-    "bandwidth": functools.partial(si, unit="bit/s"), "time": seconds, "bytes": size,
-    **{name: functools.partial(si, unit=unit) for name, (unit, _, _) in DIMENSIONS.items()
-       if name not in ("bandwidth", "time", "bytes")},
-}  # fmt: skip
+    **{name: functools.partial(si, unit=unit) for name, (unit, _, _) in DIMENSIONS.items()},
+    "bandwidth": functools.partial(si, unit="bit/s"),
+    "time": seconds,
+    "bytes": size,
+}
 
 
 def scatter(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
@@ -346,8 +522,6 @@ def _dimension(value: object) -> str:
 def _short(text: str) -> str:
     return text if len(text) <= 22 else f"{text[:20]}..."
 
-
-# ---------------------------------------------------------------- pictures of a report
 
 #: bars of a breakdown; more make a picture that no screen shows whole
 _N_BARS = 12

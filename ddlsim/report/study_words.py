@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ddlsim import printable
 from ddlsim.errors import ConfigError, UnitError
-from ddlsim.readable import count
-from ddlsim.run.metrics import METRICS
+from ddlsim.readable import count, percent
+from ddlsim.run.metrics import METRICS, Metric
 from ddlsim.run.seeds import half_width
+from ddlsim.text_tables import aligned
+from ddlsim.ties import FLOOR
 from ddlsim.units import DIMENSIONS, parse
 
 if TYPE_CHECKING:
@@ -22,6 +28,332 @@ if TYPE_CHECKING:
 
     from ddlsim.study.store import Member
     from ddlsim.study.table import Table
+
+
+#: rows that are shown; the frame has all
+N_ROWS = 40
+N_REASONS = 5
+#: metrics that are shown
+_COLUMNS: tuple[str, ...] = ("throughput", "throughput_spread", "goodput", "efficiency", "input_share", "step_time")
+_COLUMNS += ("accuracy", "time_to_accuracy", "cost_to_accuracy", "cost_per_sample", "energy_per_sample", "cost")
+
+
+def study_text(table: Table) -> str:
+    """Return what ``print(table)`` shows: a line per configuration with means over the seeds."""
+    return printable.shown("\n".join([*aligned(study_cells(table)), *study_notes(table)]))
+
+
+def study_cells(table: Table) -> list[list[str]]:
+    """Return a head, and a row per configuration (the first 40) with means over the seeds; of a search, the best
+    first."""
+    summary, shown, axes = table.summary, _shown(table), _axes(table)
+    lines = [[*axes, *(metric.column[0] for metric in shown)]]
+    if _is_ranked(table):
+        summary = _best_first(table)
+    for _, row in summary.head(N_ROWS).iterrows():
+        cells = [row[axis] for axis in axes]
+        lines.append(
+            [f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells]
+            + [_with_interval(row, metric.name, metric.column[1]) for metric in shown]
+        )
+    return lines
+
+
+def study_notes(table: Table) -> list[str]:
+    """Return what is to be said below the rows of :func:`study_cells`, a line each."""
+    summary, axes, text = table.summary, _axes(table), list[str]()
+    seeds = summary["n"].max() if len(summary) else 0
+    fixed = [f"{axis} {plain(table.members[0].settings[axis])}" for axis in table.axes if axis not in axes]
+    if len(summary) > N_ROWS:
+        text.append(f"... and {len(summary) - N_ROWS} more")
+    if _is_ranked(table):
+        several = "those that no other one beats first" if len(table.objectives) > 1 else "the best first"
+        text.append(f"searched for {' and '.join(table.objectives)}; {several}")
+    if fixed:
+        text.append(f"everywhere: {', '.join(fixed)}")
+    if seeds > 1:
+        text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
+        text += _nothing_random(table)
+    if METRICS["energy_per_sample"] in _shown(table):
+        notes = (note for outcome in table.outcomes.values() for note in _notes(outcome.record.get("notes")))
+        text += dict.fromkeys(note for note in notes if note.startswith("energy: "))
+    text += [*change_lines(table), *filter(None, [cost_line(table)])]
+    return [*text, *_ends(table)]
+
+
+def _axes(table: Table) -> list[str]:
+    """Return the fields that are shown: those that differ."""
+    return varied(table) or ["n_workers"]
+
+
+def _shown(table: Table) -> list[Metric]:
+    """Return the metrics that are shown."""
+    summary = table.summary
+    columns = dict.fromkeys([*_COLUMNS, *table.objectives])
+    if "updates" not in summary:  # what a few steps cost says nothing
+        columns.pop("cost", None)
+    return [METRICS[name] for name in columns if name in summary and summary[name].notna().any()]
+
+
+def _is_ranked(table: Table) -> bool:
+    """Return whether a search has found anything, so that there is a best."""
+    return any(np.isfinite(table.summary[name]).any() for name in table.objectives)
+
+
+def _best_first(table: Table) -> pd.DataFrame:
+    """Return the summary of a search: those on the Pareto front of several metrics before the others."""
+    summary, metrics = table.summary, list(table.objectives)
+    order = table.best(metrics[0], len(summary)).index.tolist()
+    front = table.pareto(*metrics).index.tolist() if len(metrics) > 1 else []
+    return summary.loc[list(dict.fromkeys([*front, *order, *summary.index]))]
+
+
+def _nothing_random(table: Table) -> list[str]:
+    """Return a remark if seeds made no difference anywhere: then an interval of 0 % is no sign of certainty."""
+    summary = table.summary
+    several = summary[summary["n"] > 1]
+    names = [name.removesuffix("_high") for name in summary.columns if str(name).endswith("_high")]
+    half = several[[f"{name}_high" for name in names]].to_numpy() - several[names].to_numpy()
+    if not len(several) or (abs(half) > 1e-12 * abs(several[names].to_numpy())).any():
+        return []
+    return ["all seeds gave the same: nothing in these runs is random; one seed is enough, or give jitter=..."]
+
+
+def _notes(found: object) -> list[str]:
+    return [str(note) for note in found] if isinstance(found, list | tuple) else []
+
+
+def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]) -> str:
+    mean, high = row[name], row[f"{name}_high"]
+    if math.isnan(mean):
+        return "-"
+    missed = int(row["n"] - row["n_reached"]) if METRICS[name].kind == "target" else 0
+    reached = f" ({int(row['n'] - missed)} of {int(row['n'])} seeds)" if missed and row["n"] > 1 else ""
+    if math.isinf(mean):
+        return f"never{reached}"
+    if reached:
+        return f"median {write(mean)}{reached}"
+    return write(mean) if math.isnan(high) else f"{write(mean)} +-{percent((high - mean) / abs(mean)) if mean else ''}"
+
+
+def _ends(table: Table) -> list[str]:
+    """Return how many points there are of each status, why the skipped and failed ones are, and warnings of others."""
+    counts = {status: n for status, n in table.counts.items() if n}
+    lines = [", ".join(f"{n} {status}" for status, n in counts.items()) + " of " + count(len(table.members), "point")]
+    if table.interrupted:
+        lines[0] += "; interrupted: run it again to go on"
+    for status, column, word in (
+        ("skipped", "error", "skipped"),
+        ("failed", "error", "failed"),
+        ("done", "warnings", "warning of"),
+    ):
+        reasons = Counter(filter(None, table.frame.loc[table.frame["status"] == status, column]))
+        lines += [f"{word} {n}: {reason}" for reason, n in reasons.most_common(N_REASONS)]
+        if len(reasons) > N_REASONS:
+            lines.append(f"... and {len(reasons) - N_REASONS} more reasons; see the column {column} of the frame")
+    return lines
+
+
+#: settings as texts -> seed -> value of a metric
+_Seen: TypeAlias = dict[tuple[str, ...], dict[int, float]]
+#: values of a field that are compared one with the next; of more, the last with the first
+N_VALUES = 5
+#: lines of text under a table
+N_LINES = 8
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one value of a field instead of another gives.
+
+    field     that changes
+    what      "nic bandwidth 100 instead of 25 Gbit/s"
+    gain      relative change of the metric (of a share: difference), at the place where it is looked at
+    effect    "throughput +9.1 % (95 % interval +9.0 to +9.2 %)"; and of the cost, where it is known
+    where     what else is set there, "" at the best configuration
+    range     of the effect over all pairs of configurations that differ so in this field only, "" if it is one number
+    """
+
+    field: str
+    what: str
+    gain: float
+    effect: str
+    where: str = ""
+    range: str = ""
+
+    def __str__(self) -> str:
+        where = f" with {self.where}" if self.where else ""
+        return f"{self.what}: {self.effect}{where}" + (f"; {self.range} over all pairs" if self.range else "")
+
+
+def ranked_changes(table: Table, metric: str, question: str = "") -> tuple[str, list[Change]]:
+    """Return :func:`changes` by `metric`, or by accuracy or throughput where no two configurations have it (a target
+    that one of them reaches), and which of these it is."""
+    for name in (metric, "accuracy", "throughput"):
+        found = changes(table, name, question)
+        if found:
+            return name, found
+    return metric, []
+
+
+def changes(table: Table, metric: str, question: str = "") -> list[Change]:
+    """Return what each field gives that is varied, of one task; first those that the question names, then the largest.
+
+    Looked at is the best configuration by `metric` and its neighbour, or the best pair there is.
+    """
+    try:
+        rows = table.known(metric)
+    except ConfigError:  # nothing is known
+        return []
+    rows = rows.assign(_place=table.places(rows, metric))
+    best = rows.iloc[int(rows["_place"].argmin())]
+    seen = {name: _by_seed(table, name) for name in (metric, "cost_per_sample") if name in table.frame}
+    found = [change for field in varied(table) for change in _of_field(table, rows, field, metric, best, seen)]
+    return sorted(found, key=lambda change: (-_named_in(question, change), -abs(change.gain)))
+
+
+def _by_seed(table: Table, metric: str) -> _Seen:
+    """Return the values of a metric that are known: settings as texts -> seed -> value."""
+    frame = table.frame
+    seen: _Seen = {}
+    for key, seed, value in zip(_keys(frame, table.axes), frame["seed"], frame[metric], strict=True):
+        if math.isfinite(value):
+            seen.setdefault(key, {})[int(seed)] = float(value)
+    return seen
+
+
+def _keys(rows: pd.DataFrame, axes: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return some fields of each row, as texts."""
+    return list(zip(*(rows[axis].map(plain) for axis in axes), strict=True)) if axes else [()] * len(rows)
+
+
+def change_lines(table: Table) -> list[str]:
+    """Return the changes as lines of text, by the metric that ranks the study, at most :data:`N_LINES` of each task."""
+    lines = []
+    for name, part in tasks(table):
+        metric, found = ranked_changes(part, main_metric(table))
+        if found:
+            best = label_of(part.best(metric).iloc[0], [f for f in varied(part) if f not in task_fields(table)])
+            of = f"{name}: " if name else ""
+            lines.append(f"{of}what one change gives, at the best by {METRICS[metric].heading} ({best}):")
+            lines += [f"  {change}" for change in found[:N_LINES]]
+            if len(found) > N_LINES:
+                lines.append(f"  ... and {len(found) - N_LINES} more changes")
+    return lines
+
+
+def cost_line(table: Table) -> str:
+    """Return what all simulated runs of a study would cost, "" where that is not known or they are but a few steps."""
+    frame = table.frame
+    if "updates" not in frame or not frame["cost"].notna().any():
+        return ""
+    rows = frame[frame["updates"].notna() & frame["cost"].notna()]
+    if not len(rows):
+        return ""
+    money = METRICS["cost"].write(float(rows["cost"].sum()))
+    return f"{count(len(rows), 'run')}, each to its end, would cost {money} on these machines"
+
+
+def _of_field(
+    table: Table, rows: pd.DataFrame, field: str, metric: str, best: pd.Series[Any], seen: Mapping[str, _Seen]
+) -> list[Change]:
+    at = list(table.axes).index(field)
+    groups: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}  # what else is set -> value -> configuration
+    keys = _keys(rows, table.axes)
+    for key in keys:
+        groups.setdefault((*key[:at], *key[at + 1 :]), {})[key[at]] = key
+    place = dict(zip(keys, rows["_place"].tolist(), strict=True))
+    index = {key: i for i, key in enumerate(keys)}
+    of_best = tuple(plain(best[axis]) for axis in table.axes)
+    found = []
+    for old, new in _pairs(rows[field].drop_duplicates().tolist(), best[field]):
+        texts = plain(old), plain(new)
+        pairs = [(group[texts[0]], group[texts[1]]) for group in groups.values() if set(texts) <= group.keys()]
+        gains = {pair: _gains(seen[metric], *pair, metric) for pair in pairs}
+        pairs = [pair for pair in pairs if gains[pair]]
+        if not pairs:
+            continue
+        here = min(pairs, key=lambda pair: min(place[pair[0]], place[pair[1]]))
+        means = [gains[pair][0] for pair in pairs]
+        ends = [_written(end, metric) for end in (min(means), max(means))]
+        width = " to ".join(ends) if ends[0] != ends[1] else ""
+        same = (*here[0][:at], *here[0][at + 1 :]) == (*of_best[:at], *of_best[at + 1 :])
+        others = [axis for axis in varied(table) if axis != field]
+        where = "" if same else label_of(rows.iloc[index[here[0]]], others)
+        effect = _effect(gains[here], metric)
+        cost = _gains(seen.get("cost_per_sample", {}), *here, "cost_per_sample")
+        if cost and metric != "cost_per_sample":
+            effect += f", {_changed('cost per sample', cost[0], 'cost_per_sample')}"
+        found.append(Change(field, _what(field, old, new), gains[here][0], effect, where, width))
+    return found
+
+
+def _pairs(values: Sequence[object], best: object) -> list[tuple[object, object]]:
+    """Return (old, new) values to compare: neighbours in rising order, or the best with each of the others."""
+    numbers = numbers_of(values)
+    if numbers is None or any(isinstance(value, bool) for value in values):
+        return [(value, best) for value in values[: N_VALUES + 1] if plain(value) != plain(best)]
+    rising = list(numbers)
+    if len(rising) > N_VALUES:
+        return [(rising[0], rising[-1])]
+    return list(itertools.pairwise(rising))
+
+
+def _gains(seen: _Seen, old: tuple[str, ...], new: tuple[str, ...], metric: str) -> list[float]:
+    """Return the change of a metric (relative; of a share the difference): of the means over the seeds that both
+    configurations have, and by each of these seeds. Empty where it is not known."""
+    before, after = seen.get(old, {}), seen.get(new, {})
+    seeds = [seed for seed in before if seed in after]
+    if not seeds:
+        return []
+    a, b = (np.array([values[seed] for seed in seeds]) for values in (before, after))
+    if METRICS[metric].drawn_in == "%":
+        return [float((b - a).mean()), *(b - a).tolist()]
+    return [] if (a == 0.0).any() else [float(b.mean() / a.mean() - 1.0), *(b / a - 1.0).tolist()]
+
+
+def _written(gain: float, metric: str) -> str:
+    unit = "points" if METRICS[metric].drawn_in == "%" else "%"
+    return f"{100.0 * gain:+,.{1 if abs(gain) >= 0.0005 else 3}f} {unit}"
+
+
+def _changed(heading: str, gain: float, metric: str) -> str:
+    return f"the same {heading}" if abs(gain) <= FLOOR else f"{heading} {_written(gain, metric)}"
+
+
+def _effect(gains: Sequence[float], metric: str) -> str:
+    """Return the change of a metric with its interval over seeds."""
+    text = _changed(METRICS[metric].heading, gains[0], metric)
+    by_seed = np.array(gains[1:])
+    half = float(half_width(by_seed, 0.95)) if len(by_seed) > 1 else 0.0
+    if half <= FLOOR:
+        return text
+    mean = float(by_seed.mean())
+    if abs(mean) <= half:
+        return f"{text} ({len(by_seed)} seeds do not tell them apart)"
+    return f"{text} (95 % interval {_written(mean - half, metric)} to {_written(mean + half, metric)})"
+
+
+def _what(field: str, old: object, new: object) -> str:
+    """Return "nic bandwidth 100 instead of 25 Gbit/s", "ring instead of servers", "64 instead of 32 workers"."""
+    (number, _, unit), (other, _, its_unit) = (plain(value).partition(" ") for value in (new, old))
+    if field == "workers":
+        return f"{number} instead of {other} workers"
+    if unit and unit == its_unit and number[:1].isdigit() and other[:1].isdigit():
+        return named(field, new).removesuffix(f" {unit}") + f" instead of {other} {unit}"
+    text, before = named(field, new), named(field, old)
+    name = text.removesuffix(plain(new))
+    return f"{text} instead of {before.removeprefix(name) if name else before}"
+
+
+def _named_in(question: str, change: Change) -> int:
+    """Return how many words of a change a question has: numbers with their unit count most."""
+    asked = question.lower()
+    values = re.findall(r"\d[\w.]*", change.what.lower())
+    words = set(re.findall(r"[a-z]{3,}", f"{change.what} {change.field}".lower())) - {"instead", "cluster"}
+    numbers = sum(bool(re.search(rf"(?<![\w.]){re.escape(value)}(?![\w.])", asked)) for value in values)
+    return 3 * numbers + sum(word in asked for word in words)
+
 
 #: what may be the best about a configuration, and what the answer calls the one that has it
 _BEST = {
@@ -44,9 +376,8 @@ _FRONTS = (
 
 
 #: fields that say what is trained, from what, and until when
-_TASKS = (
-    "model", "time_model", "training.data", "training.held_out", "training.target_accuracy", "training.target_loss"
-)  # fmt: skip
+_TASKS = {"model", "time_model", "training.data", "training.held_out"}
+_TASKS |= {"training.target_accuracy", "training.target_loss"}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlsim import compile_cache
+from ddlsim import compiler
 from ddlsim.arguments import checked
 from ddlsim.cluster import load_cluster
 from ddlsim.compile_messages import Part, teller
@@ -136,7 +136,7 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     `watch` is told of the progress; without one, lines on stderr say what is compiled (:mod:`ddlsim.compile_messages`).
     Takes 45 s of CPU time the first time, 2 s when all is there. Raises ConfigError where the cache cannot be written.
     """
-    if teller.remark or not compile_cache.KEPT:
+    if teller.remark or not compiler.KEPT:
         raise ConfigError(f"warm-up: compiled code cannot be kept: {teller.remark}")
     began, done, total = time.process_time(), 0.0, sum(seconds for _, _, seconds in STEPS)
     compiled: list[str] = []
@@ -159,7 +159,7 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     finally:
         teller.listeners.remove(note)
         teller.muted = False
-    files = compile_cache.files()
+    files = compiler.files()
     return Warmth(
         compiled=tuple(compiled),
         functions=sum(file.suffix == ".nbi" for file in files),  # an index for each

@@ -15,7 +15,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.optim import Optimizer, OptimizerState
-from ddlsim.optim.layerwise import with_layers
+from ddlsim.optim.rules import with_layers
 from ddlsim.runtime.fabric import WithFabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker

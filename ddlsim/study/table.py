@@ -16,8 +16,7 @@ import numpy.typing as npt
 import ddlsim
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.output_files import replacing, write_text
-from ddlsim.report.csv_table import save_csv
+from ddlsim.output_files import replacing, save_csv, write_text
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width
 from ddlsim.study.store import Member, Store
@@ -248,7 +247,7 @@ class Table:
     def save(self, path: str | Path) -> None:
         """Write the frame as ``.csv``, ``.parquet`` (needs pyarrow) or ``.json`` (a list of rows), by the suffix.
 
-        In CSV, texts that a spreadsheet would run as formulas begin with an apostrophe (:mod:`ddlsim.csv_cells`).
+        In CSV, texts that a spreadsheet would run as formulas begin with an apostrophe (:mod:`ddlsim.output_files`).
         Raises ConfigError for other formats, and if the file cannot be written.
         """
         path = Path(path)
@@ -292,8 +291,8 @@ class Table:
 
     @checked
     def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
-        """Draw a metric over the number of workers; see :func:`ddlsim.report.study_plots.scaling`."""
-        from ddlsim.report.study_plots import scaling
+        """Draw a metric over the number of workers; see :func:`ddlsim.report.study_figures.scaling`."""
+        from ddlsim.report.study_figures import scaling
 
         return scaling(self, path, metric=metric)
 
@@ -301,15 +300,15 @@ class Table:
     def plot_lines(
         self, field: str, path: str | Path | None = None, *, metric: str = "throughput"
     ) -> matplotlib.axes.Axes:
-        """Draw a metric over any varied field; see :func:`ddlsim.report.study_plots.lines`."""
-        from ddlsim.report.study_plots import lines
+        """Draw a metric over any varied field; see :func:`ddlsim.report.study_figures.lines`."""
+        from ddlsim.report.study_figures import lines
 
         return lines(self, field, path, metric=metric)
 
     @checked
     def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw two metrics of all configurations; see :func:`ddlsim.report.study_plots.pareto`."""
-        from ddlsim.report.study_plots import pareto
+        """Draw two metrics of all configurations; see :func:`ddlsim.report.study_figures.pareto`."""
+        from ddlsim.report.study_figures import pareto
 
         return pareto(self, x, y, path)
 
@@ -318,13 +317,13 @@ class Table:
         return f"<Table of {len(self.members)} points ({ends}) over {', '.join(self.axes)}>"
 
     def __str__(self) -> str:
-        from ddlsim.report.study_text import study_text
+        from ddlsim.report.study_words import study_text
 
         return study_text(self)
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page
-        from ddlsim.report.study_text import study_cells, study_notes
+        from ddlsim.report.study_words import study_cells, study_notes
 
         return page("Study", grid(study_cells(self)), lines(study_notes(self)))
 

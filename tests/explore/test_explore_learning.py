@@ -4,11 +4,9 @@ import pytest
 
 import ddlsim
 from ddlsim.errors import ConfigError
-from ddlsim.explore.compared import chosen_strategies
 from ddlsim.explore.jobs import CancelledError, Progress
-from ddlsim.explore.learning_runs import COLUMNS, Lesson, columns, learn, lessons
-from ddlsim.explore.screens.learning import files, outcome
-from ddlsim.explore.setup import Setup
+from ddlsim.explore.screens.learning import COLUMNS, Lesson, columns, files, learn, lessons, outcome
+from ddlsim.explore.setup import Setup, chosen_strategies
 from ddlsim.runtime.watching import watched
 from ddlsim.study import load_study
 
@@ -41,7 +39,7 @@ def test_a_small_model_learns_and_the_forms_keeps_the_clock(setup):
 
 
 def test_points_come_while_it_learns_and_are_those_of_the_result(setup, monkeypatch):
-    monkeypatch.setattr("ddlsim.explore.learning_runs.LOOK", 0.0)
+    monkeypatch.setattr("ddlsim.explore.screens.learning.LOOK", 0.0)
     experiments = lessons(setup, SMALL, ["local-sgd"])
     shown = {label: [] for label in experiments}
     results = learn(experiments, progress(), lambda label, rows: shown[label].append(rows))

@@ -155,7 +155,7 @@ def test_a_get_runs_no_code_and_simulates_nothing(served, monkeypatch, tmp_path,
     (tmp_path / "evil_of_address.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     called = []
-    for place in ("ddlsim.run.run", "ddlsim.explore.rounds.play", "ddlsim.explore.scaling_runs.Study.run"):
+    for place in ("ddlsim.run.run", "ddlsim.explore.rounds.play", "ddlsim.explore.screens.scaling.Study.run"):
         monkeypatch.setattr(place, lambda *arguments, **more: called.append(arguments))
     for table in ('{"algorithm":"evil_of_address:ring"}', '{"overlap":{"type":"evil_of_address:X"}}'):
         assert get(served, f"?settings={quote(table)}&screen={screen}")[0] == 200
@@ -195,7 +195,7 @@ def test_every_screen_runs_with_its_defaults(screen, cluster, tmp_path, monkeypa
     if cluster == "two":  # fewer than the screens begin with
         cluster = str(tmp_path / "two.toml")
         ddlsim.load_cluster(ddlsim.cluster.star(2, bandwidth="1 Gbit/s", latency="50 us")).save(cluster)
-    monkeypatch.setattr("ddlsim.explore.learning_runs.Lesson.epochs", 0.2)
+    monkeypatch.setattr("ddlsim.explore.screens.learning.Lesson.epochs", 0.2)
     setup, jobs = Setup(cluster=cluster, model="lenet5", screen=screen), Now()
     _, place = app.screens(setup, jobs)
     if screen == "learning":

@@ -8,8 +8,7 @@ import ddlsim
 from ddlsim.cluster import star
 from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import CancelledError, Progress
-from ddlsim.explore.scaling_runs import run_study, series, study_of, worker_counts
-from ddlsim.explore.screens.scaling import described, files
+from ddlsim.explore.screens.scaling import described, files, run_study, series, study_of, worker_counts
 from ddlsim.explore.setup import Setup
 from ddlsim.measure import Measurement
 from ddlsim.study import load_study

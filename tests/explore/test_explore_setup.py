@@ -14,8 +14,8 @@ from ddlsim.run.metrics import METRICS
 pytest.importorskip("panel")
 
 from ddlsim.explore import explore
-from ddlsim.explore.exports import experiment_files
-from ddlsim.explore.form import OTHERS, settings_of
+from ddlsim.explore.app import OTHERS, settings_of
+from ddlsim.explore.pieces import experiment_files
 from ddlsim.explore.screens.run import described
 from ddlsim.explore.screens.what_if import differences, files
 from ddlsim.explore.setup import FIELDS, Setup

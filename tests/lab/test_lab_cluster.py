@@ -12,7 +12,7 @@ import pytest
 from ddlsim.cluster import Cluster, star
 from ddlsim.errors import ConfigError
 from ddlsim.lab import check_computer, clean, compare, parse_operations
-from ddlsim.lab.namespaces import has_netem
+from ddlsim.lab.laboratory import has_netem
 from ddlsim.measure import read_measurements
 
 REPOSITORY = Path(__file__).parents[2]

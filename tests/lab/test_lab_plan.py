@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ddlsim.cli import app
 from ddlsim.cluster import Cluster, Host, MultiGpu, leaf_spine, ring, star, two_racks, with_detail
 from ddlsim.errors import ConfigError
-from ddlsim.lab import check_computer, compare, laboratory, namespaces, parse_operations, plan
+from ddlsim.lab import check_computer, compare, laboratory, parse_operations, plan
 from ddlsim.lab.cabling import KERNEL_LATENCY
 from ddlsim.lab.laboratory import BUSY, Repetition, measured, predicted, schedule_of
 
@@ -183,12 +183,12 @@ def test_sizes_are_whole_floats(size):
 
 
 def test_what_is_missing_is_said(monkeypatch):
-    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(namespaces.shutil, "which", lambda name, path=None: f"/sbin/{name}")
+    monkeypatch.setattr(laboratory.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(laboratory.shutil, "which", lambda name, path=None: f"/sbin/{name}")
     monkeypatch.setattr(sys, "platform", "linux")
     with pytest.raises(ConfigError, match=r"needs root.*sudo"):
         check_computer()
-    monkeypatch.setattr(namespaces.shutil, "which", lambda name, path=None: None if name == "tc" else name)
+    monkeypatch.setattr(laboratory.shutil, "which", lambda name, path=None: None if name == "tc" else name)
     with pytest.raises(ConfigError, match="'tc' is missing; install iproute2"):
         check_computer()
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -206,7 +206,7 @@ def test_latency_that_the_kernel_cannot_make_is_refused(monkeypatch):
 
 def test_what_may_wait_at_a_port_is_the_queue_of_its_bucket():
     port = plan(cluster(star(2, **STAR))).cables[0].there
-    (command,) = namespaces._shaped("port0", port, 1500, 8 * 2**20)
+    (command,) = laboratory._shaped("port0", port, 1500, 8 * 2**20)
     assert command.endswith(" limit 8388608")
     with pytest.raises(ConfigError, match="queue = 1000 bytes: a port must hold at least two frames"):
         next(compare(cluster(star(2, **STAR)), parse_operations("all_reduce:ring"), [64], queue=1000))

@@ -27,7 +27,7 @@ def test_one_worker_is_plain_sgd_bit_for_bit(strategy):
 ], ids=lambda o: type(o).__name__)  # fmt: skip
 def test_optimizers_run_as_written(optimizer):
     training = ddlsim.Training("digits", rate=0.01, updates=10, sharding="shared", optimizer=optimizer)
-    from ddlsim.optim.layerwise import bounds_of
+    from ddlsim.optim.rules import bounds_of
 
     if hasattr(optimizer, "bounds"):
         optimizer = optimizer.with_bounds(bounds_of(build_network("digits-cnn", 0).slots))

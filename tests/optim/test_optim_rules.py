@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from ddlsim.errors import ConfigError
 from ddlsim.nn.network import build_network
 from ddlsim.optim import LAMB, LARS, SGD, Adam, Momentum, Optimizer
-from ddlsim.optim.layerwise import bounds_of
+from ddlsim.optim.rules import bounds_of
 from ddlsim.testing import check_optimizer
 
 VECTORS = arrays(np.float64, 6, elements=st.floats(-10, 10).filter(lambda value: abs(value) > 1e-6))

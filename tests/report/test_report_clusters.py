@@ -7,8 +7,7 @@ from picture_overlaps import overlaps
 
 import ddlsim
 from ddlsim.cluster import with_storage
-from ddlsim.report.cluster_layout import N_GROUPS, arranged, joints
-from ddlsim.report.cluster_plot import USE, cluster_plot
+from ddlsim.report.cluster_plot import N_GROUPS, USE, arranged, cluster_plot, joints
 
 #: thousands of nodes, which take a second or more
 HUGE = ("cori-haswell", "selene", "theta")

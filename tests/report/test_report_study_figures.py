@@ -8,10 +8,8 @@ import pytest
 from report_studies import BANDWIDTHS, STRATEGIES, WORKERS, efficiency, learners, study
 
 from ddlsim.errors import ConfigError
-from ddlsim.report.study_changes import changes
-from ddlsim.report.study_figures import breakdown, heat_map, learning, one_change, tornado
-from ddlsim.report.study_plots import lines, pareto
-from ddlsim.report.study_words import answers, front_of, named
+from ddlsim.report.study_figures import breakdown, heat_map, learning, lines, one_change, pareto, tornado
+from ddlsim.report.study_words import answers, changes, front_of, named
 from ddlsim.run.sensitivity import Sensitivity
 
 

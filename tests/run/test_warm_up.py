@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ddlsim
-from ddlsim import cli, compile_cache
+from ddlsim import cli, compiler
 from ddlsim.compile_messages import teller
 from ddlsim.errors import ConfigError
 
@@ -27,8 +27,8 @@ def test_everything_is_compiled_and_kept(compiled):
     assert done == sorted(done)
     assert 0.0 < done[-1] < seen[-1][2]
     assert list(warmth.compiled) == compiled
-    files = [file.name for file in compile_cache.files()]
-    own = [cache.stem for cache in compile_cache._caches if cache.function.__module__.startswith("ddlsim.")]
+    files = [file.name for file in compiler.files()]
+    own = [cache.stem for cache in compiler._caches if cache.function.__module__.startswith("ddlsim.")]
     assert len(own) > 45
     assert [stem for stem in own if f"{stem}.nbi" not in files] == []
     del compiled[:]

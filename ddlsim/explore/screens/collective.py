@@ -9,13 +9,11 @@ import panel as pn
 
 from ddlsim.collectives import KINDS, algorithm_names
 from ddlsim.errors import ConfigError, DdlsimError
-from ddlsim.explore.compared import at_most
-from ddlsim.explore.exports import Exports, File
 from ddlsim.explore.jobs import Jobs
-from ddlsim.explore.pieces import LazyCard, html, message, table, tiles
+from ddlsim.explore.pieces import Exports, File, LazyCard, html, message, table, tiles
 from ddlsim.explore.rounds import Played, Question, play, takes_segments
 from ddlsim.explore.rounds_picture import durations, in_words, legend, matrix, messages_of, network, ranges
-from ddlsim.explore.setup import Setup
+from ddlsim.explore.setup import Setup, at_most
 from ddlsim.readable import seconds, si
 
 NAME = "collective"
@@ -152,15 +150,10 @@ def closed_form(played: Played) -> str:
     form = played.closed_form
     if form is None:
         return ""
-    about = (
-        "on this cluster every two ranks have the same"
-        if form.uniform
-        else "of the slowest pair of ranks; here pairs differ, and the formula knows nothing of links that ranks share"
-    )
-    return (
-        f'<div class="note"><b>Closed form</b> {form.formula}, alpha = {seconds(form.alpha)}, 1/beta = '
-        f"{si(1.0 / form.beta, 'B/s')}: {about}.</div>"
-    )
+    about = "of the slowest pair of ranks; here pairs differ, and the formula knows nothing of links that ranks share"
+    about = "on this cluster every two ranks have the same" if form.uniform else about
+    numbers = f"alpha = {seconds(form.alpha)}, 1/beta = {si(1.0 / form.beta, 'B/s')}"
+    return f'<div class="note"><b>Closed form</b> {form.formula}, {numbers}: {about}.</div>'
 
 
 def files(question: Question) -> list[File]:

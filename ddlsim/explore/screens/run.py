@@ -7,9 +7,21 @@ import time
 import panel as pn
 
 import ddlsim
-from ddlsim.explore.exports import Exports, experiment_files
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import LazyCard, bars, html, lines, message, picture, plain, stacked, table, tiles
+from ddlsim.explore.pieces import (
+    Exports,
+    LazyCard,
+    bars,
+    experiment_files,
+    html,
+    lines,
+    message,
+    picture,
+    plain,
+    stacked,
+    table,
+    tiles,
+)
 from ddlsim.explore.setup import Setup
 from ddlsim.explore.timeline import timeline
 from ddlsim.readable import percent, size
@@ -21,10 +33,8 @@ from ddlsim.run.result import Result
 NAME = "run"
 TITLE = "Run"
 #: what is shown in large, where it is known
-HEADLINES = (
-    "throughput", "step_time", "speedup", "efficiency", "goodput", "availability", "cost_per_sample",
-    "energy_per_sample",
-)  # fmt: skip
+HEADLINES: tuple[str, ...] = ("throughput", "step_time", "speedup", "efficiency", "goodput", "availability")
+HEADLINES += ("cost_per_sample", "energy_per_sample")
 #: what computes while a run is simulated for the first time
 FIRST = "simulating (the first run after an installation compiles for half a minute)"
 N_LINKS = 12
@@ -90,11 +100,9 @@ def described(result: Result) -> str:
     numbers = [(metric.heading, metric.write(value)) for metric, value in known if value is not None]
     styles = {kind: (colour, label) for kind, (colour, _, label) in time_styles(result.shares).items()}
     what = f"{result.n_workers} workers on {result.cluster.name}: {result.experiment.strategy.label}"
-    return "".join([
-        f"<h2>{plain(what)}</h2>", tiles(numbers),
-        "<h3>Where a step's time goes</h3>", stacked(result.shares, styles, percent),
-        lines(result.warnings, "warning"), lines(result.notes, "note"),
-    ])  # fmt: skip
+    shares = f"<h3>Where a step's time goes</h3>{stacked(result.shares, styles, percent)}"
+    remarks = lines(result.warnings, "warning") + lines(result.notes, "note")
+    return f"<h2>{plain(what)}</h2>{tiles(numbers)}{shares}{remarks}"
 
 
 def helpful(result: Result) -> str:
@@ -108,16 +116,10 @@ def _links(result: Result) -> pn.Column:
     from ddlsim.report.cluster_plot import cluster_plot
 
     links = result.links[result.links["nbytes"] > 0.0]
-    kinds = [
-        [
-            str(kind),
-            str(len(of)),
-            percent(of["utilisation"].max()),
-            percent(of["utilisation"].mean()),
-            size(of["nbytes"].sum()),
-        ]
-        for kind, of in links.groupby("kind", sort=False)
-    ]
+    kinds = []
+    for kind, of in links.groupby("kind", sort=False):
+        use = of["utilisation"]
+        kinds.append([str(kind), str(len(of)), percent(use.max()), percent(use.mean()), size(of["nbytes"].sum())])
     top = links.sort_values(["utilisation", "source"], ascending=[False, True]).head(N_LINKS)
     columns = (top[name].tolist() for name in ("source", "target", "kind", "utilisation", "nbytes"))
     busiest = [

@@ -2,18 +2,144 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import panel as pn
 
-from ddlsim.errors import DdlsimError
-from ddlsim.explore.charts import Chart
-from ddlsim.explore.exports import Exports, File
-from ddlsim.explore.jobs import Jobs
-from ddlsim.explore.pieces import html, lines, message, table, without_content
-from ddlsim.explore.scaling_runs import SHOWN, Scaled, run_study, series, study_of
-from ddlsim.explore.setup import Setup
+from ddlsim.cluster import load_cluster
+from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.explore.jobs import Jobs, Progress
+from ddlsim.explore.pieces import Chart, Exports, File, html, lines, message, table, without_content
+from ddlsim.explore.setup import Setup, chosen_strategies
+from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES
 from ddlsim.run.metrics import METRICS
 from ddlsim.study import Study
+from ddlsim.study.dispatch import Count
+from ddlsim.validation.intervals import predict_interval
+from ddlsim.workload.jitter import NoJitter
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+#: what is drawn; cost where the cluster has prices
+SHOWN = ("throughput", "efficiency", "cost_per_sample")
+#: workers beyond which the screen does not go by itself, and simulations for the interval of a calibrated point
+MOST_WORKERS, N_DRAWS = 128, 10
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What came out.
+
+    summary  a row per strategy and number of workers: `strategy`, `workers`, and of each metric its value, low and high
+    bands    what low and high are; "" where they are not known
+    misfits  why points are missing
+    """
+
+    study: Study
+    summary: pd.DataFrame
+    bands: str
+    misfits: Sequence[str]
+
+
+def worker_counts(text: str, cluster: str) -> list[int]:
+    """Return the numbers in "1, 2, 4"; of an empty text the powers of two that the cluster has workers for, up to 128.
+
+    Raises ConfigError for what is no number of at least 1, and for a cluster that there is not.
+    """
+    if not text.strip():
+        most = min(len(load_cluster(cluster).workers), MOST_WORKERS)
+        found = {2**i for i in range(most.bit_length()) if 2**i <= most} | {most}
+        return sorted(found)
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    wrong = next((word for word in words if not word.isdecimal() or not int(word[:9]) >= 1 or len(word) > 9), None)
+    if wrong is not None:
+        raise ConfigError(f"workers = {wrong!r}: must be whole numbers of at least 1 with commas between, as 1, 2, 4")
+    return sorted({int(word) for word in words})
+
+
+def study_of(setup: Setup, workers: str, others: Sequence[str], n_seeds: int) -> Study:
+    """Return what the screen asks: the form's strategy and others over numbers of workers, with seeds where there is
+    jitter. Raises a DdlsimError for what makes no sense."""
+    base = setup.experiment()
+    counts = worker_counts(workers, str(base.cluster))
+    jitters = not isinstance(base.jitter, NoJitter)
+    strategies = chosen_strategies(setup, others)
+    vary: dict[str, Mapping[str, object] | Sequence[object]] = {"strategy": strategies, "workers": counts}
+    return Study(base.with_(workers=None), vary, seeds=n_seeds if jitters else 1)
+
+
+def run_study(study: Study, progress: Progress) -> Scaled:
+    """Simulate all points, and where nothing but a calibration is unsure, draw from that."""
+    calibrated = load_cluster(study.base.cluster).calibration is not None
+    drawn = calibrated and isinstance(study.base.jitter, NoJitter)
+
+    def report(count: Count) -> None:
+        progress.check()
+        share = count.finished / count.total
+        progress.update(share / (N_DRAWS if drawn else 1), f"{count.finished} of {count.total} points")
+
+    table = study.run(jobs=1, progress=report)
+    progress.check()
+    summary = table.summary
+    misfits = [text for text in dict.fromkeys(table.frame["error"]) if text]
+    if drawn:
+        _draw(study, summary, progress)
+        bands = f"bands: 95 % prediction interval from the cluster's calibration, {N_DRAWS} simulations of each point"
+    elif study.seeds != 1:
+        bands = f"bands: 95 % interval of the mean over {study.seeds} seeds of the jitter"
+    else:
+        bands = ""
+    return Scaled(study, summary, bands, misfits)
+
+
+def _draw(study: Study, summary: pd.DataFrame, progress: Progress) -> None:
+    """Fill in the intervals of all points; shares and costs go with the throughput."""
+    experiments: dict[tuple[str, int], Experiment] = {
+        (str(point.settings["strategy"]), int(str(point.settings["workers"]))): point.experiment
+        for point in study.points
+        if point.experiment is not None
+    }
+    for i, (strategy, workers) in enumerate(zip(summary["strategy"], summary["workers"], strict=True)):
+        progress.check()
+        progress.update((i + 1) / (len(summary) + 1), f"interval of point {i + 1} of {len(summary)}")
+        try:
+            found = predict_interval(experiments[str(strategy), int(workers)], n_draws=N_DRAWS).throughput
+        except DdlsimError:
+            continue
+        low, high = found.low / found.value, found.high / found.value
+        for name in SHOWN:
+            ends = (low, high) if METRICS[name].larger_is_better else (1.0 / high, 1.0 / low)
+            for end, factor in zip(("low", "high"), ends, strict=True):
+                summary.loc[summary.index[i], f"{name}_{end}"] = factor * float(summary[name].iloc[i])
+
+
+def series(scaled: Scaled, metric: str) -> dict[str, Mapping[str, Sequence[float]]]:
+    """Return the points of each strategy, as columns of a chart; "ideal" too, where that is something."""
+    factor = METRICS[metric].factor
+    found: dict[str, Mapping[str, Sequence[float]]] = {}
+    for label, part in scaled.summary.groupby("strategy", sort=False):
+        known = part[part[metric].map(math.isfinite)].sort_values("workers")
+        found[str(label)] = {
+            "workers": known["workers"].astype(int).tolist(),
+            **{
+                column: (factor * known[name]).tolist()
+                for column, name in (("value", metric), ("low", f"{metric}_low"), ("high", f"{metric}_high"))
+            },
+        }
+    if metric == "throughput" and len(scaled.summary):
+        first = scaled.summary[scaled.summary["strategy"] == scaled.summary["strategy"].iloc[0]].sort_values("workers")
+        ideal = (first["throughput"] / first["efficiency"]).tolist()
+        nothing = [math.nan] * len(ideal)
+        workers = first["workers"].astype(int).tolist()
+        found["ideal"] = {"workers": workers, "value": ideal, "low": nothing, "high": nothing}
+    return {label: points for label, points in found.items() if points["workers"]}
+
 
 NAME = "scaling"
 TITLE = "Scaling"

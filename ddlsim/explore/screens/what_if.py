@@ -7,9 +7,8 @@ import json
 import panel as pn
 
 import ddlsim
-from ddlsim.explore.exports import Exports, File
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import LazyCard, bars, html, message, table
+from ddlsim.explore.pieces import Exports, File, LazyCard, bars, html, message, table
 from ddlsim.explore.screens.run import tell_first
 from ddlsim.explore.setup import FIELDS, Setup
 from ddlsim.run.experiment import Experiment
