@@ -150,8 +150,6 @@ class Schema:
     short: Mapping[type, Callable[[Any], object]] = field(default_factory=dict)
     _arguments: dict[object, dict[str, object]] = field(default_factory=dict, init=False, repr=False)
 
-    # ------------------------------------------------------------ what annotations say
-
     def kinds(self, annotation: object) -> dict[str, type]:
         """Return the classes that a table may describe where `annotation` stands, by name."""
         kinds: dict[str, type] = {}
@@ -194,8 +192,6 @@ class Schema:
         inner = [self.annotation_at(kind, rest) for kind in self.kinds(annotation).values()]
         inner = [each for each in inner if each is not object]
         return typing.Union[tuple(inner)] if inner else object  # noqa: UP007  # of a list
-
-    # ------------------------------------------------------------ plain values -> objects
 
     def structure(
         self, kind: type[T], value: object, where: str, *, folder: Path | None = None, allow_code: bool = False
@@ -323,8 +319,6 @@ class Schema:
         made = self.value(annotation, value, where, name, source)
         check = rule_of(annotation)
         return made if check is None else check(made, where)
-
-    # ------------------------------------------------------------ objects -> plain values
 
     def unstructure(self, value: object, where: str = "", annotation: object = object, *, full: bool = False) -> Any:
         """Return an object as plain values, which :meth:`structure` reads as the same object.
@@ -461,9 +455,6 @@ def _as_text(kind: type, name: str, value: Any) -> Any:
         return quantity_text(value, rule.dimension)
     except UnitError:  # a name, where quantities may have names
         return value
-
-
-# ---------------------------------------------------------------- TOML
 
 
 def to_toml(table: Mapping[str, Any]) -> str:

@@ -64,9 +64,7 @@ def in_order(items: Sequence[T], keys: Callable[[T], Sequence[float]], spread: C
     return _by_key(list(items), {id(item): keys(item) for item in items}, spread, 0)
 
 
-def _by_key(
-    items: list[T], keys: dict[int, Sequence[float]], spread: Callable[[T], float], level: int
-) -> list[T]:
+def _by_key(items: list[T], keys: dict[int, Sequence[float]], spread: Callable[[T], float], level: int) -> list[T]:
     if len(items) < 2 or level == len(keys[id(items[0])]):
         return items
     own = places([keys[id(item)][level] for item in items], [spread(item) for item in items])

@@ -55,9 +55,7 @@ def initial(schedule: Schedule, rank: int, n_elements: int, n_silent: int = 0) -
     return buffer.ravel()
 
 
-def promises(
-    schedule: Schedule, rank: int, bounds: Ints, n_elements: int, n_silent: int = 0
-) -> tuple[Promise, ...]:
+def promises(schedule: Schedule, rank: int, bounds: Ints, n_elements: int, n_silent: int = 0) -> tuple[Promise, ...]:
     """Return what the schedule's kind promises to `rank`, as told in :mod:`ddlsim.collectives.check`.
 
     `bounds` is where the chunks begin and end. Nothing is promised to the last `n_silent` ranks.

@@ -23,7 +23,7 @@ from ddlsim.collectives import Schedule, State, states
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing, write_text
 from ddlsim.readable import count
-from ddlsim.report.drawing import figure
+from ddlsim.report.drawing import single
 
 Ints = npt.NDArray[np.int64]
 #: what can be drawn, and up to how many chunks cells have a number
@@ -134,8 +134,9 @@ def _frame(schedule: Schedule, state: State, n_rounds: int) -> _Frame:
 def _canvas(played: list[State]) -> tuple[Figure, Axes]:
     """Return a figure with all that stays the same."""
     n_ranks, n_chunks = played[0].whole.shape
-    made = figure(float(np.clip(2.2 + 0.62 * n_chunks, 5.4, 14.0)), float(np.clip(1.7 + 0.42 * n_ranks, 3.2, 10.0)))
-    axes = made.subplots()
+    made, axes = single(
+        float(np.clip(2.2 + 0.62 * n_chunks, 5.4, 14.0)), float(np.clip(1.7 + 0.42 * n_ranks, 3.2, 10.0))
+    )
     axes.set(xlim=(-0.5, n_chunks - 0.5), ylim=(n_ranks - 0.5, -0.5))
     axes.set_xticks(range(0, n_chunks, 1 + (n_chunks - 1) // 24))
     axes.set_yticks(range(0, n_ranks, 1 + (n_ranks - 1) // 32))

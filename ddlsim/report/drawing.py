@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
 from ddlsim.printable import shown
-from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Span
 
 #: kind of time -> (colour, hatch, what it is called)
 TIME_STYLES = {
@@ -87,6 +89,47 @@ def single(width: float, height: float) -> tuple[Figure, Axes]:
     """Return a :func:`figure` with one pair of axes."""
     made = figure(width, height)
     return made, made.subplots()
+
+
+def some_of(n: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `n`, evenly spread."""
+    numbers: list[int] = np.unique(np.linspace(0, n - 1, min(most, n)).astype(np.int64)).tolist()
+    return numbers
+
+
+def bars(axes: Axes, pieces: Sequence[tuple[float, float]], low: float, height: float, style: Sequence[str]) -> None:
+    """Draw pieces of time, each with its start and length, as bars of a height with a style's colour and hatch."""
+    colour, hatch = style[:2]
+    axes.broken_barh(pieces, (low, height), facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
+
+
+def span_bars(
+    axes: Axes,
+    spans: Iterable[Span],
+    kind: str,
+    lows: Mapping[str, float],
+    height: float,
+    style: Sequence[str],
+    window: tuple[float, float],
+    begin: float = 0.0,
+) -> None:
+    """Draw those spans of a run that begins at `begin` which are of a kind and in the window, each from the low end
+    that its track has."""
+    pieces: dict[float, list[tuple[float, float]]] = {}
+    for span in spans:
+        left, right = max(span.start + begin, window[0]), min(span.end + begin, window[1])
+        if span.kind == kind and span.track in lows and left < right:
+            pieces.setdefault(lows[span.track], []).append((left, right - left))
+    for low, of_track in pieces.items():
+        bars(axes, of_track, low, height, style)
+
+
+def style_legend(made: Figure, styles: Iterable[Sequence[str]], ncols: int = 4, *more: Patch) -> None:
+    """Say below a figure what each colour and hatch stands for."""
+    handles = [
+        Patch(facecolor=colour, hatch=2 * hatch, edgecolor="white", label=text) for colour, hatch, text in styles
+    ]
+    made.legend(handles=[*handles, *more], loc="outside lower center", ncols=ncols, fontsize=8)
 
 
 def save(made: Figure, path: str | Path | None) -> None:

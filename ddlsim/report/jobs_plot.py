@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from ddlsim.errors import ConfigError
 from ddlsim.readable import seconds
-from ddlsim.report.drawing import figure, save, time_styles, titled, wrapped
+from ddlsim.report.drawing import save, single, some_of, span_bars, style_legend, time_styles, titled, wrapped
 from ddlsim.run.result import Result
 
 #: rows of a band, and between two bands
@@ -41,28 +39,15 @@ def jobs_timeline(
         raise ConfigError(
             f"plot_timeline: start = {since:.6g}, end = {until:.6g}: must be in order and begin within {last:.6g} s"
         )
-    shown = [
-        np.unique(np.linspace(0, result.n_workers - 1, min(n_workers, result.n_workers)).astype(int)).tolist()
-        for *_, result in bands
-    ]
-    made = figure(9.0, 1.8 + 0.24 * sum(map(len, shown)) + 0.2 * len(bands))
-    axes = made.subplots()
+    shown = [some_of(result.n_workers, n_workers) for *_, result in bands]
+    made, axes = single(9.0, 1.8 + 0.24 * sum(map(len, shown)) + 0.2 * len(bands))
     kinds = {kind for *_, result in bands for kind in result.shares}
     styles = time_styles(kinds)
     low, ticks, labels = 0.0, [], []
     for (name, begin, result), ranks in zip(bands, shown, strict=True):
-        places = {f"worker {rank}": low + _ROW * i for i, rank in enumerate(ranks)}
-        for kind, (colour, hatch, _) in styles.items():
-            bars: dict[float, list[tuple[float, float]]] = {}
-            for span in result.recorder.spans:
-                place = places.get(span.track)
-                left, right = max(span.start + begin, since), min(span.end + begin, until)
-                if span.kind == kind and place is not None and left < right:
-                    bars.setdefault(place, []).append((left, right - left))
-            for place, pieces in bars.items():
-                axes.broken_barh(
-                    pieces, (place + 0.1, _ROW - 0.2), facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.3
-                )
+        lows = {f"worker {rank}": low + _ROW * i + 0.1 for i, rank in enumerate(ranks)}
+        for kind, style in styles.items():
+            span_bars(axes, result.recorder.spans, kind, lows, _ROW - 0.2, style, (since, until), begin)
         ticks.append(low + _ROW * len(ranks) / 2.0)
         labels.append(f"{wrapped(name, 18)}\n{result.n_workers} workers\n{seconds(result.step_time)} a step")
         axes.axhspan(low - _GAP / 4, low + _ROW * len(ranks) + _GAP / 4, color="#000000", alpha=0.05, linewidth=0)
@@ -72,12 +57,7 @@ def jobs_timeline(
     axes.set_ylim(low - _GAP / 2, -_GAP / 2)
     axes.set_xlim(since, until)
     axes.set_xlabel("simulated time (s)")
-    handles = [
-        Patch(facecolor=colour, hatch=2 * hatch, edgecolor="white", label=label)
-        for kind, (colour, hatch, label) in styles.items()
-        if kind != "idle"
-    ]
-    made.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
+    style_legend(made, [style for kind, style in styles.items() if kind != "idle"])
     titled(made, f"{len(bands)} jobs on {bands[0][2].cluster.name}")
     save(made, path)
     return axes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,7 +14,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
-from ddlsim.report.drawing import drawn, figure, save
+from ddlsim.report.drawing import drawn, save, single, some_of, style_legend
 from ddlsim.report.plan_plot import STYLES
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: tasks that are drawn, and up to which they have a label
 MOST, LABELLED = 400, 120
 CRITICAL, NEED, TOGETHER = "#cc3311", "#999999", "#555555"
+#: of what is on the longest chain
+EDGE: Any = {"edgecolor": CRITICAL, "linewidth": 1.6}
 _SHORT = {
     "forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W", "update": "U", "all_reduce": "AR",
     "reduce_scatter": "RS", "all_gather": "AG",
@@ -40,7 +42,7 @@ def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Ax
     """
     if not len(plan):
         raise ConfigError("plot: the plan has no tasks; there is nothing to draw")
-    ranks = np.unique(np.linspace(0, plan.n_ranks - 1, min(n_ranks, plan.n_ranks)).astype(np.int64))
+    ranks = some_of(plan.n_ranks, n_ranks)
     order = Order(plan)
     level = np.array(order.ends([1.0] * order.n_events))[order.event] - 1.0
     mine = np.flatnonzero(np.isin(plan.rank, ranks))
@@ -51,49 +53,24 @@ def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Ax
     _, level[mine] = np.unique(level[mine], return_inverse=True)  # no gaps where other ranks do something
     x, y, heights = level, *_places(plan, mine, lanes, level)
     width = float(x[mine].max()) + 1.0
-    picture = figure(min(max(2.5 + 0.55 * width, 7.0), 24.0), 1.6 + 0.42 * float(heights.sum()))
-    axes = picture.subplots()
+    picture, axes = single(min(max(2.5 + 0.55 * width, 7.0), 24.0), 1.6 + 0.42 * float(heights.sum()))
     _rows(axes, plan, lanes, heights, width)
     chain, steps = _longest_chain(plan, order)
     _arrows(axes, plan, order, shown, x, y, steps)
     _joints(axes, plan, mine, x, y)
     for row in mine.tolist():
         colour, hatch = STYLES[KINDS[plan.kind[row]]]
-        critical = row in chain
-        axes.add_patch(
-            Rectangle(
-                (x[row] - 0.36, y[row] - 0.3),
-                0.72,
-                0.6,
-                facecolor=colour,
-                zorder=3,
-                hatch=hatch,
-                edgecolor=CRITICAL if critical else "white",
-                linewidth=1.6 if critical else 0.5,
-            )
-        )
+        edge: Any = EDGE if row in chain else {"edgecolor": "white", "linewidth": 0.5}
+        corner = x[row] - 0.36, y[row] - 0.3
+        axes.add_patch(Rectangle(corner, 0.72, 0.6, facecolor=colour, hatch=hatch, zorder=3, **edge))
         if len(mine) <= LABELLED:
-            axes.text(
-                x[row],
-                y[row],
-                drawn(_label(plan, row)),
-                fontsize=6,
-                ha="center",
-                va="center",
-                zorder=4,
-                bbox={"facecolor": "white", "alpha": 0.65, "pad": 0.6, "edgecolor": "none"},
-            )
-    handles = [
-        Patch(
-            facecolor=STYLES[KINDS[kind]][0],
-            hatch=2 * STYLES[KINDS[kind]][1],
-            edgecolor="white",
-            label=KINDS[kind].replace("_", "-"),
-        )
-        for kind in np.unique(plan.kind[mine]).tolist()
-    ]
-    handles.append(Patch(facecolor="white", edgecolor=CRITICAL, linewidth=1.6, label="longest chain of work"))
-    picture.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), fontsize=8)
+            look: Any = {"fontsize": 6, "ha": "center", "va": "center", "zorder": 4}
+            box = {"facecolor": "white", "alpha": 0.65, "pad": 0.6, "edgecolor": "none"}
+            axes.text(x[row], y[row], drawn(_label(plan, row)), bbox=box, **look)
+    kinds = [KINDS[kind] for kind in np.unique(plan.kind[mine]).tolist()]
+    longest = Patch(facecolor="white", label="longest chain of work", **EDGE)
+    styles = [(*STYLES[kind], kind.replace("_", "-")) for kind in kinds]
+    style_legend(picture, styles, min(len(styles) + 1, 6), longest)
     axes.set_title(_title(plan, mine, ranks), fontsize=9)
     save(picture, path)
     return axes
@@ -120,14 +97,8 @@ def _rows(axes: Axes, plan: Plan, lanes: list[int], heights: Floats, width: floa
     for number, (lane, start, height) in enumerate(zip(lanes, begin.tolist(), heights.tolist(), strict=True)):
         if np.unique(plan.lane_rank[lanes[: number + 1]]).size % 2 == 0:
             axes.axhspan(start - 0.5, start + height - 0.5, color="#f2f2f2", zorder=0)
-        axes.text(
-            -0.7,
-            start + (height - 1.0) / 2,
-            drawn(f"rank {plan.lanes[lane].rank} {plan.lanes[lane].name}"),
-            fontsize=8,
-            ha="right",
-            va="center",
-        )
+        name = drawn(f"rank {plan.lanes[lane].rank} {plan.lanes[lane].name}")
+        axes.text(-0.7, start + (height - 1.0) / 2, name, fontsize=8, ha="right", va="center")
     axes.set_xlim(-0.6, width - 0.3)
     axes.set_ylim(float(heights.sum()) - 0.4, -0.6)
     axes.axis("off")
@@ -140,12 +111,9 @@ def _arrows(
     before, after = order.pairs
     visible = shown[before] & shown[after] & ~((plan.kind[before] == SEND) & (plan.kind[after] == RECEIVE))
     for a, b in zip(before[visible].tolist(), after[visible].tolist(), strict=True):
-        critical = (a, b) in steps
-        axes.annotate(
-            "", (x[b] - 0.36, y[b]), (x[a] + 0.36, y[a]), zorder=2 if critical else 1,
-            arrowprops={"arrowstyle": "->", "color": CRITICAL if critical else NEED, "shrinkA": 0, "shrinkB": 0,
-                        "linewidth": 1.3 if critical else 0.6},
-        )  # fmt: skip
+        height, colour, width = (2, CRITICAL, 1.3) if (a, b) in steps else (1, NEED, 0.6)
+        arrow = {"arrowstyle": "->", "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (x[b] - 0.36, y[b]), (x[a] + 0.36, y[a]), zorder=height, arrowprops=arrow)
 
 
 def _joints(axes: Axes, plan: Plan, mine: Ints, x: Floats, y: Floats) -> None:
@@ -190,10 +158,10 @@ def _label(plan: Plan, row: int) -> str:
     return f"{text} {plan.part[row]}" if plan.part[row] >= 0 else text
 
 
-def _title(plan: Plan, mine: Ints, ranks: Ints) -> str:
+def _title(plan: Plan, mine: Ints, ranks: list[int]) -> str:
     path = f"critical path {plan.critical_path():.4g} s without what travels"
     text = f"{len(plan):,} tasks of {plan.n_ranks} ranks; {path}"
     n = int(np.isin(plan.rank, ranks).sum())
     if n < len(plan):
-        text += f"\nranks {', '.join(map(str, ranks.tolist()))} are drawn"
+        text += f"\nranks {', '.join(map(str, ranks))} are drawn"
     return text + (f"\nthe first {len(mine):,} of their {n:,} tasks" if len(mine) < n else "")

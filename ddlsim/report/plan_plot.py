@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
-from ddlsim.report.drawing import drawn, figure, save
+from ddlsim.report.drawing import bars, drawn, save, single, some_of, style_legend
 
 if TYPE_CHECKING:
     from ddlsim.plan import Execution
@@ -46,30 +45,22 @@ def gantt(execution: Execution, path: str | Path | None = None, *, n_ranks: int 
     plan = execution.plan
     if not len(plan):
         raise ConfigError("plot: the plan has no tasks; there is nothing to draw")
-    ranks = np.unique(np.linspace(0, plan.n_ranks - 1, min(n_ranks, plan.n_ranks)).astype(np.int64))
+    ranks = some_of(plan.n_ranks, n_ranks)
     lanes = [i for i in np.argsort(plan.lane_rank, kind="stable").tolist() if plan.lane_rank[i] in ranks]
-    made = figure(9.0, 1.5 + 0.25 * len(lanes))
-    axes = made.subplots()
+    made, axes = single(9.0, 1.5 + 0.25 * len(lanes))
     for height, lane in enumerate(lanes):
         for number, kind in enumerate(KINDS):
             rows = np.flatnonzero((plan.lane == lane) & (plan.kind == number) & (execution.end > execution.start))
-            colour, hatch = STYLES[kind]
             starts, ends = execution.start[rows], execution.end[rows]
             pieces = [(start, end - start) for start, end in zip(starts, ends, strict=True)]
-            axes.broken_barh(
-                pieces, (height - 0.36, 0.72), facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.4
-            )
+            bars(axes, pieces, height - 0.36, 0.72, STYLES[kind])
     names = [f"rank {plan.lanes[lane].rank} {plan.lanes[lane].name}" for lane in lanes]
     axes.set_yticks(range(len(lanes)), [drawn(name) for name in names], fontsize=8)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlim(0.0, max(execution.seconds, 1e-12))
     axes.set_xlabel("simulated time (s)")
     present = [KINDS[number] for number in np.unique(plan.kind[execution.end > execution.start])]
-    handles = [
-        Patch(facecolor=STYLES[kind][0], hatch=2 * STYLES[kind][1], edgecolor="white", label=kind.replace("_", "-"))
-        for kind in present
-    ]
-    made.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+    style_legend(made, [(*STYLES[kind], kind.replace("_", "-")) for kind in present], len(present))
     axes.set_title(f"{len(plan):,} tasks of {plan.n_ranks} ranks: {execution.seconds:.4g} s", fontsize=9)
     save(made, path)
     return axes

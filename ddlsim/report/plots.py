@@ -12,12 +12,23 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 from ddlsim.readable import percent, seconds
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, apart, figure, save, time_styles, titled, wrapped
+from ddlsim.report.drawing import (
+    apart,
+    figure,
+    save,
+    series_style,
+    single,
+    some_of,
+    span_bars,
+    style_legend,
+    time_styles,
+    titled,
+    wrapped,
+)
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER
@@ -43,12 +54,7 @@ def scaling(
     ideal = [first[0].single_throughput * n for n in workers]
     left.plot(workers, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
     for i, (label, rs) in enumerate(series.items()):
-        style = {
-            "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKERS[i % len(MARKERS)],
-            "markersize": 5,
-            "linestyle": STYLES[i % len(STYLES)],
-        }
+        style = series_style(i) | {"markersize": 5}
         n = [r.n_workers for r in rs]
         left.plot(n, [r.throughput for r in rs], label=wrapped(label, 34), **style)
         right.plot(n, [100.0 * r.efficiency for r in rs], label=label, **style)
@@ -94,35 +100,19 @@ def timeline(
             f"timeline: start = {begin:.6g}, end = {stop:.6g}: must be in order and begin within the run's "
             f"{result.simulated_time:.6g} s"
         )
-    shown = np.unique(np.linspace(0, result.n_workers - 1, min(n_workers, result.n_workers)).astype(int)).tolist()
-    rows = [f"worker {rank}" for rank in shown]
+    rows = [f"worker {rank}" for rank in some_of(result.n_workers, n_workers)]
     rows += sorted({s.track for s in result.recorder.spans if s.track.startswith("server")})
-    place = {track: i for i, track in enumerate(rows)}
-    made = figure(9.0, 1.6 + 0.28 * len(rows))
-    axes = made.subplots()
+    made, axes = single(9.0, 1.6 + 0.28 * len(rows))
     styles = {**time_styles(result.shares), TRANSFER: TRANSFER_STYLE}
-    for kind, (colour, hatch, _) in styles.items():
-        bars: dict[int, list[tuple[float, float]]] = {}
+    for kind, style in styles.items():
         height, offset = (0.22, 0.3) if kind == TRANSFER else (0.5, -0.1)
-        for span in result.recorder.spans:
-            row = place.get(span.track.removesuffix(" network"))
-            if span.kind != kind or row is None or span.end <= begin or span.start >= stop:
-                continue
-            left, right = max(span.start, begin), min(span.end, stop)
-            bars.setdefault(row, []).append((left, right - left))
-        for row, pieces in bars.items():
-            low = row + offset - height / 2
-            axes.broken_barh(pieces, (low, height), facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
+        lows = {track + part: i + offset - height / 2 for i, track in enumerate(rows) for part in ("", " network")}
+        span_bars(axes, result.recorder.spans, kind, lows, height, style, (begin, stop))
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(begin, stop)
     axes.set_xlabel("simulated time (s)")
-    handles = [
-        Patch(facecolor=colour, hatch=2 * hatch, edgecolor="white", label=label)
-        for kind, (colour, hatch, label) in styles.items()
-        if kind != "idle"
-    ]
-    made.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
+    style_legend(made, [style for kind, style in styles.items() if kind != "idle"])
     titled(made, f"{_title(result)}: {result.experiment.strategy.label}")
     save(made, path)
     return axes
@@ -141,8 +131,7 @@ def _window(result: Result, start: float | None, end: float | None) -> tuple[flo
 @checked
 def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> Axes:
     """Draw how the workers of each labelled result spent their time, as stacked bars (% of the wall time)."""
-    made = figure(max(1.5 + 1.3 * len(results), 4.5), 3.8)
-    axes = made.subplots()
+    made, axes = single(max(1.5 + 1.3 * len(results), 4.5), 3.8)
     bottom = np.zeros(len(results))
     at = np.arange(len(results))
     kinds = {kind for result in results.values() for kind in result.shares}
@@ -163,8 +152,7 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
 @checked
 def step_times(result: Result, path: str | Path | None = None) -> Axes:
     """Draw the distribution of the step times, with mean and 95th percentile."""
-    made = figure(5.0, 3.4)
-    axes = made.subplots()
+    made, axes = single(5.0, 3.4)
     times = 1e3 * result.step_times
     low, high = float(times.min()), float(times.max())
     if high - low < 1e-6 * high:  # without jitter only rounding differs, and no bins fit in between

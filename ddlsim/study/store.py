@@ -35,8 +35,6 @@ from ddlsim.plain import is_unicode
 from ddlsim.study.work import Outcome
 from ddlsim.units import LARGEST
 
-# ---------------------------------------------------------------- cells, which anybody may have written
-
 #: how a point can have ended, as in `work`
 STATUSES = ("done", "skipped", "failed")
 #: names in a record that are no numbers; all others are
@@ -142,9 +140,6 @@ def _check_history(value: object) -> None:
         cells = row if isinstance(row, list) else []
         if len(cells) != len(Row._fields) or not all(type(cell) in (int, float) for cell in cells):
             raise _damaged("record: history", row, f"a list of {len(Row._fields)} numbers")
-
-
-# ---------------------------------------------------------------- store
 
 
 def connected(path: str, timeout: float) -> tuple[sqlite3.Connection, Callable[[], None]]:
@@ -318,8 +313,6 @@ class Store:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------ studies
-
     def bases(self) -> list[dict[str, object]]:
         """Return the base experiments of the studies in the file, as manifests."""
         with self._named():
@@ -357,8 +350,6 @@ class Store:
                 Member(str(key), settings_of(settings, axes), int(number_of(seed, "seed")))
                 for key, settings, seed in rows
             ]
-
-    # ------------------------------------------------------------ points
 
     def save(self, points: Iterable[tuple[str, str, Outcome]]) -> None:
         """Store finished points (key, experiment, outcome), all or none, and end the claims on them.
@@ -404,8 +395,6 @@ class Store:
         with self._writing():
             self._db.executemany("DELETE FROM points WHERE status = 'failed' AND key = ?", [(k,) for k in keys])
 
-    # ------------------------------------------------------------ claims
-
     def claim(self, keys: Sequence[str]) -> list[str]:
         """Return those of the points that are neither stored nor claimed by others; they are ours for a while."""
         with self._writing():
@@ -436,8 +425,6 @@ class Store:
         if machine == platform.node() and process.isascii() and process.isdecimal() and not _is_running(int(process)):
             return False
         return isinstance(until, float) and until > time.time()
-
-    # ------------------------------------------------------------ SQLite
 
     def _select(self, query: str, keys: Iterable[str]) -> list[Any]:
         """Return the rows, tuples of what the query asks for, in which a key is one of `keys`."""

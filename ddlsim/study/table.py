@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray
 
-# ---------------------------------------------------------------- labelled arrays
 
 #: points that the fields' values may have together; a sample, where no two points share a value, soon has more
 MAX_CELLS = 1_000_000
@@ -72,8 +71,6 @@ def _coordinate(values: Sequence[object]) -> object:
     return np.array(values) if numbers else np.array([str(value) for value in values])
 
 
-# ---------------------------------------------------------------- table
-
 Ints = npt.NDArray[np.int64]
 
 #: status of a point that has not been simulated (yet)
@@ -104,8 +101,6 @@ class Table:
     interrupted: bool = False
     experiments: Mapping[str, str] = field(default_factory=dict)
     objectives: Sequence[str] = ()
-
-    # ------------------------------------------------------------ tables
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -186,8 +181,6 @@ class Table:
         """Metric -> unit ("" for shares and counts)."""
         return {name: metric.unit for name, metric in METRICS.items()}
 
-    # ------------------------------------------------------------ answers
-
     @checked
     def best(self, metric: str = "throughput", n: Count = 1) -> pd.DataFrame:
         """Return the `n` configurations with the best mean of a metric, the best first, as rows of the summary.
@@ -240,8 +233,6 @@ class Table:
                 raise ConfigError(f"{metric} is not known for any configuration{METRICS[metric].remedy}")
         finite = np.isfinite(summary[list(metrics)].to_numpy(np.float64)).all(axis=1)
         return summary.iloc[np.flatnonzero(finite)]
-
-    # ------------------------------------------------------------ output
 
     @checked
     def save(self, path: str | Path) -> None:

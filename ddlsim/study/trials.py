@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import Trial
 
-# ---------------------------------------------------------------- proposals of Optuna
 
 #: of NSGA-II; Optuna's 50 are for budgets of thousands of trials
 POPULATION = 20
@@ -184,9 +183,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-# ---------------------------------------------------------------- trials
 
 
 @dataclass(frozen=True, eq=False)

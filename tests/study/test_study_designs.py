@@ -14,7 +14,7 @@ from ddlsim.study.changes import changed
 from ddlsim.study.content import Digests, text_of
 from ddlsim.study.designs import rows_of
 from ddlsim.study.labels import labels_of
-from ddlsim.study.loading import Loader
+from ddlsim.study.study import Loader
 
 # ---------------------------------------------------------------- designs
 
