@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json, Model, arg, opt
-from ddlsim.cli.output import check_folder, check_picture, write_file
+from ddlsim.cli.output import check_folder, check_page, check_picture, write_file
 from ddlsim.errors import ConfigError, shown
 from ddlsim.named_code import imported
+from ddlsim.output_files import save_csv
 
 if TYPE_CHECKING:
     from ddlsim.validation import Calibration
@@ -39,9 +40,7 @@ def validate(
     Example: ddlsim validate runs.csv --cluster calibrated.toml --model resnet50 --fit-on "workers <= 4" --tolerance 10%
     """
     check_folder(table)
-    check_folder(html)
-    if html is not None and html.suffix not in (".html", ".htm"):
-        raise ConfigError(f"--html {html}: the report is a page; name a file that ends in .html")
+    check_page(html)
     check_picture(plot)
     limit = None if tolerance is None else _share(tolerance)
     from ddlsim.validation import validate as compare
@@ -57,14 +56,9 @@ def validate(
         typer.echo(json.dumps({"rows": rows, "summary": sums, "error": found.error}, indent=2))
     else:
         typer.echo(str(found))
-    if plot is not None:
-        write_file(plot, found.plot)
-    if html is not None:
-        write_file(html, lambda path: found.save_html(path, f"{runs.name} on {cluster}"))
-    if table is not None:
-        from ddlsim.output_files import save_csv
-
-        write_file(table, lambda path: save_csv(found.table, path))
+    write_file(plot, found.plot)
+    write_file(html, lambda path: found.save_html(path, f"{runs.name} on {cluster}"))
+    write_file(table, lambda path: save_csv(found.table, path))
     if limit is not None and not found.within(limit):
         typer.echo(f"mean absolute error {found.error:.1%} is beyond the tolerance of {limit:.1%}", err=True)
         raise typer.Exit(1)
@@ -115,17 +109,16 @@ def calibrate(
     from ddlsim.validation import calibrate as fit
     from ddlsim.validation.calibration_text import warnings
 
-    found = fit(
-        list(measurements), cluster, algorithms=_algorithms(algorithm or []), backend=backend, n_hosts=hosts,
-        model=model, reader=None if reader is None else _reader(reader), operation=operation, n_ranks=ranks,
-        version=software,
-    )  # fmt: skip
+    facts: dict[str, Any] = {"backend": backend, "operation": operation, "model": model, "version": software}
+    facts |= {"n_hosts": hosts, "n_ranks": ranks}
+    function = None if reader is None else _reader(reader)
+    named = _algorithms(algorithm or [])
+    found = fit(list(measurements), cluster, algorithms=named, reader=function, **facts)
     typer.echo(json.dumps(_plain(found), indent=2) if as_json else str(found))
     if as_json:  # text begins with them
         for warning in warnings(found):
             typer.echo(warning, err=True)
-    if out is not None:
-        write_file(out, lambda path: found.save(path, cluster))
+    write_file(out, lambda path: found.save(path, cluster))
 
 
 def _reader(name: str) -> Reader:
@@ -145,18 +138,18 @@ def _algorithms(texts: list[str]) -> dict[str, str]:
     return found
 
 
+_OF_CURVES = ("operation", "backend", "inside", "per_message", "sizes", "per_byte", "spread", "nbytes", "ranks")
+_OF_COMPUTE = ("model", "c0", "c1", "batch_sizes")
+
+
 def _plain(found: Calibration) -> dict[str, object]:
     return {
         "cluster": found.cluster.name,
         "parameters": [vars(p) | {"file": p.file if p.file < float("inf") else None} for p in found.parameters],
         "spread": found.spread,
-        "curves": [
-            {"operation": c.operation, "backend": c.backend, "inside": c.inside, "per_message": c.per_message,
-             "sizes": c.sizes, "per_byte": c.per_byte, "spread": c.spread, "nbytes": c.nbytes, "ranks": c.ranks}
-            for c in found.curves
-        ],
-        "compute": [{"model": c.model, "c0": c.c0, "c1": c.c1, "batch_sizes": c.batch_sizes} for c in found.compute],
+        "curves": [{name: getattr(curve, name) for name in _OF_CURVES} for curve in found.curves],
+        "compute": [{name: getattr(line, name) for name in _OF_COMPUTE} for line in found.compute],
         "jitter": None if found.jitter is None else str(found.jitter),
         "residuals": [vars(r) | {"error": r.error} for r in found.residuals],
         "notes": found.notes,
-    }  # fmt: skip
+    }

@@ -13,7 +13,7 @@ import typer
 import ddlsim
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
-from ddlsim.cli.options import arg, opt
+from ddlsim.cli.options import arg, given, opt
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.plain import parse_value
@@ -63,20 +63,18 @@ def import_file(
     said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
     said |= {"device": device, "n_hosts": hosts if chosen in MACHINES else None}
     said |= {"ignore_unknown": ignore_unknown or None, **dict(_fact(text) for text in facts or [])}
-    content = read_any(file, kind=chosen, facts={name: value for name, value in said.items() if value is not None})
+    content = read_any(file, kind=chosen, facts=given(**said))
     if isinstance(content, Cluster):
         _refuse(file, chosen, {"--model": model, "--hosts": None if chosen in MACHINES else hosts})
         typer.echo(content.summary())
         for note in content.notes:
             typer.echo(shown(f"note: {note}"), err=True)
-        if out is not None:
-            write_file(out, content.save)
+        write_file(out, content.save)
         return
     if isinstance(content, Plan):
         _refuse(file, chosen, {"--model": model, "--hosts": hosts})
         typer.echo(shown(str(content)))
-        if out is not None:
-            write_file(out, content.to_chakra)
+        write_file(out, content.to_chakra)
         return
     timings: Sequence[Timing] = ()
     if isinstance(content, MlperfRun):

@@ -177,8 +177,7 @@ def show_plan(
         typer.echo(f"\ncritical path {plan.critical_path():.6g} s without what travels")
         if run is not None and cut is not None:
             typer.echo(shown(f"on {on}: {run.seconds:.6g} s; {cut.interface} takes {cut.seconds:.6g} s at least"))
-    if plot is not None:
-        write_file(plot, lambda picture: (run or plan).plot(picture))
+    write_file(plot, lambda picture: (run or plan).plot(picture))
 
 
 @show.command("model")
@@ -193,11 +192,9 @@ def show_model(
 
     model = ddlsim.load_model(name)
     if as_json:
-        rows = [
-            {"layer": layer.name, "type": layer.type, "output": list(layer.out_shape), "parameters": layer.n_params,
-             "flops": layer.flops, "activation_nbytes": layer.activation_nbytes}
-            for layer in model.layers
-        ]  # fmt: skip
+        columns = {"layer": "name", "type": "type", "output": "out_shape", "parameters": "n_params", "flops": "flops"}
+        columns |= {"activation_nbytes": "activation_nbytes"}
+        rows = [{column: getattr(layer, name) for column, name in columns.items()} for layer in model.layers]
         totals = {"parameters": model.n_params, "flops": model.flops, "gradient_nbytes": model.gradient_nbytes()}
         typer.echo(json.dumps({"name": model.name, "title": model.title, **totals, "layers": rows}, indent=2))
         return

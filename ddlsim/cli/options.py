@@ -71,6 +71,11 @@ Optimizer = Annotated[
 Seed = Annotated[int | None, opt("Seed of all random streams.")]
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def counts(option: str, text: str, least: int = 1) -> list[int]:
     """Return "8,16" as numbers. Raises ConfigError, naming the option, for anything else."""
     parts = [part.strip() for part in text.split(",") if part.strip()]

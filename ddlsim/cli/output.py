@@ -23,6 +23,13 @@ def check_folder(path: Path | None) -> None:
         check_place(path)
 
 
+def check_page(path: Path | None) -> None:
+    """Find out before a long simulation that its report cannot be written."""
+    check_folder(path)
+    if path is not None and path.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--html {path}: the report is a page; name a file that ends in .html")
+
+
 def check_picture(path: Path | None) -> None:
     """Find out before a long simulation that its picture cannot be written."""
     check_folder(path)
@@ -30,8 +37,10 @@ def check_picture(path: Path | None) -> None:
         raise ConfigError(f"{path}: no kind of picture; end the name in one of {', '.join(PICTURES)}")
 
 
-def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with the path and say so on stderr; what cannot be written is a ConfigError."""
+def write_file(path: Path | None, write: Callable[[Path], object]) -> None:
+    """Call `write` with the path, if there is one, and say so on stderr; what cannot be written is a ConfigError."""
+    if path is None:
+        return
     try:
         write(path)
     except ConfigError:  # says itself what is wrong

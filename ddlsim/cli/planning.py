@@ -12,9 +12,10 @@ import typer
 import ddlsim
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Json, Optimizer, arg, counts, opt
+from ddlsim.cli.options import AllowCode, Json, Optimizer, arg, counts, given, opt
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
+from ddlsim.output_files import save_csv
 
 
 @app.command()
@@ -42,11 +43,10 @@ def fits(
 
     Example: ddlsim fits gpt2-xl a100-40g -b 8 --precision fp16 --optimizer adam
     """
-    fit = ddlsim.fits(
-        model, device, batch_size, precision, optimizer, gradient_dtype=gradients, zero=zero, shards=shards,
-        tensor=tensor, sequence=sequence, pipeline=pipeline, micro_batches=micro_batches, interleave=interleave,
-        recompute=recompute, flash=flash, offload=offload, workspace=workspace,
-    )  # fmt: skip
+    split: dict[str, Any] = {"zero": zero, "shards": shards, "tensor": tensor, "sequence": sequence}
+    split |= {"pipeline": pipeline, "micro_batches": micro_batches, "interleave": interleave}
+    memory: dict[str, Any] = {"recompute": recompute, "flash": flash, "offload": offload, "workspace": workspace}
+    fit = ddlsim.fits(model, device, batch_size, precision, optimizer, gradient_dtype=gradients, **split, **memory)
     typer.echo(json.dumps(fit.to_dict(), indent=1) if as_json else str(fit))
 
 
@@ -105,39 +105,24 @@ def recommend(
     Models that do not fit one device: ddlsim recommend selene -m gpt3-175b -n 512 -b 1536 --precision fp16 --split
     """
     check_folder(csv)
-    sizes: dict[str, Any] = {
-        "tensor": _counts("--tensor", tensor), "pipeline": _counts("--pipeline", pipeline),
-        "data": _counts("--data", data), "micro_batch": _counts("--micro-batch", micro_batch),
-        "interleave": _counts("--interleave", interleave),
-        "stage": _counts("--stage", stage, least=0), "shard": _counts("--shard", shard),
-        "recompute": _names(recompute), "cut": _names(cut), "p2p": _names(p2p),
-    }  # fmt: skip
-    wanted = {name: values for name, values in sizes.items() if values is not None}
+    counted = {"tensor": tensor, "pipeline": pipeline, "data": data, "micro_batch": micro_batch}
+    counted |= {"interleave": interleave, "shard": shard}
+    sizes: dict[str, Any] = {name: _counts(f"--{name.replace('_', '-')}", text) for name, text in counted.items()}
+    sizes |= {"stage": _counts("--stage", stage, least=0), "recompute": _names(recompute)}
+    wanted = given(**sizes, cut=_names(cut), p2p=_names(p2p))
     ways = [replace(ddlsim.Splits(), **wanted)] if split or wanted else None
     asked = _question(clusters, allow_code)
     asked["clusters"] = priced = _priced(asked["clusters"], price or [])
-    limits = {"deadline": deadline, "budget": budget, "efficiency": efficiency, "throughput": throughput, "aim": aim}
-    limits = {name: value for name, value in limits.items() if value is not None}
-    options: dict[str, Any] = {
-        "model": model,
-        "target": replace(asked.get("target", ddlsim.Target()), **limits) if limits else None,
-        "samples": samples,
-        "workers": _counts("--workers", workers),
-        "batch_sizes": _counts("--batch-size", batch_size),
-        "n_best": n_best,
-        "stability": stability or None,
-        "strategies": ways,
-    }
-    asked |= {name: value for name, value in options.items() if value is not None}
-    fields = {"precision": precision, "optimizer": optimizer}
+    limits = given(deadline=deadline, budget=budget, efficiency=efficiency, throughput=throughput, aim=aim)
+    target = replace(asked.get("target", ddlsim.Target()), **limits) if limits else None
+    tried = {"workers": _counts("--workers", workers), "batch_sizes": _counts("--batch-size", batch_size)}
+    asked |= given(model=model, target=target, samples=samples, n_best=n_best, **tried)
+    asked |= given(stability=stability or None, strategies=ways)
     base = asked.get("base") or ddlsim.Experiment(priced[0], asked.get("model", "resnet50"))
-    asked["base"] = base.with_(**{name: value for name, value in fields.items() if value is not None})
+    asked["base"] = base.with_(**given(precision=precision, optimizer=optimizer))
     plan = ddlsim.recommend(**asked, jobs=jobs)
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
-    if csv is not None:
-        from ddlsim.output_files import save_csv
-
-        write_file(csv, lambda path: save_csv(plan.table, path))
+    write_file(csv, lambda path: save_csv(plan.table, path))
 
 
 def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:

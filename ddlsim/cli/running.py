@@ -32,6 +32,7 @@ from ddlsim.cli.options import (
     Steps,
     Strat,
     counts,
+    given,
     opt,
 )
 from ddlsim.cli.output import check_folder, check_picture, write_file
@@ -87,21 +88,17 @@ def run(
 
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
-    chosen: dict[str, object] = {
-        "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
-        "batch_size": batch_size, "workers": workers, "steps": steps, "precision": precision,
-        "optimizer": optimizer, "seed": seed,
-    }  # fmt: skip
+    chosen = given(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
+    made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
+    chosen |= given(strategy=made, optimizer=optimizer, seed=seed)
     if _has(what, {"jobs", "arrivals"}):
-        _run_jobs(what, allow_code, as_json, bottleneck, timeline, {
-            **chosen, "trace": trace, "plot_cluster": plot_cluster, "plot_learning": plot_learning, "write": write_to,
-            "save": save, "resume": resume, "stability": stability or None,
-        })  # fmt: skip
+        others = given(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
+        others |= given(save=save, resume=resume, stability=stability or None)
+        _run_jobs(what, allow_code, as_json, bottleneck, timeline, chosen | others)
         return
     experiment = _experiment(what, allow_code, chosen)
     _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
-    if write_to is not None:  # before the run: what text cannot say is known at once
-        write_file(write_to, experiment.save)
+    write_file(write_to, experiment.save)  # before the run: what text cannot say is known at once
     check_folder(trace)
     if trace_whole and trace is None:
         raise ConfigError("--trace-whole has no effect without --trace: add --trace trace.json.gz")
@@ -125,25 +122,22 @@ def run(
     if result.interrupted:  # pictures would simulate it all again
         raise typer.Exit(130)
     for path, write in outputs:
-        if path is not None:
-            write_file(path, write)
+        write_file(path, write)
 
 
 def _run_jobs(
     what: str, allow_code: bool, as_json: bool, bottleneck: bool, timeline: Path | None, others: dict[str, object]
 ) -> None:
     """Simulate a file of jobs, and each of them alone unless nobody asks what slows them down."""
-    for option, value in others.items():
-        if value is not None:
-            name = option.replace("_", "-")
-            raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; say it in their experiments")
+    for option in others:
+        name = option.replace("_", "-")
+        raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; say it in their experiments")
     check_picture(timeline)
     jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)
     if bottleneck and not jobs.interrupted:
         _ = jobs.slowdowns
     typer.echo(jobs.to_json() if as_json else str(jobs))
-    if timeline is not None:
-        write_file(timeline, jobs.plot_timeline)
+    write_file(timeline, jobs.plot_timeline)
     if jobs.interrupted:
         raise typer.Exit(130)
 
@@ -156,9 +150,9 @@ def _trace(result: Result, path: Path, whole: bool) -> None:
         typer.echo(shown(f"{path} leaves out {left_out}{more}"), err=True)
 
 
-def _check_training(experiment: Experiment, given: dict[str, Path | None]) -> None:
+def _check_training(experiment: Experiment, options: dict[str, Path | None]) -> None:
     """Refuse options that have no effect on a run about time only."""
-    for option, path in given.items():
+    for option, path in options.items():
         if path is not None and experiment.training is None:
             raise ConfigError(f"{option} has no effect without training: give a file with a [training] table")
 
@@ -206,11 +200,9 @@ def scaling(
 
     numbers = counts("--workers", workers)
     check_picture(plot)
-    experiment = _experiment(what, allow_code, {
-        "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
-        "batch_size": batch_size, "steps": steps, "precision": precision,
-        "optimizer": optimizer, "seed": seed,
-    })  # fmt: skip
+    made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
+    chosen = given(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
+    experiment = _experiment(what, allow_code, chosen | given(optimizer=optimizer, seed=seed))
     results, interrupted = _each(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
     if plot is not None and results:
@@ -244,10 +236,9 @@ def _experiment(what: str, allow_code: bool, options: dict[str, object]) -> Expe
         experiment = ddlsim.load_experiment(what, allow_code=allow_code)
     else:
         experiment = ddlsim.Experiment(cluster=what)
-    model = options["model"]
-    if allow_code and isinstance(model, str):
+    if allow_code and isinstance(model := options.get("model"), str):
         options["model"] = ddlsim.load_model(model, allow_code=True)
-    return experiment.with_(**{field: value for field, value in options.items() if value is not None})
+    return experiment.with_(**options)
 
 
 def _is_experiment(what: str) -> bool:
@@ -257,7 +248,6 @@ def _is_experiment(what: str) -> bool:
 
 def _has(what: str, keys: set[str]) -> bool:
     """Return whether a file, if it is TOML, has one of the keys."""
-
     path = Path(what)
     if path.suffix != ".toml":
         return False
@@ -275,8 +265,7 @@ def _strategy(
     placement: str | None,
 ) -> Strategy | None:
     """Return the strategy that the options describe; an option that it does not have is an error."""
-    given = {"algorithm": algorithm, "cost": cost, "overlap": overlap, "servers": servers, "placement": placement}
-    options = {option: value for option, value in given.items() if value is not None}
+    options = given(algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     if name is None and not options:
         return None
     from ddlsim.run.files import SCHEMA, STRATEGIES
@@ -287,7 +276,7 @@ def _strategy(
         raise unknown_name("strategy", chosen, STRATEGIES)
     make: Callable[..., Strategy] = STRATEGIES[chosen] if chosen in STRATEGIES else class_named(chosen, "--strategy")
     fields = dataclasses.fields(make)  # type: ignore[arg-type]
-    takes = [f.name for f in fields if f.name in given]
+    takes = [f.name for f in fields if f.name in ("algorithm", "cost", "overlap", "servers", "placement")]
     for option in options:
         if option not in takes:
             raise ConfigError(f"--{option} has no effect with --strategy {chosen}; {_taken(takes)}")

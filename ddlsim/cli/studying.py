@@ -11,7 +11,7 @@ import typer
 
 from ddlsim.cli.application import app
 from ddlsim.cli.options import AllowCode, Json, arg, opt
-from ddlsim.cli.output import check_folder, check_picture, write_file
+from ddlsim.cli.output import check_folder, check_page, check_picture, write_file
 from ddlsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def report(
     for option, value in (("--title", title), ("--question", question), ("--study", study), ("--metric", metric)):
         if value and html is None:
             raise ConfigError(f"{option} has no effect without --html: add --html report.html")
-    check_folder(html)
-    if html is not None and html.suffix not in (".html", ".htm"):
-        raise ConfigError(f"--html {html}: the report is a page; name a file that ends in .html")
+    check_page(html)
     from ddlsim.study import load_table
 
     table = load_table(store)
@@ -95,12 +93,10 @@ def sweep(
         client = None if dask is None else stack.enter_context(_client(dask))
         found = loaded.run(out, executor=client, jobs=jobs, retry_failed=retry_failed, add=add)
     typer.echo(found.frame.to_json(orient="records", indent=1) if as_json else str(found))
-    if table is not None:
-        write_file(table, found.save)
+    write_file(table, found.save)
     if found.interrupted:
         raise typer.Exit(130)
-    if plot is not None:
-        write_file(plot, found.plot_scaling)
+    write_file(plot, found.plot_scaling)
 
 
 @contextmanager

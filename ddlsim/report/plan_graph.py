@@ -25,12 +25,9 @@ MOST, LABELLED = 400, 120
 CRITICAL, NEED, TOGETHER = "#cc3311", "#999999", "#555555"
 #: of what is on the longest chain
 EDGE: Any = {"edgecolor": CRITICAL, "linewidth": 1.6}
-_SHORT = {
-    "forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W", "update": "U", "all_reduce": "AR",
-    "reduce_scatter": "RS", "all_gather": "AG",
-    "broadcast": "Bc", "reduce": "Re", "gather": "Ga", "scatter": "Sc", "all_to_all": "A2A", "push_pull": "PP",
-    "send": "S", "receive": "R",
-}  # fmt: skip
+_SHORT = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W", "update": "U", "send": "S"}
+_SHORT |= {"receive": "R", "all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG", "broadcast": "Bc"}
+_SHORT |= {"reduce": "Re", "gather": "Ga", "scatter": "Sc", "all_to_all": "A2A", "push_pull": "PP"}
 
 
 def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Axes:

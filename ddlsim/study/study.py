@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Annotated, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import ddlsim
 from ddlsim.arguments import Rule, Seed, checked, one_of, whole
@@ -317,13 +317,11 @@ class Study:
             def pool(experiments: Sequence[Experiment]) -> Pool:
                 return open_pool(executor, jobs, Packer(self._loader.digests), experiments, n_at_once)
 
+            options: Any = {"stability": self.stability, "retry_failed": retry_failed, "n_points": n_points}
             with (
                 _shown(progress) as report,
-                Simulations(
-                    opened, self._loader.n_workers, pool, stability=self.stability, retry_failed=retry_failed,
-                    progress=report, n_points=n_points,
-                ) as simulations,
-            ):  # fmt: skip
+                Simulations(opened, self._loader.n_workers, pool, progress=report, **options) as simulations,
+            ):
                 if self.search is None:
                     points = self.points
                     self._register(opened, points)
@@ -486,8 +484,8 @@ def each_way(
         for way in ways:
             shown = named[key]
             if isinstance(shown, tuple | list):  # of fields that change together
-                shown = tuple(way if path == "strategy" else value
-                              for path, value in zip(paths_of(key), shown, strict=True))  # fmt: skip
+                together = zip(paths_of(key), shown, strict=True)
+                shown = tuple(way if path == "strategy" else value for path, value in together)
             else:
                 shown = way
             yield Row({**named, key: shown}, {**row, "strategy": way})
