@@ -101,7 +101,6 @@ def sweep(
 
 @contextmanager
 def _client(address: str) -> Iterator[DaskClient]:
-    """Yield a client of a Dask scheduler."""
     try:
         from distributed import Client
     except ImportError:

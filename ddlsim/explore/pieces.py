@@ -113,7 +113,6 @@ class Chart:
             self.view[:] = [pn.pane.Bokeh(self._figure, sizing_mode="stretch_width")]
 
     def _drawn(self) -> Any:
-        """Return an empty figure."""
         scales = ["log" if log else "linear" for log in (bool(self._ticks), self._log_y)]
         both = {"x_axis_label": self._x[1], "y_axis_label": self._y[1]}
         both |= {"x_axis_type": scales[0], "y_axis_type": scales[1], "tools": "pan,wheel_zoom,reset,save"}

@@ -87,7 +87,6 @@ def _axes(table: Table) -> list[str]:
 
 
 def _shown(table: Table) -> list[Metric]:
-    """Return the metrics that are shown."""
     summary = table.summary
     columns = dict.fromkeys([*_COLUMNS, *table.objectives])
     if "updates" not in summary:  # what a few steps cost says nothing

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import panel as pn
+from bokeh.models import ColumnDataSource, HoverTool, Range1d
+from bokeh.plotting import figure
 
 import ddlsim
 from ddlsim.explore.jobs import Jobs, Progress
@@ -14,6 +17,7 @@ from ddlsim.explore.pieces import (
     bars,
     experiment_files,
     html,
+    legend,
     lines,
     message,
     picture,
@@ -23,12 +27,12 @@ from ddlsim.explore.pieces import (
     tiles,
 )
 from ddlsim.explore.setup import Setup
-from ddlsim.explore.timeline import timeline
-from ddlsim.readable import percent, size
-from ddlsim.report.drawing import time_styles
+from ddlsim.readable import percent, seconds, size
+from ddlsim.report.drawing import some_of, time_styles
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS, record
 from ddlsim.run.result import Result
+from ddlsim.runtime.recorder import TRANSFER
 
 NAME = "run"
 TITLE = "Run"
@@ -148,3 +152,61 @@ def _card(jobs: Jobs, shown: list[Result], title: str, make: object) -> LazyCard
         jobs.start(name, lambda progress: make(result), put, lambda text: put(message(text)))  # type: ignore[operator]
 
     return LazyCard(title, fill, jobs.bar(name), place)
+
+
+#: workers that are drawn, spread evenly, and bars
+N_WORKERS, N_BARS = 16, 8000
+_TRANSFER = ("#77aa77", "transfer in the background", 0.42, 0.18)
+
+
+def timeline(result: Result) -> pn.Column:
+    """Return two steps of a result that was recorded (``result.traced``)."""
+    begin, end = window(result)
+    rows = [f"worker {rank}" for rank in some_of(result.n_workers, N_WORKERS)]
+    rows += sorted({span.track for span in result.recorder.spans if span.track.startswith("server")})[:N_WORKERS]
+    place = {track: float(len(rows) - 1 - i) for i, track in enumerate(rows)}
+    plot = figure(
+        height=130 + 22 * len(rows),
+        sizing_mode="stretch_width",
+        tools="xpan,xwheel_zoom,xbox_zoom,reset",  # type: ignore[call-arg]  # bokeh's stubs lack what it documents
+        x_range=Range1d(start=begin, end=end),
+        min_border_left=95,  # so that there is room for the names before they are measured
+    )
+    plot.xaxis.axis_label = "simulated time (s)"
+    kinds = time_styles(result.shares).items()
+    styles = {kind: (colour, label, 0.0, 0.7) for kind, (colour, _, label) in kinds if kind != "idle"}
+    styles[TRANSFER] = _TRANSFER
+    for kind, (colour, label, offset, height) in styles.items():
+        spans = [
+            (place[track], span.start, span.end, span.name)
+            for span in result.recorder.spans
+            if span.kind == kind
+            and span.end > begin
+            and span.start < end
+            and (track := span.track.removesuffix(" network")) in place
+        ][:N_BARS]
+        if spans:
+            columns = list(zip(*spans, strict=True))
+            source: dict[str, Any] = {
+                "y": [y + offset for y in columns[0]],
+                "left": columns[1],
+                "right": columns[2],
+                "name": columns[3],
+                "takes": [seconds(stop - start) for _, start, stop, _ in spans],
+                "kind": [label] * len(spans),
+            }
+            look: Any = {"height": height, "color": colour, "line_color": "white", "line_width": 0.3}
+            plot.hbar(y="y", left="left", right="right", source=ColumnDataSource(source), **look)
+    plot.add_tools(HoverTool(tooltips=[("", "@kind @name"), ("takes", "@takes")]))
+    plot.yaxis.ticker = list(place.values())
+    plot.yaxis.major_label_overrides = {int(y): track for track, y in place.items()}
+    plot.ygrid.grid_line_color = None
+    plot.toolbar.logo = None
+    key = legend([(colour, label) for colour, label, _, _ in styles.values()])
+    return pn.Column(html(key), pn.pane.Bokeh(plot, sizing_mode="stretch_width"), sizing_mode="stretch_width")
+
+
+def window(result: Result) -> tuple[float, float]:
+    """Return when the first two steps after the warm-up begin and end, in s."""
+    times = [time for time, _ in result.measured_updates]
+    return times[0], times[min(2 * max(1, round(result.updates_per_step)), len(times) - 1)]
