@@ -31,11 +31,10 @@ from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.study.changes import UnknownPathError, changed
 from ddlsim.study.content import Digests, canonical, key_of, text_of
 from ddlsim.study.designs import DESIGNS, MAX_POINTS, Range, Vary, paths_of, rows_of, spread
-from ddlsim.study.dispatch import Progress
+from ddlsim.study.dispatch import Point, Progress, Simulations
 from ddlsim.study.executors import DaskClient, Pool, open_pool
 from ddlsim.study.labels import bare, labels_of
 from ddlsim.study.parcels import Packer
-from ddlsim.study.running import Point, Simulations
 from ddlsim.study.search import Search
 from ddlsim.study.store import Member, Store
 from ddlsim.study.table import Table

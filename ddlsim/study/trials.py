@@ -15,7 +15,7 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.run.metrics import METRICS
 from ddlsim.study.designs import MAX_POINTS, Range, Vary
-from ddlsim.study.running import Point
+from ddlsim.study.dispatch import Point
 from ddlsim.study.search import Search
 from ddlsim.study.work import DONE, Outcome
 
