@@ -341,7 +341,7 @@ def at_servers(t: lt.Tables, actor, op, now):  # type: ignore[no-untyped-def]
         return lt.ASKED if number == 1 else ON
     if kind == lt.CLOCK and tick(t, actor, number, now):
         return ON
-    if kind == lt.MEET and t.actors[actor].part == lt.DROPPED:
+    if kind == lt.MEET and number == 0 and t.actors[actor].part == lt.DROPPED:
         return ON
     t.actors[actor].start = now
     if kind == lt.TRAVEL and number == 1 and t.counts[lt.FAILING] == 1 and is_down(t, actor, now):
@@ -353,9 +353,9 @@ def at_servers(t: lt.Tables, actor, op, now):  # type: ignore[no-untyped-def]
             leave(t, 2 * way + number)
     elif kind == lt.TURN:
         request(t, t.actors[actor].first, now)
-    elif kind == lt.MEET:
+    elif kind == lt.MEET and number == 0:
         append(t, lt.MEETING, lt.LAST_MEETING, actor)
-    else:  # CLOCK
+    elif kind == lt.CLOCK:
         append(t, lt.HELD, lt.LAST_HELD, actor)
     return lt.GOING
 
@@ -483,6 +483,15 @@ def go_on(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
             if left == 0:
                 come(t, now, lt.THROUGH, actor)
             return lt.GOING
+        elif kind == lt.AGAIN:
+            if t.log.size - t.counts[lt.N_LOGGED] < n_ops + 2:
+                t.counts[lt.PENDING] = actor
+                return lt.LOGGED
+            t.actors[actor].turns += 1
+            if t.actors[actor].turns < t.seconds[actor * n_ops + op]:
+                t.actors[actor].op = op - t.ops[op].number
+                continue
+            t.actors[actor].turns = 0
         elif lt.TRAVEL <= kind <= lt.TAKE or kind >= lt.CHOOSE:
             then = at_servers(t, actor, op, now) if kind < lt.CHOOSE else to_one(t, actor, op, now)
             if then in (lt.GOING, lt.CHOICES):

@@ -24,7 +24,7 @@ TURN = 11  # waits until it has the servers for itself
 GATHER, GATHER_NEW = 12, 13  # adds to what servers have gathered, unless that is too old; takes its seconds if complete
 UPDATE = 14  # makes an update of what has been gathered, if that is complete: `number` in all; counted if 1
 RELEASE = 15  # ends its turn
-MEET = 16  # waits for the update to which it has added
+MEET = 16  # waits for the update to which it has added or, if `number` is 1, for one after which it is invited
 CLOCK = 17  # waits until it has added no more than `number` times more often than anybody else
 TAKE = 18  # takes the version that there is; is written down, and Python is asked if `number` is 1
 
@@ -34,6 +34,7 @@ DISPATCH = 21  # sends to who has been chosen, whose answer comes back if `numbe
 JOIN = 22  # waits until what was sent last has arrived, or been answered
 
 FETCH = 23  # waits until Python says that its next batch of samples is there
+AGAIN = 24  # goes back `number` operations, until it has been here as often as its seconds say
 
 # What a STEP can be: an update when all actors have ended theirs; or each is one; or each, whose staleness is told
 NO_UPDATE, COMMON, EACH, AGED = range(4)
@@ -84,7 +85,8 @@ N_ELSEWHERE = 28  # completions of what no actor has sent
 N_TAKEN = 29  # completions, altogether
 FIRST_HANDLE = 30  # what the handles of messages begin with
 FIRST_OP = 31  # with which an actor begins that is back after a crash which has undone no gradient
-N_COUNTS = 32
+INVITED = 32  # actors that go on after the next update
+N_COUNTS = 33
 
 # Places in `reals` (float64)
 NOW = 0
@@ -113,14 +115,15 @@ OP = record(kind="n", number="i", redo="n")
 #: factors; posts: rounds of letters; steps: that have ended; slow: where `slow` begins for it, -1 if nowhere; its ways
 #: are first:last, those that lead to it arrivals[first_in:last_in]; version: of the servers that act together, when it
 #: took it, or updates when its step began; clock: times that it has added to them; part: of an update, above; next:
-#: behind it in a list; drawn: choices; begun: s, the gradient that it works on; idle, lost: s that it was not there,
+#: behind it in a list; invited: 1 if it goes on after the next update; turns: that an AGAIN has counted; drawn:
+#: choices; begun: s, the gradient that it works on; idle, lost: s that it was not there,
 #: and of work that crashes have undone; fell: when one did last, s; crash: its next one in `crashes`, -1 if there is
 #: none ever; down: 1 from a crash that has undone work until it is back
 ACTOR = record(
     start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", input="f",
     version="i", clock="i", op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n",
-    first_in="n", last_in="n", part="n", next="n", drawn="n", begun="f", idle="f", lost="f", fell="f", crash="n",
-    down="n",
+    first_in="n", last_in="n", part="n", next="n", invited="n", turns="n", drawn="n", begun="f", idle="f", lost="f",
+    fell="f", crash="n", down="n",
 )  # fmt: skip
 #: nbytes, route, source, target: of the message there, and of the answer (back_); arrived, begin: s, of the request;
 #: seconds: until a peer answers; version: of the server when it answered last; read: letters that have come; under_way:

@@ -212,6 +212,12 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
     elif what == lt.UPDATES:
         t.counts[lt.RESUMED] = t.counts[lt.MEETING]
         t.counts[lt.MEETING] = -1
+        for other in range(t.actors.size - 1 if t.counts[lt.INVITED] > 0 else -1, -1, -1):
+            if t.actors[other].invited == 1:
+                t.actors[other].invited = 0
+                t.actors[other].next = t.counts[lt.RESUMED]
+                t.counts[lt.RESUMED] = other
+        t.counts[lt.INVITED] = 0
     else:  # THROUGH
         return proceed(t, i, now)
     return -1
@@ -263,9 +269,7 @@ def _entry_point(stamp: int) -> Any:
                         route = ways[way].back_route if back == 1 else ways[way].route
                         handle = counts[lt.FIRST_HANDLE] + counts[lt.N_SENT] * (2 * ways.size + 1) + sends[i]
                         counts[lt.N_SENT] += 1
-                        reals[lt.NBYTES], reals[lt.NBYTES + 1] = two_sum(
-                            reals[lt.NBYTES], reals[lt.NBYTES + 1], nbytes
-                        )
+                        reals[lt.NBYTES], reals[lt.NBYTES + 1] = two_sum(reals[lt.NBYTES], reals[lt.NBYTES + 1], nbytes)
                         call_send(counts[lt.SEND], table, handle, source, target, route, nbytes, now)
                         reals[lt.QUIET] = -np.inf
                     counts[lt.N_SENDS] = 0

@@ -90,8 +90,9 @@ class Lanes:
 
     def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
         """Return when each worker, and servers on its machine, are not there. Those who wait for all others in every
-        step have no such times."""
-        setting, in_common = self.setting, any(op.kind == ls.STEP and op.number == ls.COMMON for op in self.ops)
+        step, or round, have no such times."""
+        setting, common = self.setting, {(ls.STEP, ls.COMMON), (ls.MEET, 1)}
+        in_common = any((op.kind, op.number) in common for op in self.ops)
         if in_common or not setting.crashes:
             return ()
         setting.recorder.down = setting.crashes
@@ -111,6 +112,10 @@ class Lanes:
         """Let a worker's work of a name take so many s from now on."""
         self._seconds[worker.rank, [op.kind == ls.WORK and op.name == name for op in self.ops]] = seconds
 
+    def set_rounds(self, worker: Worker, times: int) -> None:
+        """Let a worker do what is repeated so many `times` from now on."""
+        self._seconds[worker.rank, [op.kind == ls.AGAIN for op in self.ops]] = times
+
     def set_message(self, worker: Worker, seconds: float, sizes: Sequence[float]) -> None:
         """Let a worker encode for so many s, and its next messages have so many bytes."""
         self.set_seconds(worker, "encode", seconds)
@@ -124,6 +129,13 @@ class Lanes:
     def set_service(self, worker: Worker, seconds: float) -> None:
         """Let the peer that a worker's message has reached need so many s for its answer."""
         self.tables.ways["seconds"][worker.rank] = seconds
+
+    def invite(self, ranks: Sequence[int], *, now: bool = False) -> None:
+        """Let workers who wait for that go on after the update of now or, in their order, `now`."""
+        self.tables.actors["invited"][ranks] = 1
+        self.tables.counts[ls.INVITED] = len(ranks)
+        if now:
+            self._wake(ls.UPDATES)
 
     def chosen(self, worker: Worker) -> int:
         """Return whom a worker has chosen."""
@@ -240,8 +252,12 @@ class Lanes:
         batch.callbacks.append(functools.partial(self._brought, worker.rank))
 
     def _brought(self, rank: int, _: simpy.Event) -> None:
+        self._wake(ls.FED + 16 * rank)
+
+    def _wake(self, item: int) -> None:
+        """Let an event happen now."""
         counts = self.tables.counts
-        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.setting.loop.now, 0, ls.FED + 16 * rank)
+        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.setting.loop.now, 0, item)
         counts[N_WOKEN] += 1
 
     def _refill(self, rank: int) -> None:
@@ -422,7 +438,7 @@ class Op:
 
     kind     (:mod:`ddlsim.network.lane_tables`)
     name     of work and of waiting, in timelines
-    seconds  of a worker's work, or of a rest
+    seconds  of a worker's work, or of a rest; the number of rounds of AGAIN
     follow   what Python does when it is written down
     waits    what a worker waits for, in words, in which {begun} and {ended} are the numbers of its step from 0 and 1;
              its name if nothing is said
@@ -437,6 +453,11 @@ class Op:
     waits: str = ""
     number: int = 0
     redo: bool = False
+
+
+def repeated(ops: Sequence[Op], times: Callable[[Worker], int]) -> list[Op]:
+    """Return operations that a worker does so many `times`."""
+    return [*ops, Op(ls.AGAIN, seconds=times, number=len(ops))]
 
 
 OPTIMIZER = Op(ls.WORK, "optimizer", lambda worker: worker.workload.optimizer)

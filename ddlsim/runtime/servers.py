@@ -184,13 +184,6 @@ def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
     worker.book(start, start, what)
 
 
-def wait(worker: Worker, event: simpy.Event, what: str) -> Process:
-    """Block the worker until `event`, booked as waiting for others."""
-    start = worker.loop.now
-    yield from worker.block(event, what)
-    worker.book(start, worker.loop.now, what)
-
-
 class Visit(NamedTuple):
     """What a worker has brought, `staleness` updates after it took what it rests on, of `n_samples`."""
 
@@ -207,13 +200,14 @@ class UpdateRule:
     late     visits count even if there has been an update since what they rest on was taken
     counted  an update of the servers is one of the run
     told     the staleness of visits matters
+    follows  values, or sizes, follow what workers do
     """
 
     count = 1
     late = counted = told = True
 
     def __init__(self, servers: Servers) -> None:
-        self.servers = servers
+        self.servers, self.follows = servers, servers.follows
         self._visits: list[Visit] = []
         self._sent: dict[int, Message] = {}
 
@@ -229,23 +223,27 @@ class UpdateRule:
         """Return what a worker gets."""
         raise NotImplementedError
 
+    def samples(self, worker: Worker) -> int:
+        """Return the samples of what a worker brings."""
+        return worker.samples_per_step * self._steps
+
     def serve(
         self,
         before: Sequence[Op],
         after: Sequence[Op],
         held: Sequence[Op] = (),
         steps: int = 1,
-        first: int | None = None,
+        first: Op | None = None,
     ) -> None:
         """Let all workers do what comes ``before`` a visit, visit, and do what comes ``after`` it, for ever.
 
         held   for whom a worker waits after its turn: operations of MEET or CLOCK
         steps  of a worker between two visits
-        first  the number, in ``after``, of the operation that all begin with; ``before`` if None
+        first  the operation that all begin with; None: what comes first
 
         Values follow if the run has any, sizes if they are not known before.
         """
-        servers, follows, self._steps = self.servers, self.servers.follows, steps
+        servers, follows, self._steps = self.servers, self.follows, steps
         packs = servers.messages.choice is not None
         gather = Op(
             ls.GATHER if self.late else ls.GATHER_NEW, "update", lambda _: servers.apply_time, number=self.count
@@ -275,7 +273,7 @@ class UpdateRule:
             servers=[(node, 0.0) for node in servers.nodes],
             served=self._served if follows else None,
             batch=self.count if self.told else 0,
-            first=0 if first is None else len(ops) - len(after) + first,
+            first=0 if first is None else ops.index(first),
         )
 
     def _packed(self, worker: Worker) -> None:
@@ -284,8 +282,7 @@ class UpdateRule:
             self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _served(self, worker: Worker, server: int, staleness: int, whole: bool) -> None:
-        value, n_samples = self._sent[worker.rank].value, worker.samples_per_step * self._steps
-        self._visits.append(Visit(worker.rank, value, staleness, n_samples))
+        self._visits.append(Visit(worker.rank, self._sent[worker.rank].value, staleness, self.samples(worker)))
 
     def _updated(self, worker: Worker) -> None:
         visits, self._visits = self._visits, []
