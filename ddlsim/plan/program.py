@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ddlsim.errors import ConfigError
 from ddlsim.network.executor import TaskColumns
 from ddlsim.plan.execute import columns, key_sizes
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Every, Floats, Ints, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.workload.compute import Workload
 
@@ -493,7 +493,7 @@ def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
 def template_of(
     steps: Sequence[Step], lanes: Iterable[tuple[int, str]], *, groups: Sequence[tuple[int, ...]],
     parts: Sequence[Part], n_layers: int, names: tuple[str, ...] = (), queues: Sequence[Queue] = (),
-    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every, ...] = (),
+    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every | Chosen, ...] = (),
 ) -> Plan:  # fmt: skip
     """Return the template of steps that follow each other.
 

@@ -74,6 +74,15 @@ class Exchange:
         """What a part travels by."""
         return "process"
 
+    @property
+    def decides(self) -> bool:
+        """Whether what comes of it decides in which further steps it takes place."""
+        return False
+
+    def arrived(self, worker: Worker, step: int) -> bool:
+        """Let a worker go on with what has come of it in a step; return whether that has decided something."""
+        return False
+
     def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
         """Return the seconds that a worker computes when a part is ready, before it leaves."""
         if self.codec is None:

@@ -211,7 +211,7 @@ class TableRun:
         self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
-                             lambda step, rank: float(self._last[step][rank]))  # fmt: skip
+                             lambda step, rank: float(self._last[step][rank]), self._set_kinds)  # fmt: skip
         said = {pair: exchange.what for pair, exchange in self.travel.exchanges.items()}
         shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
         self.bookings = Bookings(setting.recorder, self.members, shapes, setting.loop.now, folding=folding)
@@ -237,8 +237,8 @@ class TableRun:
             self.travel.buffer_nbytes, steps.plan.queues, self.travel.messages,
             bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets, start=setting.loop.now,
         )  # fmt: skip
-        for step, own in enumerate(steps.rows if steps.plan.cycles else ()):
-            self.executor.tasks["kind"][own] = self._kind(step)
+        if steps.plan.cycles:
+            self._set_kinds()
         self.travel.executes(self.executor)
 
     def _common_model(self, met: Met | None) -> CommonModel:
@@ -257,6 +257,13 @@ class TableRun:
             return kind
         left_out = np.array([False, *(not cycle.includes(step + 1) for cycle in plan.cycles)])
         return np.where(left_out[plan.every[self.steps.rows[min(step, 1)]]], SKIPPED, kind)
+
+    def _set_kinds(self) -> None:
+        """Let the tasks of steps that no rank has begun take place as the program says now."""
+        for step in range(self.done, self._n_armed):
+            tasks = self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
+            if np.isnan(tasks["start"]).all():
+                tasks["kind"] = self._kind(step)
 
     def tasks_of(self, step: int) -> Records:
         """Return the tasks of a step in flight."""

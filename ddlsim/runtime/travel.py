@@ -12,6 +12,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.network import tasks
 from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
+from ddlsim.plan.local_steps import MERGE
 from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
 from ddlsim.plan.program import LiveSteps
 from ddlsim.runtime.exchange import Exchange, Exchanges, after
@@ -37,16 +38,17 @@ class Travel:
     workers   of the ranks of the plan
     owner     whose run it is, for messages
     step_in   the step that is executed in a slot, and the factor of a rank's compute times there
+    decided   called when the result of an exchange has decided in which steps tasks take place
 
     Raises ConfigError for a collective that nothing carries.
     """
 
     def __init__(
         self, setting: Setting, workers: Sequence[Worker], exchanges: Exchanges, steps: LiveSteps, owner: str,
-        step_in: Callable[[int], int], factor: Callable[[int, int], float],
+        step_in: Callable[[int], int], factor: Callable[[int, int], float], decided: Callable[[], None],
     ) -> None:  # fmt: skip
         self.setting, self.workers, self.steps = setting, workers, steps
-        self.loop, self.step_in, self.factor = setting.loop, step_in, factor
+        self.loop, self.step_in, self.factor, self.decided = setting.loop, step_in, factor, decided
         self.nodes = np.array([worker.node for worker in workers], dtype=np.int64)
         self.launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
         plan = steps.plan
@@ -92,13 +94,23 @@ class Travel:
     @functools.cached_property
     def asked(self) -> Bools:
         """Which rows of the plan take as long as somebody says when they begin."""
-        return self.coding | self.sampling | (self._by("process") & (self.steps.plan.queue < 0))
+        return self.coding | self.sampling | self.deciding | (self._by("process") & (self.steps.plan.queue < 0))
 
     @functools.cached_property
     def sampling(self) -> Bools:
         """Which rows of the plan wait for samples."""
         plan = self.steps.plan
         return np.asarray(plan.name == (plan.names.index(SAMPLES) if SAMPLES in plan.names else len(plan.names)))
+
+    @functools.cached_property
+    def deciding(self) -> Bools:
+        """Which rows of the plan go on with what decides in which further steps tasks take place."""
+        plan = self.steps.plan
+        rows = np.flatnonzero(plan.name == (plan.names.index(MERGE) if MERGE in plan.names else len(plan.names)))
+        which = np.zeros(len(plan), dtype=np.bool_)
+        ends = zip(plan.rank[rows].tolist(), plan.part[rows].tolist(), strict=True)
+        which[rows] = [self._summing[end].decides for end in ends]
+        return which
 
     @functools.cached_property
     def coding(self) -> Bools:
@@ -188,6 +200,10 @@ class Travel:
             if plan.queues:  # perhaps of the step before
                 step += int(plan.step[plan.needs[plan.need_offsets[row]]]) - int(plan.step[row])
             return exchange.decode_seconds(worker, step, part) * factor
+        if self.deciding[row]:
+            if self._summing[rank, part].arrived(worker, step):
+                self.decided()
+            return 0.0
         if self.sampling[row]:
             batch = self._samples(step, row)
             if batch is None or batch.triggered:
