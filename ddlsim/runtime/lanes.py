@@ -13,10 +13,9 @@ import numpy as np
 import simpy
 
 from ddlsim.errors import DdlsimError, DeadlockError
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE
 from ddlsim.network.devices import SLOW
-from ddlsim.network.lanes import go_round
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
@@ -179,7 +178,7 @@ class Lanes:
             loop.check()
             until = min(limit, self._next())
             counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
-            status = go_round(loop.network.table, float(until), *self.tables)
+            status = ls.go_round(loop.network.table, float(until), *self.tables)
             now = float(self.tables.reals[ls.NOW])
             taken, counts[ls.N_TAKEN] = int(counts[ls.N_TAKEN]), 0
             loop.network.has_run(until if status == ls.LIMIT else now, taken, (), int(counts[ls.N_SENT]))
@@ -436,7 +435,7 @@ Crashes = Sequence[Sequence[tuple[float, float]]]
 class Op:
     """What workers do in their cycles.
 
-    kind     (:mod:`ddlsim.network.lane_tables`)
+    kind     (:mod:`ddlsim.network.lanes`)
     name     of work and of waiting, in timelines
     seconds  of a worker's work, or of a rest; the number of rounds of AGAIN
     follow   what Python does when it is written down

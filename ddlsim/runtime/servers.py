@@ -20,7 +20,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import host_nodes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.lanes import Lanes, Op
 from ddlsim.runtime.loop import Loop

@@ -9,7 +9,7 @@ from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.servers import ApplyTime, Placement, Servers, check_layers, note_lock_step

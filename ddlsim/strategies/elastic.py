@@ -8,7 +8,7 @@ from typing import Annotated
 
 from ddlsim.arguments import Count, checked, number
 from ddlsim.learning import Array, Value
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
 from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient, repeated
 from ddlsim.runtime.replica import replicas_of

@@ -12,7 +12,7 @@ import numpy as np
 from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value, weighted_sum
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.optim import SGD, Optimizer
 from ddlsim.runtime import Outer, Servers, Setting, Worker
 from ddlsim.runtime.codec import Message

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import by, checked, number
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.replica import Replica, replicas_of
