@@ -162,7 +162,7 @@ class Lanes:
         n, woken = int(counts[N_CALENDAR]), int(counts[N_WOKEN])
         if counts[[ls.N_SENDS, ls.ENDING]].any() or (counts[[ls.PENDING, ls.RESUMED, ls.ASKING]] >= 0).any():
             return float(self.tables.reals[ls.NOW])
-        return float(min([*calendar[[*range(min(n, 1)), *range(n, n + woken)]].tolist(), self._next()]))
+        return float(min([*calendar[[*range(min(n, 1)), *range(n, n + woken)]].tolist(), self.setting.loop.next()]))
 
     def go(self, limit: float, pause: Callable[[], bool] | None) -> None:
         """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `pause` is asked after updates."""
@@ -176,14 +176,15 @@ class Lanes:
             return
         while status not in (ls.OVER, ls.LIMIT, ls.OTHERS):
             loop.check()
-            until = min(limit, self._next())
+            until = min(limit, loop.next())
             counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
             status = ls.go_round(loop.network.table, float(until), *self.tables)
             now = float(self.tables.reals[ls.NOW])
             taken, counts[ls.N_TAKEN] = int(counts[ls.N_TAKEN]), 0
             loop.network.has_run(until if status == ls.LIMIT else now, taken, (), int(counts[ls.N_SENT]))
             self._follow()
-            if status == ls.LIMIT and self._turn(until):
+            if status == ls.LIMIT and loop.next() <= until < np.inf:
+                loop.turn(until)
                 status = ls.GOING
                 continue
             loop.env.pass_time(limit if status == ls.LIMIT else now)
@@ -217,27 +218,11 @@ class Lanes:
 
     # ------------------------------------------------------------ processes, such as those that bring samples
 
-    def _next(self) -> float:
-        """Return when processes (of samples, or of a user) do something next, s: no worker goes beyond."""
-        return self.setting.loop.next()
-
-    def _turn(self, now: float) -> bool:
-        """Let processes do all that comes at an instant; return whether there was anything."""
-        loop = self.setting.loop
-        if self._next() > now or now == np.inf:
-            return False
-        while loop.env.peek() == now:
-            loop.env.step()
-        loop.start_queued()
-        return True
-
     def _complete(self) -> None:
         """Tell processes what the network has ended of theirs."""
         loop, counts, when = self.setting.loop, self.tables.counts, float(self.tables.reals[ls.WHEN])
         n, counts[ls.N_ELSEWHERE] = int(counts[ls.N_ELSEWHERE]), 0
-        ids, ranks = loop.network.completed(n)
-        for number, rank in zip(ids.tolist(), ranks.tolist(), strict=True):
-            loop.complete(number, rank, when)
+        loop.complete(*loop.network.completed(n), when)
 
     def _fetch(self, worker: Worker) -> None:
         """Let a worker take its next batch."""

@@ -294,8 +294,7 @@ class Loop:
             if next_event > quiet_until:
                 done = self.network.advance(min(next_event, limit))
                 if done is not None:
-                    for number, rank in zip(done.ids.tolist(), done.ranks.tolist(), strict=True):
-                        self.complete(number, rank, done.time)
+                    self.complete(done.ids, done.ranks, done.time)
                     continue
                 if self.network.waiting_parties:
                     return
@@ -331,11 +330,18 @@ class Loop:
                     self._events[number, 0] = event
         return found
 
-    def complete(self, number: int, rank: int, time: float) -> None:
-        """Trigger what waits for the end of a message, or of a collective for a rank."""
-        event = self._events.pop((number, rank), None)
-        if event is not None:
-            self.trigger_at(event, time)
+    def complete(self, ids: Ints, ranks: Ints, time: float) -> None:
+        """Trigger what waits for the ends of messages, or of collectives for ranks, (n,)."""
+        for key in zip(ids.tolist(), ranks.tolist(), strict=True):
+            event = self._events.pop(key, None)
+            if event is not None:
+                self.trigger_at(event, time)
+
+    def turn(self, now: float) -> None:
+        """Let processes do all that comes at one instant."""
+        while self.env.peek() == now:
+            self.env.step()
+        self.start_queued()
 
     def _who_waits(self) -> str:
         who = "; ".join(f"{name} waits for {what}" for name, what in list(self.waiting.items())[:8])
