@@ -10,7 +10,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -23,13 +25,29 @@ from ddlsim.errors import DeadlockError
 from ddlsim.network import BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
 from ddlsim.network.state import Floats, Ints, Records
-from ddlsim.runtime.watching import watch
 
 if TYPE_CHECKING:
     from ddlsim.plan.folding import Copies
 
 #: asked before time goes on: whether to stop here
 Pause = Callable[[], bool]
+Check = Callable[[], None]
+#: what loops that begin here call
+_CHECK: ContextVar[Check] = ContextVar("check", default=lambda: None)
+
+
+@contextmanager
+def watched(check: Check) -> Iterator[None]:
+    """Let every simulation that begins within call `check` now and then while its clock goes on; what that raises ends
+    it, without a result.
+
+    A BaseException passes what handles the mistakes of single runs. Work in other processes is not watched.
+    """
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
 
 
 class Driver(Protocol):
@@ -129,7 +147,7 @@ class Loop:
         #: what ends the run
         self.until: simpy.Event = self.env.event()
         #: called now and then while the clock goes on, by drivers, too
-        self.check = watch()
+        self.check = _CHECK.get()
 
     @property
     def now(self) -> float:

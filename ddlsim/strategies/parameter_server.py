@@ -17,9 +17,8 @@ from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, through_servers
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers, Vectors
 from ddlsim.runtime.fabric import Fabric, cost_said, name_of
 from ddlsim.runtime.server_work import ServerWork
 from ddlsim.runtime.servers import Placement, server_nodes
@@ -90,7 +89,7 @@ class ParameterServer:
         parts = backwards(buckets_of(overlap, setting.workers[0].workload))
         memory = memory_nodes(setting.cluster, setting.nodes)
 
-        def through(places: Sequence[int], gradients: Gradients, like: Exchange | None) -> Exchange:
+        def through(places: Sequence[int], gradients: Vectors, like: Exchange | None) -> Exchange:
             """Return what some of the workers exchange through the servers."""
             some = (
                 members if len(places) == members.n_ranks else members.part(places, Fabric(rank_order="given"), nodes)
@@ -110,7 +109,7 @@ class ParameterServer:
                 like=like if isinstance(like, ThroughServers) else None,
             )
 
-        def sums(gradients: Gradients) -> Exchange:
+        def sums(gradients: Vectors) -> Exchange:
             if self.fabric is None:
                 return through(range(members.n_ranks), gradients, None)
             groups = [np.flatnonzero(np.array(machines) == machine).tolist() for machine in dict.fromkeys(machines)]
