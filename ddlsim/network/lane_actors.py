@@ -8,6 +8,7 @@ from ddlsim.compiler import inlined
 from ddlsim.network import lane_tables as lt
 from ddlsim.network.calendar import push
 from ddlsim.network.devices import slowed, stood_still
+from ddlsim.network.pauses import earliest, paused
 
 ON = -1  # an actor goes on to its next operation
 
@@ -15,7 +16,7 @@ ON = -1  # an actor goes on to its next operation
 @inlined
 def come(t: lt.Tables, time, what, number):  # type: ignore[no-untyped-def]
     """Let something happen at `time`, behind all that is there."""
-    push(t.counts, t.calendar, time, what + 16 * number)
+    push(t.counts, t.calendar, time, what + lt.N_EVENTS * number)
 
 
 @inlined
@@ -35,7 +36,11 @@ def write(t: lt.Tables, what, actor, place, begin, where, now):  # type: ignore[
 
 @inlined
 def leave(t: lt.Tables, message):  # type: ignore[no-untyped-def]
-    """Send a message when nothing is left of the instant."""
+    """Send a message when nothing is left of the instant, or of a pause."""
+    start = earliest(t.pauses, t.reals[lt.NOW])
+    if start > t.reals[lt.NOW]:
+        come(t, start, lt.LEAVES, message)
+        return
     t.sends[t.counts[lt.N_SENDS]] = message
     t.counts[lt.N_SENDS] += 1
 
@@ -81,10 +86,22 @@ def is_gone(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def worked(t: lt.Tables, actor, begin, end):  # type: ignore[no-untyped-def]
-    """Count what an actor has computed; while its process stands still, its device is idle."""
+    """Count what an actor has computed, who was ready at `begin`; while its process stands still, its device is
+    idle."""
+    ready = begin
+    begin = min(earliest(t.pauses, ready), end)
+    t.actors[actor].waiting += begin - ready
     still = stood_still(t.slow, t.actors[actor].slow, begin, end) if t.actors[actor].slow >= 0 else 0.0
     t.actors[actor].compute += end - begin - still
     t.actors[actor].idle += still
+
+
+@inlined
+def communicated(t: lt.Tables, actor, begin, end):  # type: ignore[no-untyped-def]
+    """Count the time in which an actor has waited for bytes: in a pause, it waits for its end."""
+    waited = paused(t.pauses, begin, end)
+    t.actors[actor].waiting += waited
+    t.actors[actor].communication += end - begin - waited
 
 
 @inlined
@@ -92,6 +109,7 @@ def work(t: lt.Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
     """Let an actor work, as long as it does not crash: that undoes a gradient, which it begins anew when it is back, or
     lets it stand still."""
     t.actors[actor].start = now
+    now = earliest(t.pauses, now)
     if t.actors[actor].slow >= 0:
         seconds = slowed(t.slow, t.actors[actor].slow, now, seconds)
     if t.actors[actor].crash >= 0:
@@ -101,7 +119,7 @@ def work(t: lt.Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
             t.actors[actor].down = 1
             fell = max(t.crashes[i].start, now)
             t.actors[actor].fell = fell
-            worked(t, actor, now, fell)
+            worked(t, actor, t.actors[actor].start, fell)
             t.actors[actor].lost += fell - t.actors[actor].begun
             if t.crashes[i].end < np.inf:
                 come(t, t.crashes[i].end, lt.BACK, actor)
@@ -163,7 +181,7 @@ def falls(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
             leave_queue(t, way)
         t.ways[way].stage = lt.NOWHERE
         t.ways[way].under_way = 0
-    t.actors[actor].communication += now - t.actors[actor].start
+    communicated(t, actor, t.actors[actor].start, now)
     wait_until_back(t, actor, now)
 
 
@@ -238,7 +256,7 @@ def rest(t: lt.Tables, actor, seconds, now):  # type: ignore[no-untyped-def]
     if seconds <= 0.0:
         return ON
     t.actors[actor].start = now
-    come(t, now + seconds, lt.THROUGH, actor)
+    come(t, earliest(t.pauses, now) + seconds, lt.THROUGH, actor)
     return lt.GOING
 
 

@@ -99,9 +99,10 @@ BLOCK = 64  # factors of an actor that are drawn ahead
 #: end: -1 for nobody
 CHOICE = record(end="n", target="n", route="n", back_route="n")
 
-# What happens (EVENT.item & 15; the rest is the number of an actor, a way or a server)
+# What happens (EVENT.item % N_EVENTS; the rest is the number of an actor, a way, a server or a message)
 START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH = range(10)
-UPDATES, END, BACK, GONE, FED, FALLS = range(10, 16)
+UPDATES, END, BACK, GONE, FED, FALLS, LEAVES = range(10, 17)
+N_EVENTS = 32
 
 # What a gradient has become (ACTOR.part)
 DROPPED, ADDED, COMPLETING = range(3)
@@ -165,3 +166,4 @@ class Tables(NamedTuple):
     calendar: Records  # EVENT, a heap
     sends: Ints  # 2 * way, + 1 for its answer
     log: Records  # ROW
+    pauses: Floats  # (n_pauses, 2) s, in which nothing starts

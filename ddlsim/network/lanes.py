@@ -25,6 +25,7 @@ from ddlsim.network.compiled import source_stamp
 from ddlsim.network.lane_actors import (
     back,
     come,
+    communicated,
     falls,
     go_on,
     gone,
@@ -37,6 +38,7 @@ from ddlsim.network.lane_actors import (
     worked,
     write,
 )
+from ddlsim.network.pauses import earliest
 from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Ints
 from ddlsim.network.state import FULL as NETWORK_FULL
@@ -99,7 +101,7 @@ def through(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
     ready = min(max(ready, start), now)
     t.actors[actor].left = -1
     t.actors[actor].waiting += ready - start
-    t.actors[actor].communication += now - ready
+    communicated(t, actor, ready, now)
     if t.counts[lt.SPANS] == 1:
         write(t, lt.WAITED, actor, t.actors[actor].op, start, ready, now)
 
@@ -132,8 +134,9 @@ def answer(t: lt.Tables, now):  # type: ignore[no-untyped-def]
     """Let a peer answer what has just arrived, which Python has been told of."""
     way = t.counts[lt.ASKING]
     t.counts[lt.ASKING] = -1
-    if t.ways[way].seconds > 0.0:
-        come(t, now + t.ways[way].seconds, lt.SERVICE_ENDS, way)
+    begin = earliest(t.pauses, now)
+    if t.ways[way].seconds > 0.0 or begin > now:
+        come(t, begin + t.ways[way].seconds, lt.SERVICE_ENDS, way)
     else:
         leave(t, 2 * way + 1)
 
@@ -141,8 +144,8 @@ def answer(t: lt.Tables, now):  # type: ignore[no-untyped-def]
 @inlined
 def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
     """Let an event happen; return the actor that goes on then, -1 if none does."""
-    what = item & 15
-    i = item >> 4
+    what = item % lt.N_EVENTS
+    i = item // lt.N_EVENTS
     manner = t.counts[lt.MANNER]
     if what == lt.START:
         return i
@@ -174,11 +177,12 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
         actor = t.ways[i].actor
         if manner == lt.TOGETHER:
             return proceed(t, actor, now)
-        t.ways[i].begin = now
-        t.actors[actor].queued = max(t.actors[actor].queued, now - t.ways[i].arrived)
+        begin = earliest(t.pauses, now)
+        t.ways[i].begin = begin
+        t.actors[actor].queued = max(t.actors[actor].queued, begin - t.ways[i].arrived)
         seconds = t.servers[t.ways[i].end].seconds
-        if seconds > 0.0:
-            come(t, now + seconds, lt.SERVICE_ENDS, i)
+        if seconds > 0.0 or begin > now:
+            come(t, begin + seconds, lt.SERVICE_ENDS, i)
         else:
             served(t, i, now)
     elif what == lt.SERVICE_ENDS and manner == lt.ANSWERING:
@@ -209,6 +213,8 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
         gone(t, i, now)
     elif what == lt.FALLS:
         falls(t, i, now)
+    elif what == lt.LEAVES:
+        leave(t, i)
     elif what == lt.UPDATES:
         t.counts[lt.RESUMED] = t.counts[lt.MEETING]
         t.counts[lt.MEETING] = -1
@@ -223,13 +229,13 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def go_round(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices,
-        slow, crashes, calendar, sends, log,
+        slow, crashes, calendar, sends, log, pauses,
     ):  # fmt: skip
         """Let actors go round up to and including `limit` (s), or until Python must do something; return what."""
         stamp  # noqa: B018
         t = lt.Tables(
             counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices, slow, crashes,
-            calendar, sends, log,
+            calendar, sends, log, pauses,
         )  # fmt: skip
         net = attach(table)
         while counts[N_WOKEN] > 0:
@@ -301,7 +307,7 @@ def _entry_point(stamp: int) -> Any:
                 reals[lt.NOW] = after
                 now = after
                 item = pop(counts, calendar)
-                if item & 15 == lt.END:
+                if item % lt.N_EVENTS == lt.END:
                     return lt.OVER
                 actor = happen(t, item, now)
             counts[lt.PENDING] = -1

@@ -113,8 +113,8 @@ class Threads:
         if seconds > 0.0:
             with thread.request() as turn:
                 yield turn
-                begin = self._loop.now
-                yield self._loop.env.timeout(seconds)
+                begin = self._loop.earliest(self._loop.now)
+                yield self._loop.work(seconds)
             show(begin, self._loop.now)
 
 

@@ -124,12 +124,12 @@ class _Rounds:
         yield from servers.push(worker, model)
         with servers.turn.request() as turn:
             yield from wait(worker, turn, "the servers' queue")
-            yield from communicate(worker, self._env.timeout(servers.messages.server_seconds()), "decode")
+            yield from communicate(worker, worker.loop.work(servers.messages.server_seconds()), "decode")
             self._models[worker.rank] = model.value, weight, n_samples
             if len(self._models) < self.n_drawn:
                 return
-            begin = worker.loop.now
-            yield from communicate(worker, self._env.timeout(servers.apply_time), "update")
+            begin = worker.loop.earliest(worker.loop.now)
+            yield from communicate(worker, worker.loop.work(servers.apply_time), "update")
             servers.show_update(begin)
             models, weights, samples = zip(*[self._models[rank] for rank in sorted(self._models)], strict=True)
             self._models, total = {}, sum(weights)
