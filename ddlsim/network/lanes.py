@@ -178,7 +178,7 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
         if manner == lt.TOGETHER:
             return proceed(t, actor, now)
         begin = earliest(t.pauses, now)
-        t.ways[i].begin = begin
+        t.ways[i].begin = now
         t.actors[actor].queued = max(t.actors[actor].queued, begin - t.ways[i].arrived)
         seconds = t.servers[t.ways[i].end].seconds
         if seconds > 0.0 or begin > now:
@@ -269,9 +269,7 @@ def _entry_point(stamp: int) -> Any:
                         route = ways[way].back_route if back == 1 else ways[way].route
                         handle = counts[lt.FIRST_HANDLE] + counts[lt.N_SENT] * (2 * ways.size + 1) + sends[i]
                         counts[lt.N_SENT] += 1
-                        reals[lt.NBYTES], reals[lt.NBYTES + 1] = two_sum(
-                            reals[lt.NBYTES], reals[lt.NBYTES + 1], nbytes
-                        )
+                        reals[lt.NBYTES], reals[lt.NBYTES + 1] = two_sum(reals[lt.NBYTES], reals[lt.NBYTES + 1], nbytes)
                         call_send(counts[lt.SEND], table, handle, source, target, route, nbytes, now)
                         reals[lt.QUIET] = -np.inf
                     counts[lt.N_SENDS] = 0

@@ -171,8 +171,22 @@ def finish(  # type: ignore[no-untyped-def]
 
 @inlined
 def begin(  # type: ignore[no-untyped-def]
-    counts, tasks, following, exchanges, calendar, instances, ranks, sends, slow, devices, changes, pauses, ready, left,
-    row, now,
+    counts,
+    tasks,
+    following,
+    exchanges,
+    calendar,
+    instances,
+    ranks,
+    sends,
+    slow,
+    devices,
+    changes,
+    pauses,
+    ready,
+    left,
+    row,
+    now,
 ):
     """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
     until = earliest(pauses, now)
@@ -359,9 +373,7 @@ def _entry_point(stamp: int) -> Any:
                     if row < 0:
                         counts[ARGUMENT] = -1 - row
                         return LAUNCHED
-                    if finish(
-                        counts, tasks, following, exchanges, devices, changes, ended, ready, left, row, now
-                    ):
+                    if finish(counts, tasks, following, exchanges, devices, changes, ended, ready, left, row, now):
                         return STEP
                 else:
                     break

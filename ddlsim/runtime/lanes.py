@@ -241,7 +241,11 @@ class Lanes:
 
     def _brought(self, rank: int, _: simpy.Event) -> None:
         counts = self.tables.counts
-        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.setting.loop.now, 0, ls.FED + ls.N_EVENTS * rank)
+        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (
+            self.setting.loop.now,
+            0,
+            ls.FED + ls.N_EVENTS * rank,
+        )
         counts[N_WOKEN] += 1
 
     def _refill(self, rank: int) -> None:
@@ -511,7 +515,9 @@ def tables_of(
     counts[ls.DEPTH], counts[ls.BEHIND] = depth, n
     counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD, ls.ASKING]] = -1
     happen = [(own[0][0], ls.FALLS + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own]
-    happen += [(own[-1][0], ls.GONE + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf]
+    happen += [
+        (own[-1][0], ls.GONE + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf
+    ]
     calendar = np.zeros(2 * (2 * n + 3 * n_ways) + 16 + len(happen), dtype=EVENT)
     calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + ls.N_EVENTS * np.arange(n)
     calendar["time"][:n] = actors["start"] = start

@@ -195,6 +195,7 @@ class Recorder:
         return place, start, end
 
     def background(self, track: str, name: str, start: float, end: float) -> None:
-        """Show something that goes on beside a worker's own time."""
+        """Show something that is ready at `start` and goes on beside a worker's own time."""
+        start = earliest_start(self.pauses, start)
         if self.keep_spans and end > start:
             self._spans.append(Span(track, TRANSFER, name, start, end))

@@ -113,7 +113,7 @@ class Threads:
         if seconds > 0.0:
             with thread.request() as turn:
                 yield turn
-                begin = self._loop.earliest(self._loop.now)
+                begin = self._loop.now
                 yield self._loop.work(seconds)
             show(begin, self._loop.now)
 

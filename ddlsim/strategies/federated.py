@@ -128,7 +128,7 @@ class _Rounds:
             self._models[worker.rank] = model.value, weight, n_samples
             if len(self._models) < self.n_drawn:
                 return
-            begin = worker.loop.earliest(worker.loop.now)
+            begin = worker.loop.now
             yield from communicate(worker, worker.loop.work(servers.apply_time), "update")
             servers.show_update(begin)
             models, weights, samples = zip(*[self._models[rank] for rank in sorted(self._models)], strict=True)

@@ -81,7 +81,7 @@ class _Rounds:
         self.gathered.append(visit)
         if len(self.gathered) < center.count:
             return
-        begin = loop.earliest(loop.now)
+        begin = loop.now
         if servers.apply_time > 0.0:
             yield loop.work(servers.apply_time)
             servers.show_update(begin)
