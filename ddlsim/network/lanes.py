@@ -22,6 +22,7 @@ from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import slowed, stood_still
+from ddlsim.network.pauses import earliest, paused
 from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
@@ -125,9 +126,10 @@ BLOCK = 64  # factors of an actor that are drawn ahead
 #: end: -1 for nobody
 CHOICE = record(end="n", target="n", route="n", back_route="n")
 
-# What happens (EVENT.item & 15; the rest is the number of an actor, a way or a server)
+# What happens (EVENT.item % N_EVENTS; the rest is the number of an actor, a way, a server or a message)
 START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH = range(10)
-UPDATES, END, BACK, GONE, FED, FALLS = range(10, 16)
+UPDATES, END, BACK, GONE, FED, FALLS, LEAVES = range(10, 17)
+N_EVENTS = 32
 
 # What a gradient has become (ACTOR.part)
 DROPPED, ADDED, COMPLETING = range(3)
@@ -192,6 +194,8 @@ class Tables(NamedTuple):
     calendar: Records  # EVENT, a heap
     sends: Ints  # 2 * way, + 1 for its answer
     log: Records  # ROW
+    pauses: Floats  # (n_pauses, 2) s, in which nothing starts
+
 
 # ---------------------------------------------------------------- what actors do
 
@@ -202,7 +206,7 @@ ON = -1  # an actor goes on to its next operation
 @inlined
 def come(t: Tables, time, what, number):  # type: ignore[no-untyped-def]
     """Let something happen at `time`, behind all that is there."""
-    push(t.counts, t.calendar, time, what + 16 * number)
+    push(t.counts, t.calendar, time, what + N_EVENTS * number)
 
 
 @inlined
@@ -222,7 +226,11 @@ def write(t: Tables, what, actor, place, begin, where, now):  # type: ignore[no-
 
 @inlined
 def leave(t: Tables, message):  # type: ignore[no-untyped-def]
-    """Send a message when nothing is left of the instant."""
+    """Send a message when nothing is left of the instant, or of a pause."""
+    start = earliest(t.pauses, t.reals[NOW])
+    if start > t.reals[NOW]:
+        come(t, start, LEAVES, message)
+        return
     t.sends[t.counts[N_SENDS]] = message
     t.counts[N_SENDS] += 1
 
@@ -268,10 +276,22 @@ def is_gone(t: Tables, actor, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def worked(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
-    """Count what an actor has computed; while its process stands still, its device is idle."""
+    """Count what an actor has computed, who was ready at `begin`; while its process stands still, its device is
+    idle."""
+    ready = begin
+    begin = min(earliest(t.pauses, ready), end)
+    t.actors[actor].waiting += begin - ready
     still = stood_still(t.slow, t.actors[actor].slow, begin, end) if t.actors[actor].slow >= 0 else 0.0
     t.actors[actor].compute += end - begin - still
     t.actors[actor].idle += still
+
+
+@inlined
+def communicated(t: Tables, actor, begin, end):  # type: ignore[no-untyped-def]
+    """Count the time in which an actor has waited for bytes: in a pause, it waits for its end."""
+    waited = paused(t.pauses, begin, end)
+    t.actors[actor].waiting += waited
+    t.actors[actor].communication += end - begin - waited
 
 
 @inlined
@@ -279,6 +299,7 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
     """Let an actor work, as long as it does not crash: that undoes a gradient, which it begins anew when it is back, or
     lets it stand still."""
     t.actors[actor].start = now
+    now = earliest(t.pauses, now)
     if t.actors[actor].slow >= 0:
         seconds = slowed(t.slow, t.actors[actor].slow, now, seconds)
     if t.actors[actor].crash >= 0:
@@ -288,7 +309,7 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
             t.actors[actor].down = 1
             fell = max(t.crashes[i].start, now)
             t.actors[actor].fell = fell
-            worked(t, actor, now, fell)
+            worked(t, actor, t.actors[actor].start, fell)
             t.actors[actor].lost += fell - t.actors[actor].begun
             if t.crashes[i].end < np.inf:
                 come(t, t.crashes[i].end, BACK, actor)
@@ -350,7 +371,7 @@ def falls(t: Tables, actor, now):  # type: ignore[no-untyped-def]
             leave_queue(t, way)
         t.ways[way].stage = NOWHERE
         t.ways[way].under_way = 0
-    t.actors[actor].communication += now - t.actors[actor].start
+    communicated(t, actor, t.actors[actor].start, now)
     wait_until_back(t, actor, now)
 
 
@@ -425,7 +446,7 @@ def rest(t: Tables, actor, seconds, now):  # type: ignore[no-untyped-def]
     if seconds <= 0.0:
         return ON
     t.actors[actor].start = now
-    come(t, now + seconds, THROUGH, actor)
+    come(t, earliest(t.pauses, now) + seconds, THROUGH, actor)
     return GOING
 
 
@@ -694,6 +715,7 @@ def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
             t.counts[PENDING] = actor
             return then
 
+
 # ---------------------------------------------------------------- what happens
 
 
@@ -750,7 +772,7 @@ def through(t: Tables, actor, now):  # type: ignore[no-untyped-def]
     ready = min(max(ready, start), now)
     t.actors[actor].left = -1
     t.actors[actor].waiting += ready - start
-    t.actors[actor].communication += now - ready
+    communicated(t, actor, ready, now)
     if t.counts[SPANS] == 1:
         write(t, WAITED, actor, t.actors[actor].op, start, ready, now)
 
@@ -783,8 +805,9 @@ def answer(t: Tables, now):  # type: ignore[no-untyped-def]
     """Let a peer answer what has just arrived, which Python has been told of."""
     way = t.counts[ASKING]
     t.counts[ASKING] = -1
-    if t.ways[way].seconds > 0.0:
-        come(t, now + t.ways[way].seconds, SERVICE_ENDS, way)
+    begin = earliest(t.pauses, now)
+    if t.ways[way].seconds > 0.0 or begin > now:
+        come(t, begin + t.ways[way].seconds, SERVICE_ENDS, way)
     else:
         leave(t, 2 * way + 1)
 
@@ -792,8 +815,8 @@ def answer(t: Tables, now):  # type: ignore[no-untyped-def]
 @inlined
 def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
     """Let an event happen; return the actor that goes on then, -1 if none does."""
-    what = item & 15
-    i = item >> 4
+    what = item % N_EVENTS
+    i = item // N_EVENTS
     manner = t.counts[MANNER]
     if what == START:
         return i
@@ -825,11 +848,12 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
         actor = t.ways[i].actor
         if manner == TOGETHER:
             return proceed(t, actor, now)
+        begin = earliest(t.pauses, now)
         t.ways[i].begin = now
-        t.actors[actor].queued = max(t.actors[actor].queued, now - t.ways[i].arrived)
+        t.actors[actor].queued = max(t.actors[actor].queued, begin - t.ways[i].arrived)
         seconds = t.servers[t.ways[i].end].seconds
-        if seconds > 0.0:
-            come(t, now + seconds, SERVICE_ENDS, i)
+        if seconds > 0.0 or begin > now:
+            come(t, begin + seconds, SERVICE_ENDS, i)
         else:
             served(t, i, now)
     elif what == SERVICE_ENDS and manner == ANSWERING:
@@ -860,6 +884,8 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
         gone(t, i, now)
     elif what == FALLS:
         falls(t, i, now)
+    elif what == LEAVES:
+        leave(t, i)
     elif what == UPDATES:
         t.counts[RESUMED] = t.counts[MEETING]
         t.counts[MEETING] = -1
@@ -880,13 +906,13 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def go_round(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices,
-        slow, crashes, calendar, sends, log,
+        slow, crashes, calendar, sends, log, pauses,
     ):  # fmt: skip
         """Let actors go round up to and including `limit` (s), or until Python must do something; return what."""
         stamp  # noqa: B018
         t = Tables(
             counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices, slow, crashes,
-            calendar, sends, log,
+            calendar, sends, log, pauses,
         )  # fmt: skip
         net = attach(table)
         while counts[N_WOKEN] > 0:
@@ -956,7 +982,7 @@ def _entry_point(stamp: int) -> Any:
                 reals[NOW] = after
                 now = after
                 item = pop(counts, calendar)
-                if item & 15 == END:
+                if item % N_EVENTS == END:
                     return OVER
                 actor = happen(t, item, now)
             counts[PENDING] = -1

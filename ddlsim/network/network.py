@@ -15,6 +15,7 @@ from ddlsim.network.accounts import Accounts
 from ddlsim.network.busy import BusyIntervals, Logged
 from ddlsim.network.changes import Fault
 from ddlsim.network.engine import Engine, Interconnect
+from ddlsim.network.pauses import NO_PAUSES, merged
 from ddlsim.network.state import Floats, Ints
 
 _FIRST = 1 << 62  # puts messages before collectives
@@ -44,6 +45,8 @@ class Network:
     def __init__(self, interconnect: Interconnect, *, record: bool = False, n_sources: int = 0) -> None:
         self.engine = Engine(interconnect, record=record)
         self.n_sources = n_sources
+        #: (n_pauses, 2) s, in which whoever sends here starts nothing
+        self.pauses = NO_PAUSES
         self._join(0)
 
     def _join(self, party: int) -> None:
@@ -63,7 +66,7 @@ class Network:
         """
         self.engine.share()
         other = object.__new__(Network)
-        other.engine, other.n_sources = self.engine, self.n_sources
+        other.engine, other.n_sources, other.pauses = self.engine, self.n_sources, self.pauses
         other._join(len(self.engine.routes_of))
         return other
 
@@ -80,6 +83,10 @@ class Network:
                  must be known before anything is started
         """
         self.engine.change(links, pauses, avoided)
+
+    def will_pause(self, windows: Iterable[tuple[float, float]]) -> None:
+        """Let whoever sends here start nothing in `windows` (s, s), nor in those that were given before."""
+        self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
 
     def narrow(self, channels: Ints, times: Floats) -> None:
         """Let channels have 1 / `times` of their capacity, (n,) each: each message stands for so many."""

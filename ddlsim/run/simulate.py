@@ -190,7 +190,9 @@ class UnderWay:
         inject(effects, network, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
-        self.recorder = recorder = Recorder(n_workers, keep_spans, start=start, stops=stops_of(effects, start))
+        self.recorder = recorder = Recorder(
+            n_workers, keep_spans, start=start, stops=stops_of(effects, start), pauses=network.pauses
+        )
         n_updates = contract.of(experiment.strategy).updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)

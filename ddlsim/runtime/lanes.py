@@ -236,7 +236,7 @@ class Lanes:
         batch.callbacks.append(functools.partial(self._brought, worker.rank))
 
     def _brought(self, rank: int, _: simpy.Event) -> None:
-        self._wake(ls.FED + 16 * rank)
+        self._wake(ls.FED + ls.N_EVENTS * rank)
 
     def _wake(self, item: int) -> None:
         """Let an event happen now."""
@@ -515,10 +515,12 @@ def tables_of(
     counts[ls.FAILING] = bool(down)
     counts[ls.DEPTH], counts[ls.BEHIND] = depth, n
     counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD, ls.ASKING]] = -1
-    happen = [(own[0][0], ls.FALLS + 16 * rank) for rank, own in enumerate(crashes) if own]
-    happen += [(own[-1][0], ls.GONE + 16 * rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf]
+    happen = [(own[0][0], ls.FALLS + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own]
+    happen += [
+        (own[-1][0], ls.GONE + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf
+    ]
     calendar = np.zeros(2 * (2 * n + 3 * n_ways) + 16 + len(happen), dtype=EVENT)
-    calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + 16 * np.arange(n)
+    calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + ls.N_EVENTS * np.arange(n)
     calendar["time"][:n] = actors["start"] = start
     for place, (time, item) in enumerate(sorted(happen), n):  # a sorted list is a heap
         calendar[place] = time, place, item
@@ -531,4 +533,5 @@ def tables_of(
         factors=np.zeros(n * ls.BLOCK), choices=np.zeros(n * ls.BLOCK, dtype=ls.CHOICE),
         slow=np.array(slow, dtype=SLOW), crashes=np.array(down, dtype=ls.CRASH), calendar=calendar,
         sends=np.zeros(n_ways + 1, dtype=np.int64), log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
+        pauses=workers[0].loop.network.pauses,
     )  # fmt: skip

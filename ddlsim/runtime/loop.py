@@ -24,6 +24,7 @@ from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.network import BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
+from ddlsim.network.pauses import earliest_start
 from ddlsim.network.state import Floats, Ints, Records
 
 if TYPE_CHECKING:
@@ -156,6 +157,19 @@ class Loop:
 
     # ------------------------------------------------------------ for processes
 
+    def earliest(self, ready: float) -> float:
+        """Return when what is ready at a time starts (s): in a pause, when that is over."""
+        return earliest_start(self.network.pauses, ready)
+
+    def work(self, seconds: float) -> simpy.Event:
+        """Return an event for the end of work of `seconds` that is ready now."""
+        start = self.earliest(self.now)
+        if start == self.now:
+            return self.env.timeout(seconds)
+        event = self.env.event()
+        self.trigger_at(event, start + seconds)
+        return event
+
     def collective(self, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> int:
         """Prepare a collective over `nbytes` with rank r at node ``nodes[r]``; return its id."""
         if id(schedule) not in self._volume:  # bytes sent per byte of the buffer, and the headers of the messages
@@ -173,7 +187,7 @@ class Loop:
         """
         self._settle()
         channels = np.flatnonzero(traffic.busy)
-        start = max(start, float(self._free[channels].max(initial=0.0)))
+        start = self.earliest(max(start, float(self._free[channels].max(initial=0.0))))
         self._free[channels] = start + seconds
         collective = _Known(start, start + seconds, traffic)
         heapq.heappush(self._known, (collective.end, next(self._n_known), collective))
@@ -257,7 +271,13 @@ class Loop:
         event = self.env.event()
         self._events[collective, rank] = event
         self._joins.append((collective, rank))
+        self._wake_after_pause()
         return event
+
+    def _wake_after_pause(self) -> None:
+        """Let something happen when the present pause is over, so that what waits for that is handed over."""
+        if self.earliest(self.now) > self.now:
+            self.trigger_at(self.env.event(), self.earliest(self.now))
 
     def trigger_at(self, event: simpy.Event, time: float) -> None:
         """Trigger an `event` at an absolute time (s), not before now."""
@@ -272,6 +292,7 @@ class Loop:
         """
         event = self.env.event()
         self._sends.append((src, dst, nbytes, event, overhead))
+        self._wake_after_pause()
         return event
 
     # ------------------------------------------------------------ running
@@ -330,11 +351,14 @@ class Loop:
     @property
     def asks(self) -> bool:
         """Whether processes have started something at this instant that has not been handed over."""
-        return bool(self._joins or self._sends)
+        return bool(self._joins or self._sends) and self.earliest(self.now) == self.now
 
     def start_queued(self) -> bool:
-        """Hand over what processes started at this instant, all at once; return whether there was anything."""
-        now, found = self.now, self.asks
+        """Hand over what processes started at this instant, or in the pause before it, all at once; return whether
+        there was anything."""
+        now = self.now
+        if not self.asks:
+            return False
         if self._joins:
             joins, self._joins = self._joins, []
             self.network.join([c for c, _ in joins], [r for _, r in joins], now)
@@ -346,7 +370,7 @@ class Loop:
                 ids = self.network.send(src, dst, np.array(nbytes), now, overhead=overhead)
                 for number, event in zip(ids.tolist(), events, strict=True):
                     self._events[number, 0] = event
-        return found
+        return True
 
     def complete(self, ids: Ints, ranks: Ints, time: float) -> None:
         """Trigger what waits for the ends of messages, or of collectives for ranks, (n,)."""

@@ -114,7 +114,7 @@ class Threads:
             with thread.request() as turn:
                 yield turn
                 begin = self._loop.now
-                yield self._loop.env.timeout(seconds)
+                yield self._loop.work(seconds)
             show(begin, self._loop.now)
 
 

@@ -211,6 +211,7 @@ def disturbed(setting: Setting) -> str:
     reasons = {
         "others use the network": loop.network.is_shared,
         "faults change links": loop.network.changes,
+        "pauses": len(loop.network.pauses) > 0,
         "workers stand still": any(setting.recorder.stops.values()) or any(setting.crashes),
         "compute times vary": any(worker.factors is not UNVARIED or worker.slow_downs for worker in workers),
         "overlap_slowdown": any(worker.overlap_slowdown != NO_SLOWDOWN for worker in workers),

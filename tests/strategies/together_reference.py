@@ -392,12 +392,12 @@ class Rounds:
         yield from servers.push(worker, model)
         with servers.turn.request() as turn:
             yield from wait(worker, turn, "the servers' queue")
-            yield from communicate(worker, self.env.timeout(servers.messages.server_seconds()), "decode")
+            yield from communicate(worker, worker.loop.work(servers.messages.server_seconds()), "decode")
             self.models[worker.rank] = model.value, weight, n_samples
             if len(self.models) < self.n_drawn:
                 return
             begin = worker.loop.now
-            yield from communicate(worker, self.env.timeout(servers.apply_time), "update")
+            yield from communicate(worker, worker.loop.work(servers.apply_time), "update")
             servers.show_update(begin)
             models, weights, samples = zip(*[self.models[rank] for rank in sorted(self.models)], strict=True)
             self.models, total = {}, sum(weights)

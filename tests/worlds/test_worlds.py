@@ -6,7 +6,7 @@ import pytest
 from documentation import public_names
 from draws import seeds
 from worlds_generator import BUNDLED, world
-from worlds_invariants import check_world
+from worlds_invariants import check_pauses, check_world
 
 from ddlsim import compression, strategies
 
@@ -14,6 +14,11 @@ from ddlsim import compression, strategies
 @pytest.mark.parametrize("seed", seeds(8, 30))
 def test_a_world_adds_up(seed):
     check_world(world(seed))
+
+
+@pytest.mark.parametrize("seed", seeds(8, 60))
+def test_nothing_starts_in_a_pause(seed):
+    check_pauses(world(seed))
 
 
 @pytest.mark.slow
