@@ -114,6 +114,7 @@ class Plan:
                   (): steps begin with the updated weights, and end with all micro-batches
     tensor        ranks that share every layer: rank r computes part r mod tensor of each layer that it has, and what
                   must hold for a model holds for each of these parts
+    notes         what the plan leaves open, such as what is decided in a run, in one line each
 
     lane          the lane that does the task; rows of one lane are in its order
     kind          place in :data:`KINDS`. Passes are forward and backward ones, and of the latter those that make the
@@ -151,6 +152,7 @@ class Plan:
     delays: tuple[int, ...] = ()
     cycles: tuple[Every, ...] = ()
     tensor: int = 1
+    notes: tuple[str, ...] = ()
     lane: Ints
     kind: Ints
     name: Ints

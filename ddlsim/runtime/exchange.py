@@ -36,7 +36,7 @@ from ddlsim.compression.choice import Tensors
 from ddlsim.compression.exchange import shard_sizes, title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.plan.plan import KINDS
+from ddlsim.plan.plan import KINDS, Plan
 from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
@@ -100,6 +100,19 @@ class Exchange:
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
         """Return what the one collective of parts consists of, where its time is known."""
         raise NotImplementedError
+
+    def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
+        """Return the collectives that a member enters in turn, for parts that are `nbytes` without codec."""
+        raise NotImplementedError
+
+    def answer_nbytes(self, step: int, part: int) -> float:
+        """Return the bytes of a part that servers answer each worker with."""
+        raise NotImplementedError
+
+    @property
+    def plan_notes(self) -> list[str]:
+        """What a plan leaves open."""
+        return [] if self.codec is None else self.codec.value_notes
 
     def buffer_nbytes(self, part: int, nbytes: float) -> float:
         """Return the bytes that a worker puts into the buffer of a part of `nbytes`, in the first step."""
@@ -600,6 +613,14 @@ class ThroughServers(Exchange):
         """Return the bytes of a server's share of parts that travel as one."""
         return sum(size(step, part * len(self.nodes) + server, 0) for part in parts)
 
+    def answer_nbytes(self, step: int, part: int) -> float:
+        return sum(self._sum(step, [part], server, self._answer) for server in range(len(self.nodes)))
+
+    @property
+    def plan_notes(self) -> list[str]:
+        working = ["threads of servers work on what arrives (ServerWork), which takes time beside these tasks"]
+        return [*super().plan_notes, *(working if self.codec is None else [])]
+
     def _push(self, step: int, piece: int, place: int) -> float:
         return sum(self._nbytes(step, piece, place))
 
@@ -733,6 +754,15 @@ class InGroups(Exchange):
 
 
 # ---------------------------------------------------------------- the collectives of a plan
+
+
+#: kind of collective, group, whether it is of parts of the gradients
+Way = tuple[int, int, bool]
+
+
+def way_of(plan: Plan, row: int) -> Way:
+    """Return what says how a collective travels."""
+    return int(plan.kind[row]), int(plan.peer[row]), bool(plan.part[row] >= 0)
 
 
 class Exchanges(Protocol):

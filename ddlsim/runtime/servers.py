@@ -22,6 +22,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.codec import Message, Messages
+from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.lanes import Lanes, Op
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.setting import Setting
@@ -151,6 +152,20 @@ class Servers:
         """Whether values, or sizes, follow what workers of a run do at its servers."""
         return self.messages.choice is not None or self.setting.learner.task is not None
 
+    def plan(self, ops: Sequence[Op], notes: Sequence[str]) -> None:
+        """Show workers, who are processes, with cycles of `ops` (``Setting.plan``), and `notes` on what they decide."""
+        setting, n = self.setting, len(self.nodes)
+        ops = [*ops, Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull"), Op(ls.WORK, "decode")]
+        seconds = [self.apply_time + self.messages.server_seconds(i) for i in range(n)]
+        setting.plan = plan_of_cycles(
+            setting.workers,
+            ops,
+            setting.workers[0].workload.gradient_nbytes / n,
+            servers=seconds,
+            messages=self.messages,
+            notes=notes,
+        )
+
     def up(self, worker: Worker, message: Message) -> simpy.Event:
         """Send what a worker has packed; the event is when all servers have their part."""
         sends = zip(self.nodes, message.sizes, strict=True)
@@ -276,6 +291,7 @@ class UpdateRule:
             served=self._served if follows else None,
             batch=self.count if self.told else 0,
             first=0 if first is None else len(ops) - len(after) + first,
+            messages=servers.messages,
         )
 
     def _packed(self, worker: Worker) -> None:

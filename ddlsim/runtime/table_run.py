@@ -23,9 +23,10 @@ from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds
+from ddlsim.runtime.executed import as_executed
+from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, way_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.travel import SAMPLES, Travel, way_of
+from ddlsim.runtime.travel import SAMPLES, Travel
 from ddlsim.runtime.worker import UNVARIED, Worker
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import NO_SLOWDOWN
@@ -151,7 +152,7 @@ def run_table(
 
 def is_one_step(setting: Setting, live: int = LIVE) -> bool:
     """Return whether a run ends with its first step, so that no step is gone through again."""
-    return live == LIVE and setting.stop.n_updates == 1 and setting.learner.task is None
+    return not setting.shows_plan and live == LIVE and setting.stop.n_updates == 1 and setting.learner.task is None
 
 
 def disturbed(setting: Setting) -> str:
@@ -159,6 +160,7 @@ def disturbed(setting: Setting) -> str:
     nothing does."""
     loop, workers = setting.loop, setting.workers
     reasons = {
+        "every rank is to be shown": setting.shows_plan,
         "others use the network": loop.network.is_shared,
         "faults change links": loop.network.changes,
         "workers stand still": any(setting.recorder.stops.values()) or any(setting.crashes),
@@ -207,7 +209,8 @@ class TableRun:
         once = is_one_step(setting, live)
         program = make(workloads)
         self.exchanges = exchanges(self.model.gradient, program.unroll_all(1))
-        program = self._with_more(program)
+        program = self._program = self._with_more(program)
+        setting.plan = self.plan
         self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
@@ -257,6 +260,15 @@ class TableRun:
             return kind
         left_out = np.array([False, *(not cycle.includes(step + 1) for cycle in plan.cycles)])
         return np.where(left_out[plan.every[self.steps.rows[min(step, 1)]]], SKIPPED, kind)
+
+    def plan(self, steps: int | None) -> Plan:
+        """Return the first steps, or one cycle of them, as they are executed."""
+        plan = self._program.unroll(self._program.cycle if steps is None else steps)
+
+        def exchange(kind: int, group: int, parts: bool) -> Exchange:
+            return self.travel.exchanges[kind, group, parts]
+
+        return as_executed(plan, exchange, self.workers)
 
     def tasks_of(self, step: int) -> Records:
         """Return the tasks of a step in flight."""

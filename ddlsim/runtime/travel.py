@@ -12,22 +12,14 @@ from ddlsim.errors import ConfigError
 from ddlsim.network import tasks
 from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
-from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
+from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints
 from ddlsim.plan.program import LiveSteps
-from ddlsim.runtime.exchange import Exchange, Exchanges, after
+from ddlsim.runtime.exchange import Exchange, Exchanges, Way, after, way_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
 #: what a rank waits for before it passes a micro-batch through the first layer
 SAMPLES = "input"
-
-#: kind of collective, group, whether it is of parts of the gradients
-Way = tuple[int, int, bool]
-
-
-def way_of(plan: Plan, row: int) -> Way:
-    """Return what says how a collective travels."""
-    return int(plan.kind[row]), int(plan.peer[row]), bool(plan.part[row] >= 0)
 
 
 class Travel:

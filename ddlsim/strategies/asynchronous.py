@@ -90,6 +90,7 @@ class _Downpour:
             served=self.served if follows else None,
             asks=packs,
             back=self.back,
+            messages=servers.messages,
         )
 
     def drawn(self, worker: Worker) -> None:

@@ -73,16 +73,23 @@ class FedAvg(WithServers):
         """Start all clients. Raises ConfigError for `epochs` where there is no data to count epochs of."""
         if self.epochs is not None:
             need_values(setting, f"FedAvg: epochs = {self.epochs:g}", "epochs are passes over data")
-        rounds = _Rounds(Servers(self, setting, models=True), self.n_drawn(len(setting.workers)))
+        servers, n_drawn = Servers(self, setting, models=True), self.n_drawn(len(setting.workers))
+        rounds, first = _Rounds(servers, n_drawn), setting.workers[0]
+        n_steps = self._n_steps(first, setting.learner.n_local(0))
+        notes = [f"{n_drawn} clients are drawn for each round, and the update takes the models of all of them"]
+        servers.plan([*gradient(setting, None), OPTIMIZER] * n_steps, notes)
         for worker in setting.workers:
             setting.loop.env.process(self.work(worker, rounds))
+
+    def _n_steps(self, worker: Worker, n_local: int) -> int:
+        return self.local_steps or math.ceil((self.epochs or 0.0) * n_local / worker.samples_per_step)
 
     def work(self, worker: Worker, rounds: _Rounds) -> Process:
         """One client's life."""
         n_local = worker.learner.n_local(worker.rank)
         while True:
             yield from rounds.enter(worker)
-            n_steps = self.local_steps or math.ceil((self.epochs or 0.0) * n_local / worker.samples_per_step)
+            n_steps = self._n_steps(worker, n_local)
             yield from local_steps(worker, n_steps)
             yield from rounds.leave(worker, n_local, n_steps * worker.samples_per_step)
 

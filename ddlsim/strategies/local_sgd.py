@@ -6,9 +6,10 @@ compute time beyond what the cluster charges for reductions.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -19,11 +20,12 @@ from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import State
-from ddlsim.plan import StepProgram
+from ddlsim.plan import Plan, StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
 from ddlsim.runtime.communicator import communicator
 from ddlsim.runtime.exchange import Averaging
+from ddlsim.runtime.executed import as_executed
 from ddlsim.runtime.fabric import cost_said, name_of
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic, Replica, need_values, start_replicas
@@ -234,7 +236,23 @@ class AdaComm(Periodic):
         rule = _AdaptivePeriod(self, setting, self.period, first_loss)
         members = communicator(setting, self)
         average = Averaging(members, rule.adapt)
+        setting.plan = self._plan(setting, average)
         start_replicas(setting, lambda replica: self.work(replica, average, rule))
+
+    def _plan(self, setting: Setting, average: Averaging) -> Callable[[int | None], Plan]:
+        """Return what makes the plan of steps with the first period."""
+
+        def plan(steps: int | None) -> Plan:
+            workloads, first = [worker.workload for worker in setting.workers], setting.workers[0]
+            codes = setting.compression is not None
+            program = local_steps(workloads, [Average(Every(self.period))], first.accumulation, codes=codes)
+            made = as_executed(
+                program.unroll(self.period if steps is None else steps), lambda *_: average.by, setting.workers
+            )
+            note = f"all periods are {self.period} steps here; the run sets those after the first one by the loss"
+            return dataclasses.replace(made, notes=(*made.notes, note))
+
+        return plan
 
     def work(self, replica: Replica, average: Averaging, rule: _AdaptivePeriod) -> Process:
         """One worker's life."""
