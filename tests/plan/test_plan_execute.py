@@ -15,7 +15,7 @@ from ddlsim.collectives import build
 from ddlsim.network import schedule_time
 from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, through_servers
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
-from ddlsim.run.plans import plan_of_run
+from ddlsim.run.simulate import plan_of_run
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies import contract
@@ -384,5 +384,5 @@ def test_step_times_of_an_execution_are_those_of_the_run(strategy):
     batch = 64 if isinstance(strategy, ddlsim.FSDP) else 16
     result = ddlsim.simulate("minicluster", "alexnet", strategy, batch, workers=4, steps=6, warmup=0)
     nodes = contract.of(strategy).plan_nodes(result.cluster, result.nodes.tolist())
-    run = plan_of_run(result.experiment, result.workloads, 7).execute("minicluster", "ring", nodes=nodes)
+    run = plan_of_run(result.experiment, 7).execute("minicluster", "ring", nodes=nodes)
     assert run.step_times[:6] == pytest.approx(result.step_times, rel=1e-9)
