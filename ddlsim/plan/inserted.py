@@ -172,15 +172,15 @@ def expanded(plan: Plan, tasks: Mapping[int, Sequence[Task]], **fields: Any) -> 
     source = np.repeat(np.arange(len(plan)), counts)
     column: dict[str, Any] = {name: getattr(plan, name)[source] for name in COLUMNS}
     firsts, ends, pairs = dict[int, list[int]](), dict[int, list[int]](), list[tuple[int, int]]()
-    for row, each in tasks.items():
-        at = int(begin[row])
+    for old, each in tasks.items():
+        at = int(begin[old])
         for place, task in enumerate(each, at):
             for name, value in task.columns.items():
                 column[name][place] = value
             pairs += [(place, at + need) for need in task.after]
-        firsts[row] = [place for place, task in enumerate(each, at) if not task.after]
+        firsts[old] = [place for place, task in enumerate(each, at) if not task.after]
         needed = {need for task in each for need in task.after}
-        ends[row] = [at + place for place in range(len(each)) if place not in needed]
+        ends[old] = [at + place for place in range(len(each)) if place not in needed]
     row, need = _pairs(plan)
     plain = ~np.isin(row, list(tasks)) & ~np.isin(need, list(tasks))
     for a, b in zip(row[~plain].tolist(), need[~plain].tolist(), strict=True):

@@ -105,9 +105,7 @@ class StepProgram:
         groups = templates[0].groups
         if len(groups) == len(self.templates[0].groups):
             return dataclasses.replace(self, templates=templates)
-        return dataclasses.replace(
-            self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :]
-        )
+        return dataclasses.replace(self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :])
 
     # ------------------------------------------------------------ what follows
 
@@ -197,9 +195,7 @@ class StepProgram:
             "batch": batch,
         }
         counts = np.diff(template.need_offsets)[source]
-        at = np.arange(counts.sum()) + np.repeat(
-            template.need_offsets[source] - (np.cumsum(counts) - counts), counts
-        )
+        at = np.arange(counts.sum()) + np.repeat(template.need_offsets[source] - (np.cumsum(counts) - counts), counts)
         need = template.needs[at]
         back = template.step[source].repeat(counts) - template.step[need]
         needed = step.repeat(counts) - back
@@ -528,7 +524,8 @@ def template_of(
     return Plan(
         lanes=tuple(Lane(place, name, 0 if queues and name == queued else -1) for place, name in lanes),
         groups=tuple(groups), parts=tuple(parts), names=names, n_layers=n_layers, queues=tuple(queues), delays=delays,
-        cycles=cycles, servers=tuple(servers), notes=tuple(dict.fromkeys(notes)), step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
+        cycles=cycles, servers=tuple(servers), notes=tuple(dict.fromkeys(notes)),
+        step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
         peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need[order],
         need_offsets=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=int(begins[-1])))]), **column,
     )  # fmt: skip

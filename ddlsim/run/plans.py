@@ -26,7 +26,6 @@ Ints = npt.NDArray[np.int64]
 SUMS = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
 
 
-
 def encode_seconds(
     plan: Plan, experiment: Experiment, workloads: Sequence[Workload], hosts: Sequence[int] | Ints
 ) -> Floats:

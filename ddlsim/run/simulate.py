@@ -203,7 +203,8 @@ class UnderWay:
             seed=experiment.seed, compression=compression_of(experiment.compression), jitter=experiment.jitter,
             whole=prepared.workloads,
             crashes=[[(start + fall, start + back) for fall, back in own] for own in crashes],
-            machines_crash=experiment.failures is not None and experiment.failures.per != "device", shows_plan=shows_plan,
+            machines_crash=experiment.failures is not None and experiment.failures.per != "device",
+            shows_plan=shows_plan,
         )  # fmt: skip
         experiment.strategy.start(setting)
         self._check()

@@ -1,8 +1,8 @@
 """Workers that go round in cycles of their own (:mod:`ddlsim.runtime.lanes`) as a step program, to print and export.
 
 A step of the program is one cycle of each worker: its work, its messages to servers or peers, and their answers. Needs
-stay with the own rank, so no cycle waits for another one. Whatever depends on who comes first is decided in the run, and
-the notes of the plan list it.
+stay with the own rank: a cycle waits for another one only where it receives from it. What depends on who comes first
+is decided in the run, and listed in the notes of the plan.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def plan_of_cycles(
     choose    draws the peer that a worker sends to, -1 for none; the first one that it draws is shown
     notes     what else the run decides
     """
-
 
     def plan(n_cycles: int | None) -> Plan:
         cycles = _Cycles(workers, ops, nbytes, servers, peers, choose, messages)

@@ -23,8 +23,8 @@ from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.executed import as_executed
 from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, way_of
+from ddlsim.runtime.executed import as_executed
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.travel import SAMPLES, Travel
 from ddlsim.runtime.worker import UNVARIED, Worker

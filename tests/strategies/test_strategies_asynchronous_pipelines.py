@@ -14,8 +14,8 @@ from ddlsim.plan.asynchronous_pipeline import stage_delays
 from ddlsim.plan.plan import UPDATE
 from ddlsim.run import run
 from ddlsim.run.notes import delay_warnings
-from ddlsim.run.simulate import plan_of_run
 from ddlsim.run.prepare import prepare
+from ddlsim.run.simulate import plan_of_run
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
 
