@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan.inserted import Task, expanded
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, PUSH_PULL, RECEIVE, SEND, Lane, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, PUSH_PULL, RECEIVE, SEND, Lane, Plan
 
 
 @checked
@@ -41,11 +41,18 @@ def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     return dataclasses.replace(plan, lanes=lanes, groups=groups, servers=servers, need_offsets=offsets, **columns)
 
 
-def as_messages(plan: Plan, answers: Mapping[int, float] = MappingProxyType({})) -> Plan:
+class Answer(NamedTuple):
+    """What a worker pulls of a push-pull from all servers, and the s that each server needs to make it."""
+
+    nbytes: float
+    seconds: Sequence[float]
+
+
+def as_messages(plan: Plan, answers: Mapping[int, Answer] = MappingProxyType({})) -> Plan:
     """Return a plan whose push-pulls are messages: each worker sends every server its part, which answers all workers
     when it has all their parts.
 
-    answers  bytes of what a worker pulls, by the key of a push-pull; by default those that it pushes
+    answers  by the key of a push-pull; by default as many bytes as are pushed, in no time
     """
     lanes = {lane: number for number, lane in enumerate(plan.lanes)}
     servers, n = set(plan.servers), len(plan.servers)
@@ -61,12 +68,16 @@ def as_messages(plan: Plan, answers: Mapping[int, float] = MappingProxyType({}))
 
     for row in plan.rows(PUSH_PULL).tolist():
         pushed = float(plan.nbytes[row])
-        pulled = answers.get(int(plan.key[row]), pushed)
+        pulled, seconds = answers.get(int(plan.key[row]), Answer(pushed, (0.0,) * n))
         own = plan.lanes[plan.lane[row]].name
         others = [rank for rank in plan.groups[plan.peer[row]] if (rank in servers) != (int(plan.rank[row]) in servers)]
         if int(plan.rank[row]) in servers:
             tasks[row] = [Task(message(row, to, pushed, RECEIVE, f"{own} {to}")) for to in others]
-            arrived = range(len(others))
+            arrived: Sequence[int] = range(len(others))
+            if (needed := seconds[plan.servers.index(int(plan.rank[row]))]) > 0.0:
+                work = {"kind": COMPUTE, "seconds": needed, "nbytes": 0.0, "peer": -1, "key": -1, "part": -1}
+                tasks[row].append(Task(work, arrived))
+                arrived = [len(others)]
             tasks[row] += [Task(message(row, to, pulled, SEND, f"{own} {to}"), arrived) for to in others]
             continue
         tasks[row] = []

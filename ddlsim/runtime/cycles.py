@@ -147,13 +147,12 @@ class _Cycles:
         elif op.kind in (ls.OWED, ls.FETCH):
             self._work(worker, COMPUTE, 0.0, op.name)
         elif op.kind == ls.EXCHANGE:
+            self._push(worker)
             for i, seconds in enumerate(self.servers):
-                self._push(worker, i)
                 self._serve(worker, i, "update", seconds)
-                self._pull(worker, i)
+            self._pull(worker)
         elif op.kind == ls.TRAVEL:
-            for i in range(len(self.servers)):
-                (self._pull if op.number else self._push)(worker, i)
+            (self._pull if op.number else self._push)(worker)
         elif op.kind == ls.REST and op.seconds is not None and op.seconds(worker):
             for i in range(len(self.servers)):
                 self._serve(worker, i, op.name, op.seconds(worker))
@@ -219,19 +218,22 @@ class _Cycles:
 
     # ------------------------------------------------------------ servers and chosen peers
 
-    def _push(self, worker: Worker, i: int) -> None:
-        ends, lanes = (worker.rank, len(self.workers) + i), (f"server {i}", f"worker {worker.rank}")
-        sent, _ = self._message(ends, lanes, self._size(worker, i)[0], self._ready(worker))
-        self.waits[worker.rank].append(sent)
+    def _push(self, worker: Worker) -> None:
+        ready, sent = self._ready(worker), list[_Ref]()
+        for i in range(len(self.servers)):
+            ends, lanes = (worker.rank, len(self.workers) + i), (f"server {i}", f"worker {worker.rank}")
+            sent.append(self._message(ends, lanes, self._size(worker, i)[0], ready)[0])
+        self.waits[worker.rank] += sent
 
     def _serve(self, worker: Worker, i: int, name: str, seconds: float) -> _Ref:
         return self._add(len(self.workers) + i, f"worker {worker.rank}", COMPUTE, (), name, seconds=seconds)
 
-    def _pull(self, worker: Worker, i: int) -> None:
-        ends, lanes = (len(self.workers) + i, worker.rank), (f"worker {worker.rank}", f"server {i}")
-        met = self._gathered[i] if 1 < self._awaited == len(self.workers) else []  # the pushes of all workers
-        _, arrived = self._message(ends, lanes, self._size(worker, i, down=True)[0], met)
-        self.waits[worker.rank].append(arrived)
+    def _pull(self, worker: Worker) -> None:
+        for i in range(len(self.servers)):
+            ends, lanes = (len(self.workers) + i, worker.rank), (f"worker {worker.rank}", f"server {i}")
+            met = self._gathered[i] if 1 < self._awaited == len(self.workers) else []  # the pushes of all workers
+            _, arrived = self._message(ends, lanes, self._size(worker, i, down=True)[0], met)
+            self.waits[worker.rank].append(arrived)
 
     def _dispatch(self, worker: Worker, to: int, *, answered: bool) -> None:
         rank = worker.rank

@@ -37,6 +37,7 @@ from ddlsim.compression.exchange import shard_sizes, title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import KINDS, Plan
+from ddlsim.plan.servers import Answer
 from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
@@ -105,8 +106,8 @@ class Exchange:
         """Return the collectives that a member enters in turn, for parts that are `nbytes` without codec."""
         raise NotImplementedError
 
-    def answer_nbytes(self, step: int, part: int) -> float:
-        """Return the bytes of a part that servers answer each worker with."""
+    def answer(self, step: int, part: int) -> Answer:
+        """Return what servers answer each worker with when they have a part."""
         raise NotImplementedError
 
     @property
@@ -613,8 +614,9 @@ class ThroughServers(Exchange):
         """Return the bytes of a server's share of parts that travel as one."""
         return sum(size(step, part * len(self.nodes) + server, 0) for part in parts)
 
-    def answer_nbytes(self, step: int, part: int) -> float:
-        return sum(self._sum(step, [part], server, self._answer) for server in range(len(self.nodes)))
+    def answer(self, step: int, part: int) -> Answer:
+        nbytes = sum(self._sum(step, [part], server, self._answer) for server in range(len(self.nodes)))
+        return Answer(nbytes, [self._mean_seconds(part, server) for server in range(len(self.nodes))])
 
     @property
     def plan_notes(self) -> list[str]:
@@ -649,10 +651,13 @@ class ThroughServers(Exchange):
 
     def _average(self, parts: Sequence[int], server: int) -> Process:
         """Decode, average and encode the answer, one piece after the other."""
+        for part in parts:
+            what, seconds = f"mean of piece {part * len(self.nodes) + server}", self._mean_seconds(part, server)
+            yield from self._handle(self._threads[server].of((0, 0), 0.0), server, what, seconds)
+
+    def _mean_seconds(self, part: int, server: int) -> float:
         assert self.codec is not None
-        for piece in (part * len(self.nodes) + server for part in parts):
-            seconds = self.codec.seconds.server(self.codec.pieces[piece].n, self.communicator.n_ranks)
-            yield from self._handle(self._threads[server].of((0, 0), 0.0), server, f"mean of piece {piece}", seconds)
+        return self.codec.seconds.server(self.codec.pieces[part * len(self.nodes) + server].n, self.communicator.n_ranks)
 
     def _message(self, worker: Worker, step: int, parts: Sequence[int], share: _Share) -> Process:
         """Push and pull a share whose size depends on values."""

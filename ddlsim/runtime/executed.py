@@ -34,7 +34,7 @@ def as_executed(plan: Plan, exchange_of: Callable[[int, int, bool], Exchange], w
     if not n_servers:
         return _in_calls(plan, coded, workers)
     answers = {
-        int(plan.key[row]): exchange.answer_nbytes(int(plan.step[row]), int(plan.part[row]))
+        int(plan.key[row]): exchange.answer(int(plan.step[row]), int(plan.part[row]))
         for row, exchange in coded.items()
     }
     pushed = plan.nbytes.copy()
