@@ -657,7 +657,8 @@ class ThroughServers(Exchange):
 
     def _mean_seconds(self, part: int, server: int) -> float:
         assert self.codec is not None
-        return self.codec.seconds.server(self.codec.pieces[part * len(self.nodes) + server].n, self.communicator.n_ranks)
+        piece = self.codec.pieces[part * len(self.nodes) + server]
+        return self.codec.seconds.server(piece.n, self.communicator.n_ranks)
 
     def _message(self, worker: Worker, step: int, parts: Sequence[int], share: _Share) -> Process:
         """Push and pull a share whose size depends on values."""

@@ -122,7 +122,10 @@ class ParameterServer:
         """Return what workers with these workloads, and the servers, which are the ranks behind them, do in `steps`
         steps. ``local_reduction`` and ``fabric`` are a matter of execution."""
         if self.work is not None:
-            raise ConfigError("plan: the step of servers with work is not a table yet; leave work out to see it")
+            raise ConfigError(
+                "plan: servers with work decide in the run which of them gets a small tensor; leave work out, or "
+                "simulate it and use result.plan"
+            )
         program = AllReduce(overlap=self.overlap).program(workloads, accumulation)
         return through_servers(program.unroll(steps), self.servers)
 
