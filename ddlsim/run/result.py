@@ -19,6 +19,7 @@ from ddlsim.output_files import write_text
 from ddlsim.plan import Plan
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.outcome import Outcome
+from ddlsim.strategies import contract
 from ddlsim.workload.jitter import NoJitter
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ class Result(Outcome):
         from ddlsim.run.simulate import plan_of_run
 
         return plan_of_run(self.experiment)
+
+    @property
+    def plan_nodes(self) -> list[int]:
+        """The node of each rank of the :attr:`plan`: the workers, then the servers. For ``plan.execute``."""
+        return list(contract.of(self.experiment.strategy).plan_nodes(self.cluster, self.nodes.tolist()))
 
     @checked
     def known(self, quantity: Annotated[str, one_of("cost_rate", "cost", "energy", "power")]) -> float | None:

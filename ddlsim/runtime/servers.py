@@ -33,9 +33,20 @@ Placement = Annotated[str, one_of("own", "colocated")]
 ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
 
 
+class PlacesServers:
+    """Strategies with servers, which are the ranks of their plans behind the workers."""
+
+    servers: int
+    placement: str
+
+    def plan_nodes(self, cluster: Cluster, nodes: list[int]) -> list[int]:
+        """Return where the ranks of the plan are: the workers, on these `nodes`, and the servers."""
+        return nodes + server_nodes(cluster, nodes, self.servers, self.placement)
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
-class WithServers:
+class WithServers(PlacesServers):
     """The fields of strategies whose servers act together, for these to inherit: as for AsyncParameterServer."""
 
     servers: Count = 1

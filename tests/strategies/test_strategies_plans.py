@@ -14,11 +14,10 @@ import ddlsim
 from ddlsim import ConfigError
 from ddlsim import compression as cp
 from ddlsim.cluster import load_cluster, star
-from ddlsim.plan import Plan, read_chakra, read_goal
+from ddlsim.plan import read_chakra, read_goal
 from ddlsim.plan.check import check_exchanges
 from ddlsim.plan.servers import as_messages
 from ddlsim.run.simulate import plan_of_run
-from ddlsim.runtime.servers import server_nodes
 from ddlsim.strategies import contract
 
 NETWORK = load_cluster(star(8, bandwidth="100 Mbit/s", latency="20 us"))
@@ -52,12 +51,10 @@ def experiment(name: str, *, compressed: bool = False, **more: Any) -> ddlsim.Ex
     return ddlsim.Experiment(NETWORK, one.model, one.strategy, one.batch_size, N_WORKERS, **fields, **more)
 
 
-def nodes_of(experiment: ddlsim.Experiment, plan: Plan) -> list[int]:
+def nodes_of(experiment: ddlsim.Experiment) -> list[int]:
     """Return the node of each rank: workers, then servers."""
     workers = NETWORK.workers[:N_WORKERS].tolist()
-    n = plan.n_ranks - N_WORKERS
-    strategy: Any = experiment.strategy
-    return [*workers, *(server_nodes(NETWORK, workers, n, strategy.placement) if n else ())]
+    return list(contract.of(experiment.strategy).plan_nodes(NETWORK, workers))
 
 
 @pytest.mark.parametrize(("name", "compressed"), rows(CASES, 44))
@@ -66,7 +63,7 @@ def test_every_plan_prints_is_proved_and_is_read_back(name, compressed, tmp_path
     plan = plan_of_run(made)
     assert all(note in str(plan) for note in plan.notes)
     check_exchanges(plan)
-    plan.execute(NETWORK, nodes=nodes_of(made, plan))  # everything can run
+    plan.execute(NETWORK, nodes=nodes_of(made))  # everything can run
     if name.split()[0] in PROVED and not compressed:
         plan.check()
     plan.to_chakra(tmp_path / "step.et")
@@ -74,9 +71,7 @@ def test_every_plan_prints_is_proved_and_is_read_back(name, compressed, tmp_path
     if not plan.queues:
         plan.to_goal(tmp_path / "step.goal", RING)
         times = [
-            each.execute(
-                NETWORK, {**RING, "push_pull": "direct"}, nodes=nodes_of(made, plan), rank_order="given"
-            ).seconds
+            each.execute(NETWORK, {**RING, "push_pull": "direct"}, nodes=nodes_of(made), rank_order="given").seconds
             for each in (plan, read_goal(tmp_path / "step.goal"))
         ]
         assert times[0] == pytest.approx(times[1], abs=1e-6)
@@ -117,7 +112,7 @@ def test_a_plan_takes_as_long_as_the_run(name, compressed):
         steps = 6
     result = ddlsim.simulate(made.with_(steps=steps, warmup=0))
     plan = result.plan
-    seconds = plan.execute(NETWORK, {**RING, "push_pull": "direct"}, nodes=nodes_of(made, plan)).seconds
+    seconds = plan.execute(NETWORK, {**RING, "push_pull": "direct"}, nodes=result.plan_nodes).seconds
     first = max(ends[0] for ends in result.recorder.step_end) if steps == 6 else result.end_time
     # 1e-3: the server's decoding, which takes its turns in the run
     assert seconds == pytest.approx(first, rel=1e-3 if steps == 6 else 1e-9)
@@ -188,7 +183,7 @@ def test_processes_can_tell_their_plan():
 def test_cycles_of_workers_with_unequal_devices():
     made = experiment("AsyncParameterServer", speed=(1.0, 0.5, 1.0, 2.0))
     plan = plan_of_run(made, 2)
-    ends = plan.execute(NETWORK, nodes=nodes_of(made, plan)).end
+    ends = plan.execute(NETWORK, nodes=nodes_of(made)).end
     last = [ends[(plan.rank == rank) & (plan.step == 1)].max() for rank in range(N_WORKERS)]
     assert np.argmax(last) == 1
     assert np.argmin(last) == 3
