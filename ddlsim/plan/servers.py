@@ -41,18 +41,19 @@ def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     return dataclasses.replace(plan, lanes=lanes, groups=groups, servers=servers, need_offsets=offsets, **columns)
 
 
-class Answer(NamedTuple):
-    """What a worker pulls of a push-pull from all servers, and the s that each server needs to make it."""
+class Service(NamedTuple):
+    """What a worker pushes to all servers together, and pulls from them, and the s that each server needs between."""
 
-    nbytes: float
+    pushed: float
+    pulled: float
     seconds: Sequence[float]
 
 
-def as_messages(plan: Plan, answers: Mapping[int, Answer] = MappingProxyType({})) -> Plan:
+def as_messages(plan: Plan, services: Mapping[int, Service] = MappingProxyType({})) -> Plan:
     """Return a plan whose push-pulls are messages: each worker sends every server its part, which answers all workers
     when it has all their parts.
 
-    answers  by the key of a push-pull; by default as many bytes as are pushed, in no time
+    services  by the key of a push-pull; by default its bytes, in no time
     """
     lanes = {lane: number for number, lane in enumerate(plan.lanes)}
     servers, n = set(plan.servers), len(plan.servers)
@@ -67,8 +68,8 @@ def as_messages(plan: Plan, answers: Mapping[int, Answer] = MappingProxyType({})
         return {"kind": kind, "peer": to, "nbytes": nbytes / n, "key": len(plan) + key, "lane": lane, "part": -1}
 
     for row in plan.rows(PUSH_PULL).tolist():
-        pushed = float(plan.nbytes[row])
-        pulled, seconds = answers.get(int(plan.key[row]), Answer(pushed, (0.0,) * n))
+        nbytes = float(plan.nbytes[row])
+        pushed, pulled, seconds = services.get(int(plan.key[row]), Service(nbytes, nbytes, (0.0,) * n))
         own = plan.lanes[plan.lane[row]].name
         others = [rank for rank in plan.groups[plan.peer[row]] if (rank in servers) != (int(plan.rank[row]) in servers)]
         if int(plan.rank[row]) in servers:

@@ -37,7 +37,7 @@ from ddlsim.compression.exchange import shard_sizes, title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import KINDS, Plan
-from ddlsim.plan.servers import Answer
+from ddlsim.plan.servers import Service
 from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
@@ -106,8 +106,8 @@ class Exchange:
         """Return the collectives that a member enters in turn, for parts that are `nbytes` without codec."""
         raise NotImplementedError
 
-    def answer(self, step: int, part: int) -> Answer:
-        """Return what servers answer each worker with when they have a part."""
+    def service(self, step: int, part: int) -> Service:
+        """Return what servers get of an encoded part, and answer."""
         raise NotImplementedError
 
     @property
@@ -614,9 +614,12 @@ class ThroughServers(Exchange):
         """Return the bytes of a server's share of parts that travel as one."""
         return sum(size(step, part * len(self.nodes) + server, 0) for part in parts)
 
-    def answer(self, step: int, part: int) -> Answer:
-        nbytes = sum(self._sum(step, [part], server, self._answer) for server in range(len(self.nodes)))
-        return Answer(nbytes, [self._mean_seconds(part, server) for server in range(len(self.nodes))])
+    def service(self, step: int, part: int) -> Service:
+        servers = range(len(self.nodes))
+        pushed, pulled = (
+            sum(self._sum(step, [part], server, size) for server in servers) for size in (self._push, self._answer)
+        )
+        return Service(pushed, pulled, [self._mean_seconds(part, server) for server in servers])
 
     @property
     def plan_notes(self) -> list[str]:

@@ -33,15 +33,12 @@ def as_executed(plan: Plan, exchange_of: Callable[[int, int, bool], Exchange], w
     n_servers = max((exchange.communicator.n_bystanders for exchange in different), default=0)
     if not n_servers:
         return _in_calls(plan, coded, workers)
-    answers = {
-        int(plan.key[row]): exchange.answer(int(plan.step[row]), int(plan.part[row]))
+    services = {
+        int(plan.key[row]): exchange.service(int(plan.step[row]), int(plan.part[row]))
         for row, exchange in coded.items()
     }
-    pushed = plan.nbytes.copy()
-    for row, exchange in coded.items():
-        pushed[row] = exchange.buffer_nbytes(int(plan.part[row]), 0.0)
-    plan = through_servers(dataclasses.replace(plan, nbytes=pushed), n_servers)
-    return as_messages(plan, answers) if answers else plan
+    plan = through_servers(plan, n_servers)
+    return as_messages(plan, services) if services else plan
 
 
 def _with_seconds(plan: Plan, exchanges: Mapping[int, Exchange], workers: Sequence[Worker]) -> Plan:

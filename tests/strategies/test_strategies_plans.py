@@ -157,6 +157,27 @@ def test_sums_of_hierarchies_are_dense_inside_machines():
     assert all(plan.rank[plan.needs[plan.need_offsets[row]]] == 1 for row in of_rank.tolist())
 
 
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        ("AllReduce", N_WORKERS),  # an all-gather
+        ("LocalSGD", N_WORKERS),
+        ("AdaComm", N_WORKERS),
+        ("FSDP", 2.0),
+        ("ParameterServer", 8 / 3),  # messages of 4 workers there and back, instead of a push-pull of 6 ranks
+        ("AsyncParameterServer", 1.0),
+        ("KSync", 1.0),
+        ("DPSGD", 1.0),
+        ("ADPSGD", 1.0),
+    ],
+)
+def test_sizes_that_depend_on_values_are_dense(name, times):
+    dense = experiment(name).with_(training=ddlsim.Training("digits", rate=0.02, updates=4))
+    plan = plan_of_run(dense.with_(compression=cp.Threshold(0.1)))
+    assert "the sizes of what Threshold sends depend on values; here they are dense" in plan.notes
+    assert plan.nbytes.sum() == pytest.approx(times * plan_of_run(dense).nbytes.sum())
+
+
 def test_processes_can_tell_their_plan():
     class Silent(ddlsim.AllReduce):
         def start(self, setting):
