@@ -89,6 +89,11 @@ class Every(NamedTuple):
     end: float = math.inf
     unless: int = 0
 
+    @property
+    def length(self) -> int:
+        """Steps after which it repeats."""
+        return math.lcm(self.period, self.unless or 1)
+
     def includes(self, step: int) -> bool:
         """Return whether the task takes place in a step."""
         inside = self.begin <= step <= self.end and (step - self.offset) % self.period == 0
@@ -115,6 +120,11 @@ class Chosen:
 
     steps: list[int]
     period: int
+
+    @property
+    def length(self) -> int:
+        """Steps until the task takes place for the first time."""
+        return self.steps[0]
 
     def includes(self, step: int) -> bool:
         """Return whether the task takes place in a step."""
@@ -150,6 +160,7 @@ class Plan:
                   (): steps begin with the updated weights, and end with all micro-batches
     tensor        ranks that share every layer: rank r computes part r mod tensor of each layer that it has, and what
                   must hold for a model holds for each of these parts
+    notes         what the plan leaves open, such as what is decided in a run, in one line each
 
     lane          the lane that does the task; rows of one lane are in its order
     kind          place in :data:`KINDS`. Passes are forward and backward ones, and of the latter those that make the
@@ -187,6 +198,7 @@ class Plan:
     delays: tuple[int, ...] = ()
     cycles: tuple[Every | Chosen, ...] = ()
     tensor: int = 1
+    notes: tuple[str, ...] = ()
     lane: Ints
     kind: Ints
     name: Ints

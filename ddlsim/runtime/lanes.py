@@ -19,6 +19,8 @@ from ddlsim.network.devices import SLOW
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
+from ddlsim.runtime.codec import Messages
+from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
@@ -40,6 +42,7 @@ class Lanes:
     batch    services of an update of servers that act together; 0: their staleness is no matter
     first    the operation that all begin with
     back     what follows when a worker that has crashed is back, besides that it takes the model that there is
+    messages what encodes them, and `notes` on what the run decides: for the plan
 
     Where nothing learns and nothing is asked, Python hears of blocks of the log alone.
     """
@@ -49,7 +52,7 @@ class Lanes:
         servers: Sequence[tuple[int, float]] = (), peers: Sequence[Sequence[int]] = (), depth: int = 1,
         served: Callable[[Worker, int, int, bool], None] | None = None, asks: bool = False,
         choose: Callable[[Worker], int] | None = None, batch: int = 1, first: int = 0,
-        back: Callable[[Worker], None] | None = None,
+        back: Callable[[Worker], None] | None = None, messages: Messages | None = None, notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.setting, self.ops, self.samples, self.served, self.batch = setting, list(ops), samples, served, batch
         self.together = any(op.kind == ls.TURN for op in ops)
@@ -82,6 +85,10 @@ class Lanes:
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
         counts[ls.FIRST_HANDLE] = network.first_handle
         counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, setting.recorder.keep_spans
+        setting.plan = plan_of_cycles(
+            workers, [*self.ops[first:], *self.ops[:first]], nbytes, servers=[seconds for _, seconds in servers],
+            peers=peers, choose=choose, messages=messages, notes=notes,
+        )  # fmt: skip
         counts[ls.MANNER] = ls.TOGETHER if self.together else ls.APART
         if choose is not None:
             counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING

@@ -16,7 +16,7 @@ from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import UPDATE, Ints
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.costs import Phase
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Route, whole
+from ddlsim.runtime.exchange import Call, CollectiveExchange, Exchange, Route, whole
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import TableRun
@@ -127,6 +127,9 @@ class _Rounds(Exchange):
 
     def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
         return self._by.schedule(self._round(step), [0], nbytes)
+
+    def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
+        return self._by.calls(self._round(step), [0], nbytes, place)
 
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
         return self._by.phases(self._round(step), [0], nbytes)

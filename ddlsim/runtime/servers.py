@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import simpy
 
@@ -22,6 +22,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message, Messages
+from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.lanes import Lanes, Op
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.setting import Setting
@@ -32,9 +33,26 @@ Placement = Annotated[str, one_of("own", "colocated")]
 ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
 
 
+class PlacesServers:
+    """Strategies with servers, which are the ranks of their plans behind the workers."""
+
+    servers: int
+    placement: str
+
+    def plan_nodes(self, cluster: Cluster, nodes: list[int]) -> list[int]:
+        """Return where the ranks of the plan are: the workers, on these `nodes`, and the servers."""
+        return nodes + server_nodes(cluster, nodes, self.servers, self.placement)
+
+
+class UpdatesServers(PlacesServers):
+    """Strategies whose servers need `apply_time` for an update."""
+
+    apply_time: float | str
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
-class WithServers:
+class WithServers(UpdatesServers):
     """The fields of strategies whose servers act together, for these to inherit: as for AsyncParameterServer."""
 
     servers: Count = 1
@@ -118,17 +136,6 @@ class Threads:
             show(begin, self._loop.now)
 
 
-class HasServers(Protocol):
-    """A strategy with servers."""
-
-    @property
-    def servers(self) -> int: ...
-    @property
-    def placement(self) -> str: ...
-    @property
-    def apply_time(self) -> float | str: ...
-
-
 class Servers:
     """A strategy's servers with an equal part of the parameters each, to which workers send gradients or `models`.
 
@@ -139,7 +146,7 @@ class Servers:
     Raises ConfigError if there are not enough machines.
     """
 
-    def __init__(self, strategy: HasServers, setting: Setting, *, models: bool = False) -> None:
+    def __init__(self, strategy: UpdatesServers, setting: Setting, *, models: bool = False) -> None:
         self.setting = setting
         self.nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
         self.apply_time = si(strategy.apply_time, "time")
@@ -150,6 +157,20 @@ class Servers:
     def follows(self) -> bool:
         """Whether values, or sizes, follow what workers of a run do at its servers."""
         return self.messages.choice is not None or self.setting.learner.task is not None
+
+    def plan(self, ops: Sequence[Op], notes: Sequence[str]) -> None:
+        """Show workers, who are processes, with cycles of `ops` (``Setting.plan``), and `notes` on what they decide."""
+        setting, n = self.setting, len(self.nodes)
+        ops = [*ops, Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull"), Op(ls.WORK, "decode")]
+        seconds = [self.apply_time + self.messages.server_seconds(i) for i in range(n)]
+        setting.plan = plan_of_cycles(
+            setting.workers,
+            ops,
+            setting.workers[0].workload.gradient_nbytes / n,
+            servers=seconds,
+            messages=self.messages,
+            notes=notes,
+        )
 
     def up(self, worker: Worker, message: Message) -> simpy.Event:
         """Send what a worker has packed; the event is when all servers have their part."""
@@ -201,9 +222,11 @@ class UpdateRule:
     counted  an update of the servers is one of the run
     told     the staleness of visits matters
     follows  values, or sizes, follow what workers do
+    notes    what the plan of a cycle leaves open
     """
 
     count = 1
+    notes: Sequence[str] = ()
     late = counted = told = True
 
     def __init__(self, servers: Servers) -> None:
@@ -274,6 +297,8 @@ class UpdateRule:
             served=self._served if follows else None,
             batch=self.count if self.told else 0,
             first=0 if first is None else ops.index(first),
+            messages=servers.messages,
+            notes=self.notes,
         )
 
     def _packed(self, worker: Worker) -> None:

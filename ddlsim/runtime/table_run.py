@@ -24,7 +24,8 @@ from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, PUSH_PULL, REDUCE_SCATT
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vectors, after
+from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vectors, Way, after, way_of
+from ddlsim.runtime.executed import as_executed
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import UNVARIED, Worker
 from ddlsim.workload.compute import Workload
@@ -201,7 +202,7 @@ def run_table(
 
 def is_one_step(setting: Setting, live: int = LIVE) -> bool:
     """Return whether a run ends with its first step, so that no step is gone through again."""
-    return live == LIVE and setting.stop.n_updates == 1 and setting.learner.task is None
+    return not setting.shows_plan and live == LIVE and setting.stop.n_updates == 1 and setting.learner.task is None
 
 
 def disturbed(setting: Setting) -> str:
@@ -209,6 +210,7 @@ def disturbed(setting: Setting) -> str:
     nothing does."""
     loop, workers = setting.loop, setting.workers
     reasons = {
+        "every rank is to be shown": setting.shows_plan,
         "others use the network": loop.network.is_shared,
         "faults change links": loop.network.changes,
         "pauses": len(loop.network.pauses) > 0,
@@ -258,7 +260,8 @@ class TableRun:
         once = is_one_step(setting, live)
         program = make(workloads)
         self.exchanges = exchanges(self.model.gradient, program.unroll_all(1))
-        program = self._with_more(program)
+        program = self._program = self._with_more(program)
+        setting.plan = self.plan
         self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self.calls = calls = Calls(self, owner)
@@ -312,6 +315,15 @@ class TableRun:
             tasks = self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
             if np.isnan(tasks["start"]).all():
                 tasks["kind"] = self._kind(step)
+
+    def plan(self, steps: int | None) -> Plan:
+        """Return the first steps, or one cycle of them, as they are executed."""
+        plan = self._program.unroll(self._program.cycle if steps is None else steps)
+
+        def exchange(kind: int, group: int, parts: bool) -> Exchange:
+            return self.calls.exchanges[kind, group, parts]
+
+        return as_executed(plan, exchange, self.workers)
 
     def tasks_of(self, step: int) -> Records:
         """Return the tasks of a step in flight."""
@@ -545,15 +557,6 @@ class TableRun:
         if self.workers[0].accumulation > 1:
             return f"the parameters of step {step}"
         return f"the parameters of layer {self.steps.plan.first[row]}"
-
-
-#: kind of collective, group, whether it is of parts of the gradients
-Way = tuple[int, int, bool]
-
-
-def way_of(plan: Plan, row: int) -> Way:
-    """Return which exchange a collective is of."""
-    return int(plan.kind[row]), int(plan.peer[row]), bool(plan.part[row] >= 0)
 
 
 class Calls:

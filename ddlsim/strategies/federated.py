@@ -93,6 +93,7 @@ class _Rounds(UpdateRule):
     def __init__(self, strategy: FedAvg, setting: Setting) -> None:
         super().__init__(Servers(strategy, setting, models=True))
         self.count, self.params = strategy.n_drawn(len(setting.workers)), setting.learner.initial
+        self.notes = [f"{self.count} clients are drawn for each round, and the update takes the models of all of them"]
         self.follows = True  # an update samples the clients of the next round
         self._strategy, self._draws = strategy, stream(setting.seed, 0, "rounds")
         self._clients = [_Client(worker) for worker in setting.workers]
