@@ -89,11 +89,6 @@ class Every(NamedTuple):
     end: float = math.inf
     unless: int = 0
 
-    @property
-    def length(self) -> int:
-        """Steps after which it repeats."""
-        return math.lcm(self.period, self.unless or 1)
-
     def includes(self, step: int) -> bool:
         """Return whether the task takes place in a step."""
         inside = self.begin <= step <= self.end and (step - self.offset) % self.period == 0
@@ -116,15 +111,17 @@ class Chosen:
     """Steps in which a task takes place, in order, that somebody chooses while the steps before them are executed.
 
     period  the most steps from one to the next that ranks are sure not to get too far apart in
+    by      what the choice depends on
     """
 
     steps: list[int]
     period: int
+    by: str
 
     @property
-    def length(self) -> int:
-        """Steps until the task takes place for the first time."""
-        return self.steps[0]
+    def first(self) -> Every:
+        """The steps if the first period is never changed."""
+        return Every(self.steps[0])
 
     def includes(self, step: int) -> bool:
         """Return whether the task takes place in a step."""

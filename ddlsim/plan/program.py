@@ -112,7 +112,8 @@ class StepProgram:
     @property
     def cycle(self) -> int:
         """Steps after which the tasks repeat."""
-        return math.lcm(*(every.length for every in self.template.cycles))
+        first = (each.first if isinstance(each, Chosen) else each for each in self.template.cycles)
+        return math.lcm(*(n for every in first for n in (every.period, every.unless) if n))
 
     @property
     def template(self) -> Plan:
@@ -157,7 +158,12 @@ class StepProgram:
 
         Raises ConfigError for fewer than one step.
         """
-        return _taking_place(self.unroll_all(steps))
+        plan = self.unroll_all(steps)
+        for chosen in (each for each in plan.cycles if isinstance(each, Chosen)):
+            note = f"all periods are {chosen.steps[0]} steps here; the run sets later ones by {chosen.by}"
+            cycles = tuple(each.first if each is chosen else each for each in plan.cycles)
+            plan = dataclasses.replace(plan, cycles=cycles, notes=(*plan.notes, note))
+        return _taking_place(plan)
 
     def unroll_all(self, steps: int) -> Plan:
         """Return the plan of the first `steps` steps with all tasks, also those that do not take place in a step."""

@@ -425,7 +425,8 @@ class Parallel(WithFabric):
         Where all ranks would be too many, one is executed nevertheless. Raises ConfigError where members share links
         that others use, too, or that change.
         """
-        many, why_not, network = groups.n_tasks > MOST_TASKS, disturbed(setting), setting.loop.network
+        many = groups.n_tasks > MOST_TASKS and not setting.shows_plan
+        why_not, network = disturbed(setting), setting.loop.network
         if (groups.kinds != groups.kinds[:, :1]).any():
             why_not = why_not or "members compute at different speeds"
         is_known = self.cost != "simulated" and len(members) > self.pipeline
