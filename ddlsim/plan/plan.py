@@ -9,6 +9,7 @@ send ends when it has been delivered, and so does the receive, unless that start
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -91,6 +92,25 @@ class Every(NamedTuple):
         """Return whether the task takes place in a step."""
         inside = self.begin <= step <= self.end and (step - self.offset) % self.period == 0
         return inside and not (self.unless and step % self.unless == 0)
+
+    def count(self, step: int) -> int:
+        """Return in how many of the steps 1, 2, ..., `step` the task takes place."""
+        last = int(min(step, self.end))
+        n = _n_congruent(self.begin, last, self.offset, self.period)
+        if not self.unless:
+            return n
+        both = math.lcm(self.period, self.unless)
+        left_out = [each for each in range(0, both, self.unless) if (each - self.offset) % self.period == 0]
+        return n - sum(_n_congruent(self.begin, last, each, both) for each in left_out)
+
+    def nth(self, number: int) -> int:
+        """Return the step in which the task takes place for the `number`-th time, from 1."""
+        return bisect.bisect_left(range(1 << 62), number, key=self.count)
+
+
+def _n_congruent(first: int, last: int, rest: int, modulus: int) -> int:
+    """Return how many of the numbers `first`, ..., `last` are `rest` modulo `modulus`."""
+    return max(0, (last - rest) // modulus - (first - 1 - rest) // modulus)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

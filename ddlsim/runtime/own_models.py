@@ -13,7 +13,7 @@ import simpy
 from ddlsim.collectives import Schedule
 from ddlsim.learning import Array, Value
 from ddlsim.plan.local_steps import Average, local_steps
-from ddlsim.plan.plan import UPDATE, Every, Ints
+from ddlsim.plan.plan import UPDATE, Ints
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Route, whole
@@ -65,7 +65,7 @@ class _Rounds(Exchange):
 
     def _round(self, step: int) -> int:
         """Return the number of the round of a step, 0-based: how many there were before."""
-        return _count(self.rule.average.steps, step)
+        return self.rule.average.steps.count(step)
 
     # ------------------------------------------------------------ values
 
@@ -95,7 +95,7 @@ class _Rounds(Exchange):
 
     def _vector(self, number: int, place: int) -> Value[Array]:
         """Return what a member's part of a round is compressed from."""
-        step = _nth(self.rule.average.steps, number)
+        step = self.rule.average.steps.nth(number + 1) - 1
         self._models.bring(self._number, step, self.communicator.workers[place].rank)
         common, brought = self._begun[number]
         value = brought[place]
@@ -124,19 +124,6 @@ class _Rounds(Exchange):
 
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
         return self._by.phases(self._round(step), [0], nbytes)
-
-
-def _count(every: Every, step: int) -> int:
-    """Return in how many steps before `step` (numbered from 0) something has taken place."""
-    if not every.unless and every.end == float("inf"):
-        first = every.begin + (every.offset - every.begin) % every.period
-        return max(0, -(-(step + 1 - first) // every.period))
-    return sum(every.includes(each + 1) for each in range(step))
-
-
-def _nth(every: Every, number: int) -> int:
-    """Return the step (numbered from 0) in which something takes place after so many times."""
-    return next(itertools.islice((step for step in itertools.count() if every.includes(step + 1)), number, None))
 
 
 class OwnModels:
