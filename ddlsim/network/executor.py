@@ -195,7 +195,10 @@ class Executor:
                 n, counts[ts.N_ELSEWHERE] = int(counts[ts.N_ELSEWHERE]), 0
                 outside.completed(*self.network.completed(n))
             else:
-                raise DdlsimError(f"task {argument} would start anew before all of its step have ended; let ranks wait")
+                raise DdlsimError(
+                    f"task {argument} would start anew before all of its step have ended: ranks are more steps apart "
+                    "than are simulated; let ranks wait for each other more often"
+                )
 
     def end_instant(self) -> None:
         """Let everything else end and start that does so now."""

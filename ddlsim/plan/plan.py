@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,15 +94,18 @@ class Every(NamedTuple):
         return inside and not (self.unless and step % self.unless == 0)
 
     def count(self, step: int) -> int:
-        """Return in how many of the steps up to `step` the task takes place."""
-        if not self.unless and self.end == math.inf:
-            first = self.begin + (self.offset - self.begin) % self.period
-            return max(0, -(-(step + 1 - first) // self.period))
-        return sum(self.includes(each) for each in range(1, step + 1))
+        """Return in how many of the steps 1, 2, ..., `step` the task takes place."""
+        last = int(min(step, self.end))
+        n = _n_congruent(self.begin, last, self.offset, self.period)
+        if not self.unless:
+            return n
+        both = math.lcm(self.period, self.unless)
+        left_out = [each for each in range(0, both, self.unless) if (each - self.offset) % self.period == 0]
+        return n - sum(_n_congruent(self.begin, last, each, both) for each in left_out)
 
     def nth(self, number: int) -> int:
-        """Return the step in which the task takes place after `number` times."""
-        return next(itertools.islice(filter(self.includes, itertools.count(1)), number, None))
+        """Return the step in which the task takes place for the `number`-th time, from 1."""
+        return bisect.bisect_left(range(1 << 62), number, key=self.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +134,13 @@ class Chosen:
         return bisect.bisect_right(self.steps, step)
 
     def nth(self, number: int) -> int:
-        """Return the step in which the task takes place after `number` times."""
-        return self.steps[number]
+        """Return the step in which the task takes place for the `number`-th time, from 1."""
+        return self.steps[number - 1]
+
+
+def _n_congruent(first: int, last: int, rest: int, modulus: int) -> int:
+    """Return how many of the numbers `first`, ..., `last` are `rest` modulo `modulus`."""
+    return max(0, (last - rest) // modulus - (first - 1 - rest) // modulus)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -21,6 +21,11 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import TableRun
 from ddlsim.runtime.worker import Worker
 
+#: Tasks of the steps in flight. Workers that never average could be any number of steps apart, which needs memory.
+MOST_TASKS = 1_000_000
+#: steps that workers can be apart, however many tasks these have
+LEAST_APART = 1000
+
 
 @dataclass(eq=False)
 class Rule:
@@ -60,7 +65,7 @@ class _Rounds(Exchange, Rounds):
         return self.rule.average.steps.count(step)
 
     def _vector(self, number: int, place: int) -> Value[Array]:
-        step = self.rule.average.steps.nth(number) - 1
+        step = self.rule.average.steps.nth(number + 1) - 1
         self._own_models.bring(self._number, step, self.communicator.workers[place].rank)
         return super()._vector(number, place)
 
@@ -239,11 +244,12 @@ def run_local_steps(setting: Setting, rules: Sequence[Rule], *, owner: str) -> l
     averages = [rule.average for rule in rules]
     accumulation = setting.workers[0].accumulation
     codes = setting.compression is not None
-    live = max([2, *(each.delay + each.steps.period for each in averages)]) + 2
+    apart = max([2, *(each.delay + each.steps.period for each in averages)]) + 2
+    n_tasks = len(models.replicas) * (2 * accumulation + 1 + 4 * len(averages))  # of a step, at most
     run = TableRun(
         setting, lambda workloads: local_steps(workloads, averages, accumulation, codes=codes),
-        lambda gradients, plan: _ByGroup([each for rule in rules for each in rule.rounds]), live=live, models=models,
-        owner=owner,
+        lambda gradients, plan: _ByGroup([each for rule in rules for each in rule.rounds]),
+        live=min(apart, max(LEAST_APART, MOST_TASKS // n_tasks)), models=models, owner=owner,
     )  # fmt: skip
     models.runs(run)
     setting.loop.drive(run)
