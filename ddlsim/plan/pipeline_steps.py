@@ -87,7 +87,7 @@ class Template:
     """
 
     def __init__(self, chunks: Sequence[Chunk], order: PassOrder, buckets: Buckets, replicas: int, *,
-                 recompute: bool, sharded: bool) -> None:  # fmt: skip
+                 recompute: bool, sharded: bool, tie: Tie | None) -> None:  # fmt: skip
         self.chunks, self.order, self.replicas = chunks, order, replicas
         self.recompute, self.sharded = recompute, sharded and replicas > 1
         self.n_layers = chunks[-1].end
@@ -97,7 +97,7 @@ class Template:
         self.groups: list[tuple[int, ...]] = []
         self.parts: list[Part] = []
         self.n_alone = self.n_shared = 0
-        self.tie = tie_of(chunks)
+        self.tie = tie
         works = [self._alone(chunk) for chunk in chunks]
         self.buckets = [buckets(work) if len(work.tensor_layer) else () for work in works]
         self.ranges = [parts_of(*each) if each[1] else () for each in zip(works, self.buckets, strict=True)]
@@ -266,7 +266,9 @@ def flushed_template(
 ) -> Plan:
     """Return the template of steps in which all micro-batches go forward and back before the update; see
     :func:`ddlsim.plan.pipeline.pipeline`."""
-    blocks = _Blocks(chunks, order, buckets, replicas, recompute=recompute, sharded=sharded)
+    blocks = Blocks(
+        chunks, order, buckets, replicas, recompute=recompute, sharded=sharded, tie=tie_of(chunks)
+    )
     first, later = blocks.steps(p2p)
     return blocks.template([first, *[later] * (N_STEPS - 1)])
 
@@ -291,7 +293,9 @@ class _Passes(NamedTuple):
     micro: Ints
 
 
-class _Blocks(Template):
+class Blocks(Template):
+    """The rows of steps that are flushed."""
+
     def steps(self, p2p: str) -> tuple[Step, Step]:
         """Return the first step and a further one."""
         blocks, passes = self._different()
