@@ -100,8 +100,19 @@ def _entry_point(stamp: int) -> Any:
                     enters = entered_1 if apart or place[level, row] != entered_at else entered_2
                     start[row] = max(start[row], others + out[level, row], enters)
 
-    return order_events, longest
+    @entry
+    def reach(order, first, rows, offsets, following, reached):  # type: ignore[no-untyped-def]
+        """Mark all rows that come after those that are `reached`."""
+        stamp  # noqa: B018
+        for e in order:
+            for m in range(first[e], first[e + 1]):
+                row = rows[m]
+                if reached[row]:
+                    for k in range(offsets[row], offsets[row + 1]):
+                        reached[following[k]] = True
+
+    return order_events, longest, reach
 
 
 #: see the functions of :func:`_entry_point`
-order_events, longest = _entry_point(source_stamp())
+order_events, longest, reach = _entry_point(source_stamp())

@@ -35,7 +35,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
-from ddlsim.network.chains import NEVER, longest, order_events
+from ddlsim.network.chains import NEVER, longest, order_events, reach
 from ddlsim.plan.check import check_exchanges
 from ddlsim.plan.interfaces import Crossing, Interfaces, interfaces, known_rate, least_crossing
 from ddlsim.plan.order import Order
@@ -466,13 +466,14 @@ class StepGraph:
 
     def chains(
         self, begin: int, end: int, work: Floats, crossing: tuple[Ints, Floats, Floats], ends: Bools
-    ) -> list[tuple[Floats, Floats]]:
-        """Return the s of the longest chain that ends with one of `ends` in the steps `begin` to `end` - 1, from the
-        start and from the end of each task of these steps; -inf where there is none.
+    ) -> tuple[Floats, list[tuple[Floats, Floats]]]:
+        """Return the s of the longest chain that ends with one of `ends` in the steps `begin` to `end` - 1: from the end
+        of each task of the step before, and from the start and the end of each task of these steps; -inf where there
+        is none.
 
         work, crossing, ends  see :func:`ddlsim.network.chains.longest`, of all rows of the template
         """
-        found: dict[int, tuple[Floats, Floats]] = {}
+        found: list[tuple[Floats, Floats]] = []
         waiting: dict[int, Floats] = {}
         for number in range(end - 1, begin - 1, -1):
             step = self.step(number)
@@ -480,34 +481,44 @@ class StepGraph:
             places = (np.ascontiguousarray(each[:, step.rows]) for each in crossing)
             graph = step.order, step.first, step.members, step.offsets, step.following
             longest(*graph, work[step.rows], ends[step.rows], *places, after, start)
-            found[number] = start, after
+            found.append((start, after))
             for back, tasks, earlier in step.before:
-                if number - back >= begin:
-                    n = len(self.step(number - back).rows)
-                    until = waiting.setdefault(number - back, np.full(n, NEVER))
-                    np.maximum.at(until, earlier, start[tasks])
-        return [found[number] for number in range(begin, end)]
+                n = len(self.step(number - back).rows)
+                np.maximum.at(waiting.setdefault(number - back, np.full(n, NEVER)), earlier, start[tasks])
+        before = np.zeros(0) if begin == 0 else np.full(len(self.step(begin - 1).rows), NEVER)
+        return waiting.get(begin - 1, before), found[::-1]
 
     def later_than(self, begin: int, tasks: Ints, end: int) -> list[Bools]:
         """Return which tasks of each of the steps `begin` to `end` - 1 come after some tasks of the first one."""
         reached: list[Bools] = []
         for number in range(begin, end):
             step = self.step(number)
-            left = tasks.tolist() if number == begin else []
+            mark = np.zeros(len(step.rows), dtype=np.bool_)
+            if number == begin:
+                mark[tasks] = True
             for back, own, earlier in step.before:
                 if number - back >= begin:
-                    left += own[reached[number - back - begin][earlier]].tolist()
-            seen, offsets, following = set(left), step.offsets.tolist(), step.following.tolist()
-            while left:
-                row = left.pop()
-                new = [each for each in following[offsets[row] : offsets[row + 1]] if each not in seen]
-                seen.update(new)
-                left += new
-            mark = np.zeros(len(step.rows), dtype=np.bool_)
-            mark[list(seen)] = True
+                    mark[own[reached[number - back - begin][earlier]]] = True
+            reach(step.order, step.first, step.members, step.offsets, step.following, mark)
             reached.append(mark)
         reached[0][tasks] = False
         return reached
+
+    @functools.cached_property
+    def sends(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Rows of messages; the (sender, receiver) that differ, and which of them each message is of."""
+        plan = self.template
+        rows = plan.rows(SEND)
+        pairs, which = np.unique(plan.rank[rows] * plan.n_ranks + plan.peer[rows], return_inverse=True)
+        return rows, *np.divmod(pairs, plan.n_ranks), which.reshape(-1)
+
+    @functools.cached_property
+    def collectives(self) -> tuple[Ints, list[tuple[int, int]], Ints]:
+        """Rows of collectives between all members; the (kind, group) that differ, and which of them each row is of."""
+        plan = self.template
+        rows = plan.rows(*TO_ALL)
+        code, which = np.unique(plan.kind[rows] * len(plan.groups) + plan.peer[rows], return_inverse=True)
+        return rows, [divmod(each, len(plan.groups)) for each in code.tolist()], which.reshape(-1)
 
 
 #: collectives that bring something from every member to every other one
@@ -526,15 +537,13 @@ def of_steps(
     """
     graph, copies = program.graph, program.copies
     work, crossing = _durations(program, copies, carriers, seconds)
-    before = max(begin - 1, 0)
-    updates = program.template.kind == UPDATE
-    chains = graph.chains(before, end, work, crossing, updates)
+    before, chains = graph.chains(begin, end, work, crossing, program.template.kind == UPDATE)
     if begin == 0:
         return Bound(max(0.0, *(float(start.max(initial=0.0)) for start, _ in chains)), 0.0)
-    last = graph.step(before).last
+    last = graph.step(begin - 1).last
     if not len(last):
         return Bound(0.0, 0.0)
-    longest_chain = max(float(chains[0][1][last].min()), 0.0)
+    longest_chain = max(float(before[last].min()), 0.0)
     if carriers is None or copies.ranks.shape[0] > 1 < copies.ranks.shape[1]:
         return Bound(longest_chain, 0.0)
     needed = [after > NEVER for _, after in chains]
@@ -551,30 +560,23 @@ def _durations(
     none = np.zeros((0, len(plan)))
     if carriers is None:
         return work, (none.astype(np.int64), none, none)
-    sends = plan.rows(SEND)
+    sends, source, target, which = program.graph.sends
     if len(sends):
-        pairs, which = np.unique(plan.rank[sends] * plan.n_ranks + plan.peer[sends], return_inverse=True)
-        source, target = (ranks[:, each].ravel() for each in np.divmod(pairs, plan.n_ranks))
-        per_byte = carriers.messages(source, target).reshape(len(ranks), -1).min(axis=0)
-        work[sends] = np.maximum(work[sends], plan.nbytes[sends] * per_byte[which.reshape(-1)])
-    rows = plan.rows(*TO_ALL)
-    code, which = np.unique(plan.kind[rows] * len(plan.groups) + plan.peer[rows], return_inverse=True)
-    which = which.reshape(-1)
+        of_copies = carriers.messages(ranks[:, source].ravel(), ranks[:, target].ravel())
+        per_byte = of_copies.reshape(len(ranks), -1).min(axis=0)
+        work[sends] = np.maximum(work[sends], plan.nbytes[sends] * per_byte[which])
+    rows, alike, which = program.graph.collectives
     if len(ranks) > 1:
-        per_byte = np.zeros(len(code))
-        for i, (kind, group) in enumerate(
-            zip(*(each.tolist() for each in np.divmod(code, len(plan.groups))), strict=True)
-        ):
-            together = ranks.shape[1] > 1
+        per_byte = np.zeros(len(alike))
+        lockstep = ranks.shape[1] > 1 and not plan.delays
+        takes = carriers.collective if lockstep else carriers.late_member
+        for i, (kind, group) in enumerate(alike):
             if len(plan.groups[group]) == 1:
-                per_byte[i] = min(
-                    (carriers.collective if together else carriers.late_member)(kind, each)
-                    for each in copies.instances[group]
-                )
+                per_byte[i] = min(takes(kind, ranks_of) for ranks_of in copies.instances[group])
         work[rows] += plan.nbytes[rows] * per_byte[which]
         return work, (none.astype(np.int64), none, none)
     place, out, into = np.full((2, len(plan)), -2), np.zeros((2, len(plan))), np.zeros((2, len(plan)))
-    for i, (kind, group) in enumerate(zip(*(each.tolist() for each in np.divmod(code, len(plan.groups))), strict=True)):
+    for i, (kind, group) in enumerate(alike):
         own, members = rows[which == i], np.array(copies.instances[group][0], dtype=np.int64)
         at = np.searchsorted(np.sort(members), ranks[0, plan.rank[own]])
         at = np.argsort(members)[at]
@@ -599,14 +601,15 @@ def _bytes(
     ends = np.zeros(len(plan), dtype=np.bool_)
     ends[step.rows[joint]] = True
     work = np.where(ends, 0.0, work)
-    until = float(graph.chains(begin - 1, number + 1, work, crossing, ends)[0][1][graph.step(begin - 1).last].min())
+    before, _ = graph.chains(begin, number + 1, work, crossing, ends)
+    until = float(before[graph.step(begin - 1).last].min())
     if until == NEVER:
         return 0.0
     times = np.zeros(len(plan))
     serves = np.isin(plan.rank, plan.servers)
     members = np.array([len(set(group) - set(plan.servers)) for group in plan.groups])
     for each, later in enumerate(graph.later_than(number, joint, end), number):
-        rows = graph.step(each).rows[later & needed[each - begin + 1]]
+        rows = graph.step(each).rows[later & needed[each - begin]]
         workers = rows[(plan.kind[rows] >= ALL_REDUCE) & ~serves[rows]]
         entering = np.bincount(plan.key[workers], minlength=len(plan))
         # nobody has entered them before
@@ -628,10 +631,13 @@ def _first_joint(graph: StepGraph, copies: Copies, begin: int, end: int) -> tupl
     plan = graph.template
     for number in range(begin, end):
         step = graph.step(number)
-        for event in step.order.tolist():
-            tasks = step.members[step.first[event] : step.first[event + 1]]
-            row = step.rows[tasks[0]]
-            folded = len(copies.ranks) > 1 and plan.kind[row] >= ALL_REDUCE
-            if len(tasks) > 1 or (folded and len(copies.instances[int(plan.peer[row])][0]) > 1):
-                return number, tasks
+        size, row = np.diff(step.first)[step.order], step.rows[step.members[step.first[step.order]]]
+        if len(copies.ranks) > 1:
+            groups = np.array([len(each[0]) for each in copies.instances] or [0])
+            grouped = plan.kind[row] >= ALL_REDUCE
+            size = np.where(grouped, groups[np.where(grouped, plan.peer[row], 0)], size)
+        joint = np.flatnonzero(size > 1)
+        if len(joint):
+            event = int(step.order[joint[0]])
+            return number, step.members[step.first[event] : step.first[event + 1]]
     return None

@@ -97,12 +97,12 @@ def costs_of(workload: Workload, cuts: Sequence[int], tensor: int = 1, gather: S
     return Costs(forward, backward, weights, enters, gradient, update, 0.0 if tie is None else tie.nbytes)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _in_one(workload: Workload) -> Chunk:
     return Chunk(0, len(workload.forward), workload, 0.0)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _tie(workload: Workload) -> Tie | None:
     return tie_of([_in_one(workload)])
 
@@ -130,7 +130,11 @@ def outlined(outline: Outline, costs: Costs) -> StepProgram:
 
 def activations_held(outline: Outline, chunks: Sequence[Chunk]) -> Floats:
     """Return the bytes of activations that each stage holds at most, (n_stages,)."""
-    template = _template_of(outline, several=False, tied=False)
+    stages, m = outline.mesh.pipeline, outline.micro_batches
+    # after a warm-up of at most (chunks per stage + 1) x stages passes 1F1B repeats itself
+    if outline.order == "1f1b" and m > 3 * stages and (outline.n_chunks == stages or m % stages == 0):
+        outline = outline._replace(micro_batches=3 * stages)
+    template = _template_of(outline._replace(sharded=False), several=False, tied=False)
     stored = np.array([float(chunk.stored.sum()) for chunk in chunks])
     kept = np.array([chunk.enters for chunk in chunks]) if outline.recompute else stored
     plan, chunk = template.program.template, template.chunk
@@ -184,7 +188,7 @@ def _written(outline: Outline, tied: bool) -> _Template:
     return _Template(in_replicas(plan.with_columns(**columns), mesh, (1, 0, 0)), chunk, seconds, nbytes)
 
 
-_known = functools.lru_cache(maxsize=16)(_written)
+_known = functools.lru_cache(maxsize=8)(_written)
 
 
 def _beside(plan: Plan, sums: np.typing.NDArray[np.bool_]) -> Ints:

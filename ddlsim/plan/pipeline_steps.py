@@ -340,26 +340,23 @@ class Blocks(Template):
 
     def _different(self) -> tuple[list[_Block], _Passes]:
         """Make the rows of all passes that differ; return them, and which of them each pass is."""
-        blocks: dict[tuple[int, str, int, bool, bool], int] = {}
-        made: list[_Block] = []
-        of_pass: list[int] = []
-        apart = self.apart
-        for stage, passes in enumerate(self.order):
-            last = {each.chunk: at for at, each in enumerate(passes)
-                    if each.kind == "W" or (each.kind == "B" and (each.chunk, each.micro) not in apart)}  # fmt: skip
-            for at, each in enumerate(passes):
-                kind, chunk, micro = each
-                key = stage, kind, chunk, bool(apart) and (chunk, micro) in apart, last[chunk] == at
-                if key not in blocks:
-                    blocks[key] = len(made)
-                    made.append(self._block(stage, each, key[-1]))
-                of_pass.append(blocks[key])
-        stages = np.repeat(np.arange(len(self.order)), [len(passes) for passes in self.order])
         every = [each for passes in self.order for each in passes]
-        kinds = np.array(["FBW".index(each.kind) for each in every], dtype=np.int64)
-        chunks = np.array([each.chunk for each in every], dtype=np.int64)
-        micros = np.array([each.micro for each in every], dtype=np.int64)
-        return made, _Passes(stages, np.array(of_pass, dtype=np.int64), kinds, chunks, micros)
+        stage = np.repeat(np.arange(len(self.order)), [len(passes) for passes in self.order])
+        names, *numbers = zip(*every, strict=True)
+        kind = np.array(list(map("FBW".index, names)), dtype=np.int64)
+        chunk, micro = (np.array(each, dtype=np.int64) for each in numbers)
+        split = chunk * (int(micro.max()) + 1) + micro
+        apart = np.isin(split, split[kind == 2])
+        ends = np.flatnonzero((kind == 2) | ((kind == 1) & ~apart))
+        at = np.full(len(self.chunks), -1)
+        np.maximum.at(at, chunk[ends], ends)
+        last = np.zeros(len(every), dtype=np.bool_)
+        last[at[at >= 0]] = True
+        code = (((stage * 3 + kind) * len(self.chunks) + chunk) * 2 + apart) * 2 + last
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        turn = np.argsort(first)
+        made = [self._block(int(stage[i]), every[i], bool(last[i])) for i in first[turn].tolist()]
+        return made, _Passes(stage, np.argsort(turn)[which.reshape(-1)], kind, chunk, micro)
 
     def _block(self, stage: int, each: Pass, last: bool) -> _Block:
         begin = len(self.rows)

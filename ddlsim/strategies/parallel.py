@@ -550,8 +550,8 @@ class _Groups:
 #: every worker asks for these
 _named_order = functools.lru_cache(maxsize=4)(pass_order)
 _mesh = functools.lru_cache(maxsize=16)(mesh_of)
-_cut_at = functools.lru_cache(maxsize=64)(chunks_at)
-_tensor_parallel = functools.lru_cache(maxsize=64)(tensor_parallel)
+_cut_at = functools.lru_cache(maxsize=256)(chunks_at)
+_tensor_parallel = functools.lru_cache(maxsize=256)(tensor_parallel)
 
 
 @functools.lru_cache(maxsize=16)
@@ -569,7 +569,7 @@ def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, 
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _exchanging(shard: Shard, seconds: Seconds | None) -> Workload:
     """Return what a rank of a tensor group computes, and waits for."""
     return shard.workload if seconds is None else with_exchanges(shard, seconds)
@@ -614,7 +614,7 @@ def cut_places(workload: Workload, stages: int, chunks: int, of_chunks: Sequence
     return balanced_cuts(workload, stages, chunks, at, of_chunks)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _between_blocks(workload: Workload) -> tuple[int, ...]:
     return tuple(between_blocks(workload.model))
 
