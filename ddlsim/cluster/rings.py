@@ -44,6 +44,8 @@ def locality_order(cluster: Cluster, nodes: Ints) -> Ints:
     touring, plain = (
         _by_machine(cluster, nodes, order) for order in (cluster.machine_tour, np.arange(len(cluster.host_names)))
     )
+    if np.array_equal(touring, plain):
+        return plain
     return touring if _n_hops(cluster, nodes[touring]) < _n_hops(cluster, nodes[plain]) else plain
 
 

@@ -147,7 +147,7 @@ class Bounds:
         if outlook is None:
             return None
         samples = batches * at_a_time * strategy.n_replicas(candidate.workers)
-        throughput = (1.0 + ROUNDING) * samples * steps / outlook.seconds
+        throughput = (1.0 + ROUNDING) * samples * steps / outlook.seconds()
         efficiency = throughput / (len(whole) * alone(placed.experiment, whole[0], float(batches)))
         device = placed.workloads[0][1]
 

@@ -319,7 +319,7 @@ class FSDP:
         stage = self.stages(workloads)[0]
         assert stage.memory is not None
         held = stage.memory.activations
-        return Outlook(steps * least, lambda: [(stage, held)], "passes and bytes of sharded steps")
+        return Outlook(lambda: steps * least, lambda: [(stage, held)], "passes and bytes of sharded steps")
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer, and for gradients

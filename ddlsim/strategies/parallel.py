@@ -216,13 +216,19 @@ class Parallel(WithFabric):
 
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
         """Return what each worker computes of the model, and the memory that it takes beside activations."""
-        cuts = self._cuts(workloads)
-        return [self._stage(rank, workloads, cuts) for rank in range(len(workloads))]
+        cuts, mesh = self._cuts(workloads), self.mesh(len(workloads))
+        stages: dict[tuple[int, int], Stage] = {}  # by workload and place; it takes long to ask for each of thousands
+        result = []
+        for rank, workload in enumerate(workloads):
+            key = id(workload), mesh.coordinates(rank).pipeline
+            if key not in stages:
+                stages[key] = self._stage(workload, key[1], mesh, cuts)
+            result.append(stages[key])
+        return result
 
-    def _stage(self, rank: int, workloads: Sequence[Workload], cuts: tuple[int, ...]) -> Stage:
-        mesh = self.mesh(len(workloads))
-        place = mesh.coordinates(rank).pipeline
-        chunks = _cut_at(self._shard(workloads[rank]).workload, cuts)
+    def _stage(self, workload: Workload, place: int, mesh: Mesh, cuts: tuple[int, ...]) -> Stage:
+        """Return what a worker does at a place of the pipeline."""
+        chunks = _cut_at(self._shard(workload).workload, cuts)
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         shards = mesh.data if self.sharded else 1
         return _stage(own, shards, self.tensor, self.sequence, self._again, 1 + self._delays[place])
@@ -487,19 +493,22 @@ class Parallel(WithFabric):
         shard, cuts = self._shard(work), self._cuts(workloads)
         order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
         groups = self._group_schedules(cluster, np.array(nodes))
-        seconds = None if groups is None else least_exchange_seconds(
-            cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
-        )  # fmt: skip
-        travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
-        least = least_seconds(
-            costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds), order,
-            Mesh(mesh.data, mesh.pipeline), micro_batches, steps, recompute=again, sharded=self.sharded, travel=travel,
-        )  # fmt: skip
+
+        def least() -> float:
+            seconds = None if groups is None else least_exchange_seconds(
+                cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
+            )  # fmt: skip
+            travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
+            costs = costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds)
+            return least_seconds(
+                costs, order, Mesh(mesh.data, mesh.pipeline), micro_batches, steps,
+                recompute=again, sharded=self.sharded, travel=travel,
+            )  # fmt: skip
 
         def holds() -> Iterator[tuple[Stage, float]]:
             held = rank_holds(self._split(work, cuts), order, recompute=again)
             for place, nbytes in enumerate(held.tolist()):
-                yield self._stage(int(mesh.ranks[0, place, 0]), workloads, cuts), nbytes
+                yield self._stage(work, place, mesh, cuts), nbytes
 
         return Outlook(least, holds)
 

@@ -36,12 +36,12 @@ class Stage:
 class Outlook:
     """What a strategy that splits the model says of its steps without their plan.
 
-    seconds  that the steps asked for take at least after the end of the step before them
+    seconds  returns what the steps asked for take at least after the end of the step before them
     holds    tells what workers do that differ, and the bytes of activations that each holds at most
     limit    what sets this bound
     """
 
-    seconds: float
+    seconds: Callable[[], float]
     holds: Callable[[], Iterable[tuple[Stage, float]]]
     limit: str = "the pipeline's longest chain"
 
