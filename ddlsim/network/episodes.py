@@ -120,15 +120,10 @@ class Episodes:
             books.n_messages - before.n_messages, entry.start, self._engine.logged[before.n_parts :],
         )  # fmt: skip
 
-    def drop(self) -> None:
-        """Note nothing of what is simulated now: something has entered."""
-        self._noted = None
-
     def enter(self, ids: list[int], instances: Ints, ranks: Ints, now: float) -> bool:
         """Let all ranks of collectives enter now, given as :meth:`Network.join` takes them; return whether :meth:`take`
         tells what happens, and nothing is simulated."""
         self.interrupt()
-        self._noted = None
         rows = self._engine.net.instances[ids]
         key = tuple(zip(rows["program"].tolist(), rows["nbytes"].tolist(), strict=True))
         entry = _Entry(now, key, ids, instances, ranks)
@@ -215,7 +210,9 @@ class Episodes:
     # ------------------------------------------------------------ simulating after all
 
     def interrupt(self) -> None:
-        """Simulate what has been told so far, as something enters: this episode is not told again."""
+        """Simulate what has been told so far, as something enters, and do not note what is simulated now: this episode
+        is not told again."""
+        self._noted = None
         if self._told is not None:
             self._episodes[self._told.key] = None
             self.simulate()

@@ -190,6 +190,7 @@ class Executor:
             elif status == ts.ENTERED:
                 self._enter()
             elif status == ts.INTERRUPTED:
+                self._note()
                 self._episodes.interrupt()
                 counts[ts.EPISODE] = 0
             elif status == ts.ASKING:

@@ -47,7 +47,7 @@ ASKING = 9  # the task ARGUMENT starts, for seconds that Python says
 ELSEWHERE = 10  # the network has ended what is no task: the first N_ELSEWHERE completions
 OTHERS = 11  # the network has ended what is of others who share it, and waits for them
 ENTERED = 12  # all ranks of collectives enter them now, of which one is large
-INTERRUPTED = 13  # something else enters the network while an episode is told
+INTERRUPTED = 13  # something else enters the network, while or after an episode is noted or told
 
 # Places in `counts` (int64); N_CALENDAR (0), SEQUENCE (2) and N_STALE are those of the calendar
 N_WOKEN = 1  # events behind those of the calendar that have not been put in order
@@ -379,10 +379,8 @@ def _entry_point(stamp: int) -> Any:
                 n = counts[N_JOINS]
                 if n > 0 and n == counts[WHOLE] and counts[ANY_LARGE] == 1:
                     return ENTERED
-                if n + counts[N_SENDS] > 0:
-                    if counts[EPISODE] == TOLD:
-                        return INTERRUPTED
-                    counts[EPISODE] = 0
+                if n + counts[N_SENDS] > 0 and counts[EPISODE] != 0:
+                    return INTERRUPTED
                 if n > 0:
                     counts[WHOLE] = 0
                     counts[ANY_LARGE] = 0
