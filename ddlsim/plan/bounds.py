@@ -208,7 +208,7 @@ def _slowest_place(
             elif kind == ALL_REDUCE:
                 own = np.isin(crossing.place, place[members[inside[members]]])
                 out[crossing.place[own]] += crossing.out[own] * total
-    for kind, number, total in () if begun is None else _totals(plan, np.isin(np.arange(len(plan)), begun) * 1.0):
+    for kind, number, total in () if begun is None else _totals(plan, np.isin(np.arange(len(plan)), begun).astype(np.float64)):
         for group in copies.instances[number] if kind in (ALL_REDUCE, PUSH_PULL) else ():
             members = np.array(group, dtype=np.int64)
             if inside is None or inside[members].all():  # half of it makes the sum, half tells it to all
@@ -270,7 +270,8 @@ class Carriers:
         a, b = self.nodes[source], self.nodes[target]
         if not self.rerouted:
             pairs, which = np.unique(a * self.cluster.n_nodes + b, return_inverse=True)
-            return _of_pairs(self.cluster, pairs.tobytes())[which.reshape(-1)]
+            per_byte = _of_pairs(self.cluster, pairs.tobytes())
+            return np.take(per_byte, which.reshape(-1))
         seconds = np.zeros(len(a))
         for level in self.levels:
             src, dst = level.place[a], level.place[b]
@@ -322,8 +323,9 @@ def _after_last(cluster: Cluster, kind: int, nodes: tuple[int, ...]) -> float:
         if len(places) == 1:
             continue
         which = which.reshape(-1)
-        gives = {ALL_REDUCE: 1.0, ALL_GATHER: 1.0 / n, REDUCE_SCATTER: 1.0 - count[which] / n}.get(kind, 0.0)
-        gets = {ALL_REDUCE: 1.0, ALL_GATHER: 1.0 / n, REDUCE_SCATTER: count / n}.get(kind, 0.0)
+        none = np.zeros(1)
+        gives: Floats = {ALL_REDUCE: none + 1.0, ALL_GATHER: none + 1.0 / n, REDUCE_SCATTER: 1.0 - count[which] / n}.get(kind, none)
+        gets: Floats = {ALL_REDUCE: none + 1.0, ALL_GATHER: none + 1.0 / n, REDUCE_SCATTER: count / n}.get(kind, none)
         enters = gets / known_rate(level.into, places)
         others = np.where(np.arange(len(places)) == np.argmax(enters), np.delete(enters, np.argmax(enters)).max(),
                           enters.max())[which]  # fmt: skip
@@ -467,9 +469,9 @@ class StepGraph:
     def chains(
         self, begin: int, end: int, work: Floats, crossing: tuple[Ints, Floats, Floats], ends: Bools
     ) -> tuple[Floats, list[tuple[Floats, Floats]]]:
-        """Return the s of the longest chain that ends with one of `ends` in the steps `begin` to `end` - 1: from the end
-        of each task of the step before, and from the start and the end of each task of these steps; -inf where there
-        is none.
+        """Return the s of the longest chain that ends with one of `ends` in the steps `begin` to `end` - 1: from the
+        end of each task of the step before, and from the start and the end of each task of these steps; -inf where
+        there is none.
 
         work, crossing, ends  see :func:`ddlsim.network.chains.longest`, of all rows of the template
         """

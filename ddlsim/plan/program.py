@@ -428,9 +428,10 @@ def _taking_place(plan: Plan) -> Plan:
 
 
 class Folded(NamedTuple):
-    """A program whose ranks stand for workers that do the same, and the worker that each rank is, (n_ranks,)."""
+    """What writes a program whose ranks stand for workers that do the same, and the worker that each rank is,
+    (n_ranks,)."""
 
-    program: StepProgram
+    program: Callable[[], StepProgram]
     workers: Ints
 
 

@@ -133,7 +133,7 @@ class Bounds:
         carriers = None
         if experiment.compression is None:
             carriers = Carriers(cluster, np.array(placed.nodes)[folded.workers])
-        bound = folded.program.bound(warmup, warmup + steps, carriers)
+        bound = folded.program().bound(warmup, warmup + steps, carriers)
         limits = _limits(float(batches * at_a_time * strategy.n_replicas(candidate.workers) * steps), *bound)
         limit = min(limits, key=lambda name: limits[name])
         throughput = (1.0 + ROUNDING) * limits[limit]

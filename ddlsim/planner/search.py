@@ -108,7 +108,7 @@ def tie_reason(best: Found, found: Sequence[Found], target: Target) -> str:
 #: what became of a candidate
 SIMULATED, PRUNED, OUT = "simulated", "pruned", "skipped"
 #: candidates that are simulated before it is looked again who can still win
-WAVE = 8
+WAVE = 16
 
 
 @dataclass(frozen=True, eq=False)

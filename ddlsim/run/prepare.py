@@ -377,11 +377,14 @@ def _workloads(
     """Return each worker's workload (in a phase) and device; equal ones are the same object."""
     speeds = experiment.speeds(len(nodes))
     batch_size = contract.of(experiment.strategy).samples_at_once(experiment.batch_size, len(nodes))
+    devices: dict[int, Device] = {}  # by what asks for them
     made: dict[tuple[str, float], tuple[Workload, Device]] = {}
     result = []
     for node, factor in zip(nodes, speeds, strict=True):
-        device = load_device(experiment.device or cluster.device_of[node] or DEFAULT_DEVICE)
-        speed = factor * float(cluster.speed[node])
+        wanted = experiment.device or cluster.device_of[node] or DEFAULT_DEVICE
+        if id(wanted) not in devices:
+            devices[id(wanted)] = load_device(wanted)
+        device, speed = devices[id(wanted)], factor * float(cluster.speed[node])
         key = (device.name, speed)
         if key not in made:
             make = functools.partial(_workload, device=device, speed=speed, batch_size=batch_size)

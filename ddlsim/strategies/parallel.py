@@ -216,13 +216,19 @@ class Parallel(WithFabric):
 
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
         """Return what each worker computes of the model, and the memory that it takes beside activations."""
-        cuts = self._cuts(workloads)
-        return [self._stage(rank, workloads, cuts) for rank in range(len(workloads))]
+        cuts, mesh = self._cuts(workloads), self.mesh(len(workloads))
+        stages: dict[tuple[int, int], Stage] = {}  # by workload and place; it takes long to ask for each of thousands
+        result = []
+        for rank, workload in enumerate(workloads):
+            key = id(workload), mesh.coordinates(rank).pipeline
+            if key not in stages:
+                stages[key] = self._stage(workload, key[1], mesh, cuts)
+            result.append(stages[key])
+        return result
 
-    def _stage(self, rank: int, workloads: Sequence[Workload], cuts: tuple[int, ...]) -> Stage:
-        mesh = self.mesh(len(workloads))
-        place = mesh.coordinates(rank).pipeline
-        chunks = _cut_at(self._shard(workloads[rank]).workload, cuts)
+    def _stage(self, workload: Workload, place: int, mesh: Mesh, cuts: tuple[int, ...]) -> Stage:
+        """Return what a worker does at a place of the pipeline."""
+        chunks = _cut_at(self._shard(workload).workload, cuts)
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         shards = mesh.data if self.sharded else 1
         return _stage(own, shards, self.tensor, self.sequence, self._again, 1 + self._delays[place])
@@ -476,11 +482,15 @@ class Parallel(WithFabric):
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
         members, shard = np.array(self._members(mesh)), self._shard(workloads[0])
         groups = self._group_schedules(cluster, np.array(nodes))
-        seconds = None if groups is None else least_exchange_seconds(
-            cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
-        )  # fmt: skip
-        costs = costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds)
-        return Folded(outlined(self._outline(mesh, micro_batches, len(cuts) + 1), costs), members[:, 0])
+
+        def program() -> StepProgram:
+            seconds = None if groups is None else least_exchange_seconds(
+                cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
+            )  # fmt: skip
+            costs = costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds)
+            return outlined(self._outline(mesh, micro_batches, len(cuts) + 1), costs)
+
+        return Folded(program, members[:, 0])
 
     def _outline(self, mesh: Mesh, micro_batches: int, n_chunks: int) -> Outline:
         return Outline(
