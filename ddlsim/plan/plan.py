@@ -10,13 +10,14 @@ send ends when it has been delivered, and so does the receive, unless that start
 from __future__ import annotations
 
 import bisect
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -265,6 +266,12 @@ class Plan:
             raise ConfigError(f"plan: tensor = {self.tensor}: must divide the {self.n_ranks} ranks")
         if self.delays and (len(self.delays) != self.n_layers or min(self.delays) < 0):
             raise ConfigError(f"plan: delays = {self.delays}: must be a number of at least 0 for each of the layers")
+
+    def with_columns(self, **columns: npt.NDArray[Any]) -> Plan:
+        """Return the plan with other columns of the same shape, which are not checked."""
+        plan = copy.copy(self)
+        vars(plan).update(columns)
+        return plan
 
     def __len__(self) -> int:
         return len(self.lane)
