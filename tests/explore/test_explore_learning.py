@@ -7,7 +7,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import CancelledError, Progress
 from ddlsim.explore.screens.learning import COLUMNS, Lesson, columns, files, learn, lessons, outcome
 from ddlsim.explore.setup import Setup, chosen_strategies
-from ddlsim.runtime.watching import watched
+from ddlsim.runtime.loop import watched
 from ddlsim.study import load_study
 
 SMALL = Lesson("shapes", workers=2, batch_size=32, epochs=0.3, evaluate_every=1, clock=False)
