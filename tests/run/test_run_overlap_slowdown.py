@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import ddlsim
 from ddlsim.cluster import star
+from ddlsim.run import run
 
 TWO_LAYERS = """
 title = "Two dense layers"
@@ -64,6 +65,8 @@ STRATEGIES = {
     "horovod": ddlsim.AllReduce("ring", overlap="horovod"),
     "known": ddlsim.AllReduce("ring", cost="nccl"),
     "servers": ddlsim.ParameterServer(2, overlap="layer"),
+    "servers that work": ddlsim.ParameterServer(2, "colocated", overlap="layer", work=ddlsim.ServerWork("5 GB/s")),
+    "top-k": ddlsim.AllReduce("ring", overlap=ddlsim.DdpBuckets("1 MiB")),
     "zero-1": ddlsim.ShardedUpdate(overlap="layer"),
     "fsdp": ddlsim.FSDP(stage=3),
     "pipeline": ddlsim.Parallel(pipeline=2, data=2, micro_batch=4),
@@ -80,10 +83,10 @@ def test_work_is_conserved(name, factor, slow):
         "dgx-a100-pod", "resnet18", strategy, batch_size=32 if shared else 8, workers=[0, 1, 8, 9],
         steps=2, warmup=0, device="v100", precision="fp16" if name == "fsdp" else "fp32",
         slow_downs=[ddlsim.SlowDown([0, 2], "5 ms", "3 ms", 2.0)] if slow else (),
-        overlap_slowdown=factor,
+        overlap_slowdown=factor, compression=ddlsim.TopK(0.1) if name == "top-k" else None,
     )  # fmt: skip
     plain = experiment.with_(overlap_slowdown=1.0, slow_downs=())
-    slower, before = (ddlsim.run.simulate.run(each, keep_spans=True) for each in (experiment, plain))
+    slower, before = (run(each, keep_spans=True) for each in (experiment, plain))
     assert slower.recorder.seconds[0]["compute"] > before.recorder.seconds[0]["compute"] * (1 + 1e-9)
     for rank in range(4):
         with_it, without = seconds_of_work(slower, rank, factor), seconds_of_work(before, rank, 1.0)
