@@ -6,7 +6,7 @@ import io
 import textwrap
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -18,6 +18,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
 from ddlsim.printable import shown
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
 
 #: kind of time -> (colour, hatch, what it is called)
 TIME_STYLES = {
@@ -88,6 +91,12 @@ def save(made: Figure, path: str | Path | None) -> None:
 def titled(made: Figure, title: str) -> None:
     """Write a title over the whole figure, in as many lines as it needs; over its axes a long one might be cut off."""
     made.suptitle(drawn(textwrap.fill(title, int(11.0 * made.get_figwidth()))), fontsize=9)
+
+
+def described(result: Result) -> str:
+    """Return what a run is about, for titles."""
+    experiment = result.experiment
+    return f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
 
 
 def apart(places: Sequence[float], texts: Sequence[str], inches: float, *, size: float = 10.0) -> list[str]:

@@ -15,7 +15,7 @@ from ddlsim.plan import KINDS
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
 from ddlsim.report.drawing import drawn, figure, save
-from ddlsim.report.plan_plot import STYLES
+from ddlsim.report.gantt import STYLES
 
 if TYPE_CHECKING:
     from ddlsim.plan.plan import Bools, Floats, Ints, Plan

@@ -1,4 +1,4 @@
-"""Plots worth putting in a paper: scaling, timeline, breakdown, step times, use of the cluster's links.
+"""Plots worth putting in a paper: scaling, breakdown, step times, use of the cluster's links.
 
 Every function takes results, returns the matplotlib axes and writes a picture if `path` is given (format by its
 suffix). Series differ by marker, line style or hatch as well as by colour, so they survive printing in grey.
@@ -12,17 +12,13 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
-from ddlsim.arguments import Count, NotNegative, checked
+from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
 from ddlsim.readable import percent, seconds
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, apart, figure, save, time_styles, titled, wrapped
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, apart, described, figure, save, time_styles, titled, wrapped
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
-from ddlsim.runtime.recorder import TRANSFER
-
-TRANSFER_STYLE = ("#bbccbb", "", "transfer in the background")
 
 
 @checked
@@ -64,78 +60,9 @@ def scaling(
     right.set_ylabel("scaling efficiency (%)")
     right.set_ylim(0.0, 105.0)
     right.axhline(100.0, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)))
-    titled(made, _title(first[0]))
+    titled(made, described(first[0]))
     save(made, path)
     return left, right
-
-
-def _title(result: Result) -> str:
-    experiment = result.experiment
-    return f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
-
-
-@checked
-def timeline(
-    result: Result,
-    path: str | Path | None = None,
-    *,
-    start: NotNegative | None = None,
-    end: NotNegative | None = None,
-    n_workers: Count = 16,
-) -> Axes:
-    """Draw what the workers (and servers) did between `start` and `end`, in s; by default two steps.
-
-    The result must have been recorded (``result.traced``). At most `n_workers` workers are drawn, evenly
-    spread.
-    """
-    begin, stop = _window(result, start, end)
-    if not begin < stop or (start is not None and start >= result.simulated_time):
-        raise ConfigError(
-            f"timeline: start = {begin:.6g}, end = {stop:.6g}: must be in order and begin within the run's "
-            f"{result.simulated_time:.6g} s"
-        )
-    shown = np.unique(np.linspace(0, result.n_workers - 1, min(n_workers, result.n_workers)).astype(int)).tolist()
-    rows = [f"worker {rank}" for rank in shown]
-    rows += sorted({s.track for s in result.recorder.spans if s.track.startswith("server")})
-    place = {track: i for i, track in enumerate(rows)}
-    made = figure(9.0, 1.6 + 0.28 * len(rows))
-    axes = made.subplots()
-    styles = {**time_styles(result.shares), TRANSFER: TRANSFER_STYLE}
-    for kind, (colour, hatch, _) in styles.items():
-        bars: dict[int, list[tuple[float, float]]] = {}
-        height, offset = (0.22, 0.3) if kind == TRANSFER else (0.5, -0.1)
-        for span in result.recorder.spans:
-            row = place.get(span.track.removesuffix(" network"))
-            if span.kind != kind or row is None or span.end <= begin or span.start >= stop:
-                continue
-            left, right = max(span.start, begin), min(span.end, stop)
-            bars.setdefault(row, []).append((left, right - left))
-        for row, pieces in bars.items():
-            low = row + offset - height / 2
-            axes.broken_barh(pieces, (low, height), facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
-    axes.set_yticks(range(len(rows)), rows, fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(begin, stop)
-    axes.set_xlabel("simulated time (s)")
-    handles = [
-        Patch(facecolor=colour, hatch=2 * hatch, edgecolor="white", label=label)
-        for kind, (colour, hatch, label) in styles.items()
-        if kind != "idle"
-    ]
-    made.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
-    titled(made, f"{_title(result)}: {result.experiment.strategy.label}")
-    save(made, path)
-    return axes
-
-
-def _window(result: Result, start: float | None, end: float | None) -> tuple[float, float]:
-    times = [0.0, *(t for t, _ in result.recorder.updates)]
-    steps = max(1, len(times) - 1)
-    per_step = max(1, round(result.updates_per_step))
-    first = min(per_step, steps - 1) if steps > per_step else 0
-    begin = times[first] if start is None else start
-    stop = times[min(first + 2 * per_step, steps)] if end is None else end
-    return begin, max(stop, begin + 1e-12)
 
 
 @checked
@@ -175,6 +102,6 @@ def step_times(result: Result, path: str | Path | None = None) -> Axes:
     axes.set_xlabel("step time (ms)")
     axes.set_ylabel("steps")
     axes.legend(fontsize=8)
-    titled(made, _title(result))
+    titled(made, described(result))
     save(made, path)
     return axes
