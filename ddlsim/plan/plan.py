@@ -9,7 +9,9 @@ send ends when it has been delivered, and so does the receive, unless that start
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,10 +89,54 @@ class Every(NamedTuple):
     end: float = math.inf
     unless: int = 0
 
+    @property
+    def length(self) -> int:
+        """Steps after which it repeats."""
+        return math.lcm(self.period, self.unless or 1)
+
     def includes(self, step: int) -> bool:
         """Return whether the task takes place in a step."""
         inside = self.begin <= step <= self.end and (step - self.offset) % self.period == 0
         return inside and not (self.unless and step % self.unless == 0)
+
+    def count(self, step: int) -> int:
+        """Return in how many of the steps up to `step` the task takes place."""
+        if not self.unless and self.end == math.inf:
+            first = self.begin + (self.offset - self.begin) % self.period
+            return max(0, -(-(step + 1 - first) // self.period))
+        return sum(self.includes(each) for each in range(1, step + 1))
+
+    def nth(self, number: int) -> int:
+        """Return the step in which the task takes place after `number` times."""
+        return next(itertools.islice(filter(self.includes, itertools.count(1)), number, None))
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Steps in which a task takes place, in order, that somebody chooses while the steps before them are executed.
+
+    period  the most steps from one to the next that ranks are sure not to get too far apart in
+    """
+
+    steps: list[int]
+    period: int
+
+    @property
+    def length(self) -> int:
+        """Steps until the task takes place for the first time."""
+        return self.steps[0]
+
+    def includes(self, step: int) -> bool:
+        """Return whether the task takes place in a step."""
+        return self.count(step) > self.count(step - 1)
+
+    def count(self, step: int) -> int:
+        """Return in how many of the steps up to `step` the task takes place."""
+        return bisect.bisect_right(self.steps, step)
+
+    def nth(self, number: int) -> int:
+        """Return the step in which the task takes place after `number` times."""
+        return self.steps[number]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -114,6 +160,7 @@ class Plan:
                   (): steps begin with the updated weights, and end with all micro-batches
     tensor        ranks that share every layer: rank r computes part r mod tensor of each layer that it has, and what
                   must hold for a model holds for each of these parts
+    notes         what the plan leaves open, such as what is decided in a run, in one line each
 
     lane          the lane that does the task; rows of one lane are in its order
     kind          place in :data:`KINDS`. Passes are forward and backward ones, and of the latter those that make the
@@ -149,8 +196,9 @@ class Plan:
     n_layers: int
     servers: tuple[int, ...] = ()
     delays: tuple[int, ...] = ()
-    cycles: tuple[Every, ...] = ()
+    cycles: tuple[Every | Chosen, ...] = ()
     tensor: int = 1
+    notes: tuple[str, ...] = ()
     lane: Ints
     kind: Ints
     name: Ints

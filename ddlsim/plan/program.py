@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from ddlsim.errors import ConfigError
 from ddlsim.network.executor import TaskColumns
 from ddlsim.plan.execute import columns, key_sizes
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Every, Floats, Ints, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.workload.compute import Workload
 
@@ -104,11 +105,14 @@ class StepProgram:
         groups = templates[0].groups
         if len(groups) == len(self.templates[0].groups):
             return dataclasses.replace(self, templates=templates)
-        return dataclasses.replace(
-            self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :]
-        )
+        return dataclasses.replace(self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :])
 
     # ------------------------------------------------------------ what follows
+
+    @property
+    def cycle(self) -> int:
+        """Steps after which the tasks repeat."""
+        return math.lcm(*(every.length for every in self.template.cycles))
 
     @property
     def template(self) -> Plan:
@@ -191,9 +195,7 @@ class StepProgram:
             "batch": batch,
         }
         counts = np.diff(template.need_offsets)[source]
-        at = np.arange(counts.sum()) + np.repeat(
-            template.need_offsets[source] - (np.cumsum(counts) - counts), counts
-        )
+        at = np.arange(counts.sum()) + np.repeat(template.need_offsets[source] - (np.cumsum(counts) - counts), counts)
         need = template.needs[at]
         back = template.step[source].repeat(counts) - template.step[need]
         needed = step.repeat(counts) - back
@@ -212,6 +214,7 @@ class StepProgram:
             delays=template.delays,
             cycles=template.cycles,
             tensor=template.tensor,
+            notes=template.notes,
             need_offsets=np.concatenate([[0], np.cumsum(counts)]),
             needs=begins[needed] + copy.repeat(counts) * widths[needed] + need - begin_of,
             **column,
@@ -493,7 +496,8 @@ def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
 def template_of(
     steps: Sequence[Step], lanes: Iterable[tuple[int, str]], *, groups: Sequence[tuple[int, ...]],
     parts: Sequence[Part], n_layers: int, names: tuple[str, ...] = (), queues: Sequence[Queue] = (),
-    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every, ...] = (),
+    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every | Chosen, ...] = (),
+    servers: Iterable[int] = (), notes: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
     """Return the template of steps that follow each other.
 
@@ -520,7 +524,8 @@ def template_of(
     return Plan(
         lanes=tuple(Lane(place, name, 0 if queues and name == queued else -1) for place, name in lanes),
         groups=tuple(groups), parts=tuple(parts), names=names, n_layers=n_layers, queues=tuple(queues), delays=delays,
-        cycles=cycles, step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
+        cycles=cycles, servers=tuple(servers), notes=tuple(dict.fromkeys(notes)),
+        step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
         peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need[order],
         need_offsets=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=int(begins[-1])))]), **column,
     )  # fmt: skip

@@ -224,13 +224,11 @@ def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
     """Return the plan of the steps that are simulated, each of which is an update; None if the strategy has none."""
     experiment = candidate.experiment
     strategy, warmup, last = contract.of(experiment.strategy), experiment.window[0], sum(experiment.window)
-    if not strategy.has_plan:
-        return None
     if any(strategy.updates(steps, candidate.workers) != steps for steps in (warmup, last)):
         return None
     try:
         plan = strategy.plan(prepared.workloads, last, int(_batches(candidate)[1]))
-    except ConfigError:  # an overlap, say, that does not tell its plan
+    except ConfigError:  # without a step program
         return None
     return plan if plan.n_ranks - len(plan.servers) == candidate.workers else None
 

@@ -36,7 +36,8 @@ from ddlsim.compression.choice import Tensors
 from ddlsim.compression.exchange import shard_sizes, title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.plan.plan import KINDS
+from ddlsim.plan.plan import KINDS, Plan
+from ddlsim.plan.servers import Service
 from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
@@ -74,6 +75,15 @@ class Exchange:
         """What a part travels by."""
         return "process"
 
+    @property
+    def decides(self) -> bool:
+        """Whether what comes of it decides in which further steps it takes place."""
+        return False
+
+    def arrived(self, worker: Worker, step: int) -> bool:
+        """Let a worker go on with what has come of it in a step; return whether that has decided something."""
+        return False
+
     def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
         """Return the seconds that a worker computes when a part is ready, before it leaves."""
         if self.codec is None:
@@ -100,6 +110,19 @@ class Exchange:
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
         """Return what the one collective of parts consists of, where its time is known."""
         raise NotImplementedError
+
+    def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
+        """Return the collectives that a member enters in turn, for parts that are `nbytes` without codec."""
+        raise NotImplementedError
+
+    def service(self, step: int, part: int) -> Service:
+        """Return what servers get of an encoded part, and answer."""
+        raise NotImplementedError
+
+    @property
+    def plan_notes(self) -> list[str]:
+        """What a plan leaves open."""
+        return [] if self.codec is None else self.codec.value_notes
 
     def buffer_nbytes(self, part: int, nbytes: float) -> float:
         """Return the bytes that a worker puts into the buffer of a part of `nbytes`, in the first step."""
@@ -600,6 +623,18 @@ class ThroughServers(Exchange):
         """Return the bytes of a server's share of parts that travel as one."""
         return sum(size(step, part * len(self.nodes) + server, 0) for part in parts)
 
+    def service(self, step: int, part: int) -> Service:
+        servers = range(len(self.nodes))
+        pushed, pulled = (
+            sum(self._sum(step, [part], server, size) for server in servers) for size in (self._push, self._answer)
+        )
+        return Service(pushed, pulled, [self._mean_seconds(part, server) for server in servers])
+
+    @property
+    def plan_notes(self) -> list[str]:
+        working = ["threads of servers work on what arrives (ServerWork), which takes time beside these tasks"]
+        return [*super().plan_notes, *(working if self.codec is None else [])]
+
     def _push(self, step: int, piece: int, place: int) -> float:
         return sum(self._nbytes(step, piece, place))
 
@@ -628,10 +663,14 @@ class ThroughServers(Exchange):
 
     def _average(self, parts: Sequence[int], server: int) -> Process:
         """Decode, average and encode the answer, one piece after the other."""
+        for part in parts:
+            what, seconds = f"mean of piece {part * len(self.nodes) + server}", self._mean_seconds(part, server)
+            yield from self._handle(self._threads[server].of((0, 0), 0.0), server, what, seconds)
+
+    def _mean_seconds(self, part: int, server: int) -> float:
         assert self.codec is not None
-        for piece in (part * len(self.nodes) + server for part in parts):
-            seconds = self.codec.seconds.server(self.codec.pieces[piece].n, self.communicator.n_ranks)
-            yield from self._handle(self._threads[server].of((0, 0), 0.0), server, f"mean of piece {piece}", seconds)
+        piece = self.codec.pieces[part * len(self.nodes) + server]
+        return self.codec.seconds.server(piece.n, self.communicator.n_ranks)
 
     def _message(self, worker: Worker, step: int, parts: Sequence[int], share: _Share) -> Process:
         """Push and pull a share whose size depends on values."""
@@ -733,6 +772,15 @@ class InGroups(Exchange):
 
 
 # ---------------------------------------------------------------- the collectives of a plan
+
+
+#: kind of collective, group, whether it is of parts of the gradients
+Way = tuple[int, int, bool]
+
+
+def way_of(plan: Plan, row: int) -> Way:
+    """Return what says how a collective travels."""
+    return int(plan.kind[row]), int(plan.peer[row]), bool(plan.part[row] >= 0)
 
 
 class Exchanges(Protocol):

@@ -10,7 +10,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -24,13 +26,29 @@ from ddlsim.network import BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
 from ddlsim.network.pauses import earliest_start
 from ddlsim.network.state import Floats, Ints, Records
-from ddlsim.runtime.watching import watch
 
 if TYPE_CHECKING:
     from ddlsim.plan.folding import Copies
 
 #: asked before time goes on: whether to stop here
 Pause = Callable[[], bool]
+Check = Callable[[], None]
+#: what loops that begin here call
+_CHECK: ContextVar[Check] = ContextVar("check", default=lambda: None)
+
+
+@contextmanager
+def watched(check: Check) -> Iterator[None]:
+    """Let every simulation that begins within call `check` now and then while its clock goes on; what that raises ends
+    it, without a result.
+
+    A BaseException passes what handles the mistakes of single runs. Work in other processes is not watched.
+    """
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
 
 
 class Driver(Protocol):
@@ -130,7 +148,7 @@ class Loop:
         #: what ends the run
         self.until: simpy.Event = self.env.event()
         #: called now and then while the clock goes on, by drivers, too
-        self.check = watch()
+        self.check = _CHECK.get()
 
     @property
     def now(self) -> float:
@@ -315,8 +333,7 @@ class Loop:
             if next_event > quiet_until:
                 done = self.network.advance(min(next_event, limit))
                 if done is not None:
-                    for number, rank in zip(done.ids.tolist(), done.ranks.tolist(), strict=True):
-                        self.complete(number, rank, done.time)
+                    self.complete(done.ids, done.ranks, done.time)
                     continue
                 if self.network.waiting_parties:
                     return
@@ -355,11 +372,18 @@ class Loop:
                     self._events[number, 0] = event
         return True
 
-    def complete(self, number: int, rank: int, time: float) -> None:
-        """Trigger what waits for the end of a message, or of a collective for a rank."""
-        event = self._events.pop((number, rank), None)
-        if event is not None:
-            self.trigger_at(event, time)
+    def complete(self, ids: Ints, ranks: Ints, time: float) -> None:
+        """Trigger what waits for the ends of messages, or of collectives for ranks, (n,)."""
+        for key in zip(ids.tolist(), ranks.tolist(), strict=True):
+            event = self._events.pop(key, None)
+            if event is not None:
+                self.trigger_at(event, time)
+
+    def turn(self, now: float) -> None:
+        """Let processes do all that comes at one instant."""
+        while self.env.peek() == now:
+            self.env.step()
+        self.start_queued()
 
     def _who_waits(self) -> str:
         who = "; ".join(f"{name} waits for {what}" for name, what in list(self.waiting.items())[:8])

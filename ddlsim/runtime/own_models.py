@@ -13,10 +13,10 @@ import simpy
 from ddlsim.collectives import Schedule
 from ddlsim.learning import Array, Value
 from ddlsim.plan.local_steps import Average, local_steps
-from ddlsim.plan.plan import UPDATE, Every, Ints
+from ddlsim.plan.plan import UPDATE, Ints
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.costs import Phase
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Route, whole
+from ddlsim.runtime.exchange import Call, CollectiveExchange, Exchange, Route, whole
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import TableRun
@@ -32,6 +32,7 @@ class Rule:
     bring     what a worker brings; by default its model
     then      what comes of the mean, once for all of a group; by default the mean
     merge     lets a worker go on with that (None: there was nothing to wait for); by default that is its model
+    decides   `then` is called as soon as the mean is there: it chooses the next steps in which the average takes place
     models    models are brought, which are compressed as differences to what all know; otherwise what is brought is
               compressed as it is
     """
@@ -42,6 +43,7 @@ class Rule:
     then: Callable[[Value[Array]], Any] | None = None
     merge: Callable[[Replica, Any], None] | None = None
     models: bool = True
+    decides: bool = False
     rounds: list[_Rounds] = field(default_factory=list)
 
 
@@ -60,7 +62,7 @@ class _Rounds(Exchange):
 
     def _round(self, step: int) -> int:
         """Return the number of the round of a step, 0-based: how many there were before."""
-        return _count(self.rule.average.steps, step)
+        return self.rule.average.steps.count(step)
 
     # ------------------------------------------------------------ values
 
@@ -90,7 +92,7 @@ class _Rounds(Exchange):
 
     def _vector(self, number: int, place: int) -> Value[Array]:
         """Return what a member's part of a round is compressed from."""
-        step = _nth(self.rule.average.steps, number)
+        step = self.rule.average.steps.nth(number) - 1
         self._models.bring(self._number, step, self.communicator.workers[place].rank)
         common, brought = self._begun[number]
         value = brought[place]
@@ -100,6 +102,15 @@ class _Rounds(Exchange):
         return self._models.learner.plane.apply(np.subtract, value, common)
 
     # ------------------------------------------------------------ as an exchange
+
+    @property
+    def decides(self) -> bool:
+        return self.rule.decides
+
+    def arrived(self, worker: Worker, step: int) -> bool:
+        before = self._round(step) in self._results
+        self._models.merge(self._number, step, worker.rank)
+        return not before
 
     @property
     def route(self) -> Route:
@@ -117,21 +128,11 @@ class _Rounds(Exchange):
     def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
         return self._by.schedule(self._round(step), [0], nbytes)
 
+    def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
+        return self._by.calls(self._round(step), [0], nbytes, place)
+
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
         return self._by.phases(self._round(step), [0], nbytes)
-
-
-def _count(every: Every, step: int) -> int:
-    """Return in how many steps before `step` (numbered from 0) something has taken place."""
-    if not every.unless and every.end == float("inf"):
-        first = every.begin + (every.offset - every.begin) % every.period
-        return max(0, -(-(step + 1 - first) // every.period))
-    return sum(every.includes(each + 1) for each in range(step))
-
-
-def _nth(every: Every, number: int) -> int:
-    """Return the step (numbered from 0) in which something takes place after so many times."""
-    return next(itertools.islice((step for step in itertools.count() if every.includes(step + 1)), number, None))
 
 
 class OwnModels:
@@ -200,8 +201,14 @@ class OwnModels:
 
     def bring(self, number: int, step: int, rank: int) -> None:
         """Let a worker bring what it brings to an average in a step, if it has not yet."""
-        width = len(self._operations)
-        self._advance(rank, step * width + self._operations.index(("bring", number)) + 1)
+        self._until("bring", number, step, rank)
+
+    def merge(self, number: int, step: int, rank: int) -> None:
+        """Let a worker go on with an average of a step, if it has not yet."""
+        self._until("merge", number, step, rank)
+
+    def _until(self, operation: str, number: int, step: int, rank: int) -> None:
+        self._advance(rank, step * len(self._operations) + self._operations.index((operation, number)) + 1)
 
     def gradient(self, step: int, place: int) -> Value[Array]:
         raise AssertionError("workers with models of their own bring what their rules say")

@@ -11,6 +11,7 @@ from ddlsim.arguments import Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.codec import Message
+from ddlsim.runtime.lanes import gradient
 from ddlsim.runtime.servers import Visit, WithServers, communicate
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
@@ -125,6 +126,9 @@ class _Rounds:
 
 def _start(setting: Setting, center: CentralModel, *, again: bool) -> None:
     rounds = _Rounds(center)
+    center.servers.plan(gradient(setting, None), [
+        f"an update takes the first {center.count} gradients; other workers drop what they do and start again"
+    ])  # fmt: skip
     for worker in setting.workers:
         setting.loop.env.process(rounds.work(worker, again=again))
 

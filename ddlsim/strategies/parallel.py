@@ -38,8 +38,7 @@ from ddlsim.plan.tensor_ranks import (
     with_exchanges,
 )
 from ddlsim.readable import count
-from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.exchange import OfGroups
+from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
@@ -401,7 +400,7 @@ class Parallel(WithFabric):
         ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
 
-        def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+        def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
             schedules: GroupSchedule = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
             if in_groups is not None and folding is None:
                 schedules = in_groups.beside(plan, schedules)
