@@ -128,7 +128,7 @@ def occupy(counts, calendar, tasks, exchanges, slow, devices, changes, now):  # 
             if device < 0:
                 device = other
                 other = -1
-            change(counts, calendar, tasks, slow, devices, device, inside, more, now)
+            change(counts, calendar, tasks, slow, devices, device, inside, more, now, 0, 1)
             device = -1
     counts[N_CHANGES] = 0
 
@@ -218,7 +218,7 @@ def begin(  # type: ignore[no-untyped-def]
             devices[device].row = row
             devices[device].work = seconds
             devices[device].since = now
-            schedule(counts, calendar, tasks, slow, devices, device, now)
+            schedule(counts, calendar, tasks, slow, devices, device, now, 0, 1)
             return END
         if tasks[row].slow >= 0:
             seconds = slowed(slow, tasks[row].slow, now, seconds)
@@ -383,7 +383,7 @@ def _entry_point(stamp: int) -> Any:
             counts[N_ENDED] = 0
             if counts[N_CHANGES] > 0:
                 occupy(counts, calendar, tasks, exchanges, slow, devices, changes, now)
-            while counts[N_STALE] > 0 and stale(tasks, calendar[0].item, calendar[0].sequence):
+            while counts[N_STALE] > 0 and stale(tasks, calendar[0].item, calendar[0].sequence, 0, 1):
                 pop(counts, calendar)
                 counts[N_STALE] -= 1
             after = calendar[0].time if counts[N_CALENDAR] > 0 else np.inf

@@ -27,6 +27,7 @@ def seconds_of_work(result, rank, factor):
     busy = [
         (s.start, s.end) for s in spans if s.track == f"worker {rank} network"
         or (s.name == "message" and s.track == f"worker {(rank + 2) % 4} network")  # which the worker receives
+        or s.name.endswith(f"with worker {rank}") or s.name.endswith(f"to worker {rank}")
     ]  # fmt: skip
     tasks = []
     for span in (s for s in spans if s.track == f"worker {rank}" and s.kind == "compute"):
@@ -59,6 +60,30 @@ def test_the_part_of_the_backward_pass_beside_an_all_reduce_takes_longer(two_lay
     assert step_time(1.6) == pytest.approx(14e-3 + (2 - 2 / 1.6) * 1e-3, rel=1e-12)
 
 
+@pytest.mark.parametrize(("strategy", "beside"), [
+    (ddlsim.DPSGD("ring"), 4.0),  # two messages at the same time
+    (ddlsim.ADPSGD("ring"), 8.0),  # a message and its answer
+    (ddlsim.GossipSGD(1.0), 4.0),
+])  # fmt: skip
+@pytest.mark.parametrize("factor", [1.0, 1.6, 3.0])
+def test_messages_between_peers_slow_both_ends_down(two_layers, strategy, beside, factor):
+    """8.008 MB take 4 ms; a step computes for 12 ms, beside messages that last `beside` ms."""
+    result = ddlsim.simulate(
+        star(2, bandwidth="2.002 GB/s", latency="0 s"), two_layers, strategy, batch_size=1, steps=4,
+        compute=ddlsim.Measured("12 ms", batch_size=1), overlap_slowdown=factor,
+    )  # fmt: skip
+    ends = sorted({round(time, 9) for time, _ in result.measured_updates})
+    assert ends[2] - ends[1] == pytest.approx((12.0 + beside - beside / factor) * 1e-3, rel=1e-6)
+
+
+def test_the_slowdown_beside_messages_between_peers_goes_with_no_crashes():
+    with pytest.raises(ddlsim.ConfigError, match="overlap_slowdown: cannot be combined with failures"):
+        ddlsim.simulate(
+            "office-1gbe", "resnet18", ddlsim.ADPSGD(), workers=4, overlap_slowdown=1.2,
+            failures=ddlsim.Failures("1 s"), max_time="5 s",
+        )  # fmt: skip
+
+
 STRATEGIES = {
     "ddp": ddlsim.AllReduce("ring", overlap=ddlsim.DdpBuckets("1 MiB")),
     "priority": ddlsim.AllReduce("ring", overlap=ddlsim.Priority("1 MiB")),
@@ -70,6 +95,8 @@ STRATEGIES = {
     "zero-1": ddlsim.ShardedUpdate(overlap="layer"),
     "fsdp": ddlsim.FSDP(stage=3),
     "pipeline": ddlsim.Parallel(pipeline=2, data=2, micro_batch=4),
+    "ad-psgd": ddlsim.ADPSGD("ring"),
+    "gossip": ddlsim.GossipSGD(0.5),
 }
 
 
@@ -94,7 +121,7 @@ def test_work_is_conserved(name, factor, slow):
         if slow and rank in (0, 2):
             assert sum(with_it[:n]) > sum(without[:n])
         else:
-            assert n > 5
+            assert n > 4
             assert with_it[:n] == pytest.approx(without[:n], rel=1e-9, abs=1e-12)
 
 
@@ -111,9 +138,10 @@ def test_the_larger_of_two_factors_counts_and_each_for_its_exchanges():
     assert step_time(2.0, 1.0, workers=(0, 1)) > step_time(1.0, 1.0, workers=(0, 1))
 
 
-def test_runs_of_strategies_without_plan_say_so():
-    result = ddlsim.simulate("office-1gbe", "resnet18", ddlsim.AsyncParameterServer(), workers=4, overlap_slowdown=1.2)
-    assert any(note.startswith("overlap_slowdown: workers of async") for note in result.notes)
+@pytest.mark.parametrize("strategy", [ddlsim.AsyncParameterServer(), ddlsim.KSync(2)])
+def test_a_note_says_that_it_has_no_effect(strategy):
+    result = ddlsim.simulate("office-1gbe", "resnet18", strategy, workers=4, overlap_slowdown=1.2)
+    assert any(note.startswith("overlap_slowdown has no effect") for note in result.notes)
 
 
 @pytest.mark.parametrize(("value", "text"), [
