@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import simpy
 
-from ddlsim.errors import ConfigError, DdlsimError, DeadlockError
+from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lanes as ls
 from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE
 from ddlsim.network.devices import DEVICE, SLOW
@@ -98,10 +98,7 @@ class Lanes:
         setting.loop.drive(self)
 
     def _slow_down_beside_messages(self, *, with_servers: bool) -> None:
-        """Let workers compute more slowly while messages to or from their peers are under way.
-
-        Raises ConfigError if workers crash: the kernel plans what a crash undoes when a work begins.
-        """
+        """Let workers compute more slowly while messages to or from their peers are under way, or note why not."""
         setting, workers = self.setting, self.setting.workers
         setting.slows = True
         if with_servers:
@@ -109,11 +106,9 @@ class Lanes:
                 "overlap_slowdown has no effect: workers wait for servers, and compute nothing meanwhile"
             )
             return
-        if len(self.tables.crashes):
-            raise ConfigError(
-                "overlap_slowdown: cannot be combined with failures of workers that exchange models with peers while "
-                "the others go on; leave one of them out"
-            )
+        if len(self.tables.crashes):  # what a crash undoes is planned when the work begins
+            setting.notes.append("overlap_slowdown has no effect on workers that fail while their peers go on")
+            return
         devices = np.zeros(len(workers), dtype=DEVICE)
         devices["inside"] = [worker.overlap_slowdown.inside for worker in workers]
         devices["between"] = [worker.overlap_slowdown.between for worker in workers]
