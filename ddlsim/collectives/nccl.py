@@ -79,11 +79,12 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
     if len(members(cluster, nodes)) == 1 and len(nodes) > 1:
         return _bus_inside(cluster, nodes)
     inside = inside_hosts(cluster)
-    nvlink = np.array([kind == "nvlink" for kind in cluster.link_kind], dtype=bool)
+    nvlink = _nvlinks(cluster)
     n_members = dict(zip(*(a.tolist() for a in np.unique(hosts, return_counts=True)), strict=True))
     reached = ~nvlink | np.isin(cluster.link_dst, nodes) | ~cluster.is_endpoint[cluster.link_dst]
-    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached))
-    outwards = _grouped(cluster.host_of[cluster.link_src], np.flatnonzero(~inside))
+    owner = cluster.host_of[cluster.link_src]
+    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached & np.isin(cluster.link_src, nodes)))
+    outwards = _grouped(owner, np.flatnonzero(~inside & np.isin(owner, hosts)))
     limits, hardware, between = [], set(), []
     for node, host in zip(nodes.tolist(), hosts.tolist(), strict=True):
         links = own.get(node, np.zeros(0, dtype=np.int64))
@@ -97,6 +98,12 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
     if not limits + between or min(least) <= 0.0:
         raise ConfigError(f"cluster {cluster.name!r}: the first {len(places)} workers have no links; give bandwidth")
     return *least, "nvlink" if hardware == {"nvlink"} else "pcie"
+
+
+@functools.lru_cache(maxsize=16)
+def _nvlinks(cluster: Cluster) -> npt.NDArray[np.bool_]:
+    """Return which links are NVLinks, (n_links,)."""
+    return np.array([kind == "nvlink" for kind in cluster.link_kind], dtype=bool)
 
 
 def _bus_inside(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> tuple[float, float, str]:

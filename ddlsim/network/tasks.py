@@ -48,6 +48,8 @@ OVERRUN = 8  # the task ARGUMENT would start anew, but its step has not been rea
 ASKING = 9  # the task ARGUMENT starts, for seconds that Python says
 ELSEWHERE = 10  # the network has ended what is no task: the first N_ELSEWHERE completions
 OTHERS = 11  # the network has ended what is of others who share it, and waits for them
+ENTERED = 12  # all ranks of collectives enter them now, of which one is large
+INTERRUPTED = 13  # something else enters the network, while or after an episode is noted or told
 
 # Places in `counts` (int64); N_CALENDAR (0), SEQUENCE (2) and N_STALE are those of the calendar
 N_WOKEN = 1  # events behind those of the calendar that have not been put in order
@@ -62,7 +64,11 @@ N_SENT = 16  # messages, altogether
 N_FLYING, RESERVED = 17, 18  # messages of tasks on their way, and how many the network has room for
 N_CHANGES = 20  # exchanges that have begun or ended at this instant, where that makes devices slower
 FIRST_HANDLE = 21  # what the handles of messages begin with
-N_COUNTS = 22
+# For ddlsim.network.episodes: ranks of the collectives that have been prepared since ranks entered last, whether one of
+# them is large, and what is done with the episode at hand
+WHOLE, ANY_LARGE, EPISODE = 22, 23, 24
+NOTED, TOLD = 1, 2
+N_COUNTS = 25
 
 #: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
 #: for, `waits` altogether; place: in the group of its collective, or of a message
@@ -391,7 +397,13 @@ def _entry_point(stamp: int) -> Any:
                 if limit < now:
                     return LIMIT
                 n = counts[N_JOINS]
+                if n > 0 and n == counts[WHOLE] and counts[ANY_LARGE] == 1:
+                    return ENTERED
+                if n + counts[N_SENDS] > 0 and counts[EPISODE] != 0:
+                    return INTERRUPTED
                 if n > 0:
+                    counts[WHOLE] = 0
+                    counts[ANY_LARGE] = 0
                     counts[N_JOINS] = 0
                     call_join(counts[JOINING], table, join_instances[:n], join_ranks[:n], now)
                 n = counts[N_SENDS]

@@ -14,6 +14,8 @@ from ddlsim.workload.memory import activation_nbytes
 
 #: names of tasks: what ranks bring to an average is there, and has been averaged
 BRING, MERGE = "bring", "merge"
+#: steps between bringing something to an average and going on with it: they are written down one by one
+MOST_DELAY = 100_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def local_steps(
     """
     if not workloads:
         raise ConfigError("local_steps: workloads is empty; give one for each rank")
+    if (longest := max((each.delay for each in averages), default=0)) > MOST_DELAY:
+        raise ConfigError(f"local steps: averages arrive {longest:,} steps late; use at most {MOST_DELAY:,}")
     n = len(workloads)
     return StepProgram.replicated(
         workloads,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
 from ddlsim.network.executor import TaskColumns
+from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, peak_memory
 from ddlsim.plan.execute import columns, key_sizes
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
@@ -112,7 +113,8 @@ class StepProgram:
     @property
     def cycle(self) -> int:
         """Steps after which the tasks repeat."""
-        return math.lcm(*(every.length for every in self.template.cycles))
+        first = (each.first if isinstance(each, Chosen) else each for each in self.template.cycles)
+        return math.lcm(*(n for every in first for n in (every.period, every.unless) if n))
 
     @property
     def template(self) -> Plan:
@@ -157,7 +159,12 @@ class StepProgram:
 
         Raises ConfigError for fewer than one step.
         """
-        return _taking_place(self.unroll_all(steps))
+        plan = self.unroll_all(steps)
+        for chosen in (each for each in plan.cycles if isinstance(each, Chosen)):
+            note = f"all periods are {chosen.steps[0]} steps here; the run sets later ones by {chosen.by}"
+            cycles = tuple(each.first if each is chosen else each for each in plan.cycles)
+            plan = dataclasses.replace(plan, cycles=cycles, notes=(*plan.notes, note))
+        return _taking_place(plan)
 
     def unroll_all(self, steps: int) -> Plan:
         """Return the plan of the first `steps` steps with all tasks, also those that do not take place in a step."""
@@ -219,6 +226,54 @@ class StepProgram:
             needs=begins[needed] + copy.repeat(counts) * widths[needed] + need - begin_of,
             **column,
         )
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of ranks."""
+        return int(self.ranks.max()) + 1
+
+    def with_columns(self, **columns: npt.NDArray[Any]) -> StepProgram:
+        """Return the program with other columns of its only template, of which none may change what comes after what:
+        seconds, bytes and kinds of work."""
+        program = dataclasses.replace(self, templates=(self.template.with_columns(**columns),))
+        vars(program)["graph"] = self.graph
+        return program
+
+    def peak_memory(self) -> Floats:
+        """Return the bytes that the tasks of each rank hold at most in a step, (n_ranks,)."""
+        first = self.template.step == 0
+        held = np.stack([peak_memory(template, first) for template in self.templates])
+        peak = np.zeros(self.n_ranks)
+        peak[self.ranks] = held[self.template_of, np.arange(self.ranks.shape[1])]
+        return peak
+
+    def written_out(self, steps: int) -> StepProgram:
+        """Return the program in which every rank has its own tasks, of the first `steps` steps."""
+        is_written = len(self.ranks) == 1 and not self.template.cycles and self.template.n_steps == steps
+        return self if is_written else StepProgram.of(self.unroll(steps))
+
+    # ------------------------------------------------------------ bounds
+
+    @cached_property
+    def graph(self) -> StepGraph:
+        """What comes after what in the steps of a template."""
+        return StepGraph(self.template)
+
+    @cached_property
+    def copies(self) -> Copies:
+        """The ranks and groups that those of a template stand for."""
+        instances = [[self.groups[i] for i in np.unique(each).tolist()] for each in self.group_of.T]
+        return Copies(self.ranks, instances[: len(self.template.groups)])
+
+    def bound(
+        self, begin: int, end: int, carriers: Carriers | None = None, seconds: Floats | None = None
+    ) -> Bound:
+        """Return the s that the steps `begin` to `end` - 1 take at least: see :func:`ddlsim.plan.bounds.of_steps`.
+
+        A program of several kinds of devices, or with tasks that take place in some steps only, is written out first.
+        """
+        alike = len(self.templates) == 1 and not self.template.cycles
+        return of_steps(self if alike else self.written_out(end), begin, end, carriers, seconds)
 
     # ------------------------------------------------------------ execution
 
@@ -379,6 +434,14 @@ def _taking_place(plan: Plan) -> Plan:
         plan, cycles=(), need_offsets=np.cumsum([0, *map(len, lists)]),
         needs=np.array([need for each in lists for need in each], dtype=np.int64), **column,
     )  # fmt: skip
+
+
+class Folded(NamedTuple):
+    """What writes a program whose ranks stand for workers that do the same, and the worker that each rank is,
+    (n_ranks,)."""
+
+    program: Callable[[], StepProgram]
+    workers: Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import simpy
@@ -839,99 +839,133 @@ def whole(communicator: Communicator) -> list[slice]:
 
 @dataclass
 class _Round:
-    """One exchange: its number among all, what members have brought, when the last did (s), what has come of it."""
+    """One exchange: what all knew when it began, what members have brought, what has come of it and for how many, and,
+    of processes, the arrival of each and when the last one had entered (s)."""
 
-    sequence: int
     common: Value[Array]
     brought: list[Value[Array] | None]
+    result: Any = None
+    n_done: int = 0
     arrived: dict[int, simpy.Event] = field(default_factory=dict)
     last_ready: float = 0.0
-    n_done: int = 0
-    result: Value[Array] | None = None
 
 
-class Averaging:
-    """The all-reduce that gives every member the mean of what all have brought, round after round; waited for at once,
-    or in the background while workers compute. It is compressed if the run compresses.
+class Rounds:
+    """The values of averages among the members of a communicator, round after round, numbered from 0. They are
+    compressed if the run compresses.
 
     then    what all have instead of the mean, made of it once for all of them; of models that is what the next round's
             models are differences to
     models  compressed as differences to what all had after the round before; otherwise as they are
+    by      the exchange that carries them
+    common  the model that all members know of each other: the initial one, then the latest result
+    """
+
+    def __init__(
+        self, communicator: Communicator, then: Callable[[Value[Array]], Any] | None = None, *, models: bool = True
+    ) -> None:
+        self.communicator, self.learner = communicator, communicator.setting.learner
+        self.then, self.models = then, models
+        self.by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
+        self.common = self.learner.initial
+        self._rounds: dict[int, _Round] = {}
+
+    def bring(self, number: int, worker: Worker, value: Value[Array]) -> _Round:
+        """Let a member bring something to a round."""
+        if number not in self._rounds:
+            self._rounds[number] = _Round(self.common, [None] * self.communicator.n_ranks)
+        current = self._rounds[number]
+        current.brought[self.communicator.place[worker.rank]] = value
+        return current
+
+    def result(self, number: int) -> Any:
+        """Return what comes of a round: once for each member."""
+        current = self._rounds[number]
+        if current.n_done == 0:
+            current.result = self._result(number, current)
+        current.n_done += 1
+        if current.n_done == len(current.brought):
+            del self._rounds[number]
+        return current.result
+
+    def _result(self, number: int, current: _Round) -> Any:
+        values = [value for value in current.brought if value is not None]
+        assert len(values) == len(current.brought), "a collective ended before all ranks had entered it"
+        mean = self.by.mean(number, values)
+        if self.models:
+            if self.by.codec is not None:
+                mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
+            self.common = mean
+        result = mean if self.then is None else self.then(mean)
+        if self.models and isinstance(result, Value):
+            self.common = result
+        return result
+
+    def _vector(self, number: int, place: int) -> Value[Array]:
+        """Return what a member's part of a round is compressed from."""
+        current = self._rounds[number]
+        value = current.brought[place]
+        assert value is not None
+        return self.learner.plane.apply(np.subtract, value, current.common) if self.models else value
+
+
+class Averaging(Rounds):
+    """The all-reduce that gives every member the mean of what all have brought, round after round; waited for at once,
+    or in the background while workers compute.
+
     share   of the bytes of all parameters that a vector has
     """
 
     def __init__(
         self,
         communicator: Communicator,
-        then: Callable[[Value[Array]], Value[Array]] = lambda mean: mean,
+        then: Callable[[Value[Array]], Value[Array]] | None = None,
         *,
         models: bool = True,
         share: float = 1.0,
     ) -> None:
-        self.communicator, self.learner = communicator, communicator.setting.learner
-        self.then, self.models, self.share = then, models, share
-        self.by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
-        #: the model that all members know of each other: the initial one, then the latest result
-        self.common = self.learner.initial
-        self._rounds: dict[object, _Round] = {}
-        self._by_sequence: dict[int, _Round] = {}
-        self._n_rounds = 0
+        super().__init__(communicator, then, models=models)
+        self.share, self._n_rounds = share, 0
+        self._numbers: dict[object, int] = {}
 
     def start(self, worker: Worker, key: object, value: Value[Array]) -> Process:
         """Enter round `key` with `value`, which then travels in the background.
 
         Every member enters the rounds in the same order.
         """
-        place = self.communicator.place[worker.rank]
-        if key not in self._rounds:
-            opened = _Round(self._n_rounds, self.common, [None] * self.communicator.n_ranks)
-            self._rounds[key] = self._by_sequence[self._n_rounds] = opened
+        if key not in self._numbers:
+            self._numbers[key] = self._n_rounds
             self._n_rounds += 1
-        current = self._rounds[key]
-        current.brought[place] = value
-        yield from worker.compute(self.by.encode_seconds(worker, current.sequence, 0), "encode")
+        number = self._numbers[key]
+        current = self.bring(number, worker, value)
+        yield from worker.compute(self.by.encode_seconds(worker, number, 0), "encode")
         current.last_ready = worker.loop.now
-        current.arrived[place] = worker.loop.env.process(self._travel(worker, current.sequence))
+        place = self.communicator.place[worker.rank]
+        current.arrived[place] = worker.loop.env.process(self._travel(worker, number))
 
     def finish(self, worker: Worker, key: object) -> Computation:
         """Wait for the end of a round, if it has not ended yet for this worker, and return its result.
 
         The wait is booked as waiting until the last worker had entered, as communication from then on.
         """
-        current, start = self._rounds[key], worker.loop.now
+        number, start = self._numbers[key], worker.loop.now
+        current = self._rounds[number]
         arrived = current.arrived[self.communicator.place[worker.rank]]
         if not arrived.processed:
             yield from worker.block(arrived, f"the {self.by.what} of step {key}")
             worker.book(start, current.last_ready, self.by.what)
-        yield from worker.compute(self.by.decode_seconds(worker, current.sequence, 0), "decode")
-        if current.result is None:
-            current.result = self.common = self.then(self._mean(current))
-        current.n_done += 1
-        if current.n_done == len(current.brought):
-            del self._rounds[key], self._by_sequence[current.sequence]
-        return current.result
+        yield from worker.compute(self.by.decode_seconds(worker, number, 0), "decode")
+        result: Value[Array] = self.result(number)
+        if number not in self._rounds:
+            del self._numbers[key]
+        return result
 
     def mean(self, worker: Worker, key: object, value: Value[Array]) -> Computation:
         """Return what comes of all that members bring to the round `key`, and wait for it."""
         yield from self.start(worker, key, value)
         return (yield from self.finish(worker, key))
 
-    def _vector(self, sequence: int, place: int) -> Value[Array]:
-        """Return what a member's part of a round is compressed from."""
-        current = self._by_sequence[sequence]
-        value = current.brought[place]
-        assert value is not None
-        return self.learner.plane.apply(np.subtract, value, current.common) if self.models else value
-
-    def _mean(self, current: _Round) -> Value[Array]:
-        values = [value for value in current.brought if value is not None]
-        assert len(values) == len(current.brought), "a collective ended before all ranks had entered it"
-        mean = self.by.mean(current.sequence, values)
-        if self.models and self.by.codec is not None:
-            mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
-        return mean
-
-    def _travel(self, worker: Worker, sequence: int) -> Process:
+    def _travel(self, worker: Worker, number: int) -> Process:
         start = worker.loop.now
-        yield self.by.carry(worker, sequence, [0], self.share * worker.workload.gradient_nbytes)
+        yield self.by.carry(worker, number, [0], self.share * worker.workload.gradient_nbytes)
         worker.recorder.background(f"{worker.name} network", self.by.what, start, worker.loop.now)

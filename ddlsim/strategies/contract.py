@@ -17,10 +17,11 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan import Plan, StepProgram
 from ddlsim.plan.plan import Floats
+from ddlsim.plan.program import Folded
 from ddlsim.runtime.fabric import Collectives, Fabric
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import Model
-from ddlsim.workload.stage import Outlook, Stage
+from ddlsim.workload.stage import Stage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +32,7 @@ REQUIRED: dict[str, Parameters] = {"start": (("setting",), ()), "buckets": (("wo
 OPTIONAL: dict[str, Parameters] = {}
 #: a method describes what another one does: a subclass that overrides the second must override the first, too
 _DESCRIBES = {
-    "program": ("start",), "plan": ("start", "program"), "outlook": ("start", "program", "plan"),
+    "program": ("start",), "plan": ("start", "program"), "folded_program": ("start", "program", "plan"),
     "peak_memory": ("program", "plan"), "stages": ("stage",),
 }  # fmt: skip
 
@@ -150,17 +151,11 @@ class Contract:
         return self.plan(workloads, 1, accumulation).peak_memory()
 
     @_optional
-    def outlook(
-        self,
-        workloads: Sequence[Workload],
-        micro_batches: int,
-        steps: int,
-        cluster: Cluster,
-        nodes: Sequence[int],
-        *,
-        whole: bool,
-    ) -> Outlook | None:
-        """Lower bound on the time of steps without making their plan; None where there is none. Default: None."""
+    def folded_program(
+        self, workloads: Sequence[Workload], micro_batches: int, cluster: Cluster, nodes: Sequence[int]
+    ) -> Folded | None:
+        """A smaller step program that takes no longer on some nodes than the strategy does: workers that do the same
+        are one rank, for example. None where there is none. Default: None."""
         return None
 
     # ------------------------------------------------------------ collectives

@@ -6,6 +6,7 @@ compute time beyond what the cluster charges for reductions.
 
 from __future__ import annotations
 
+import bisect
 import math
 import sys
 from collections.abc import Sequence
@@ -83,9 +84,11 @@ def _updated(replica: Replica, gradient: Value[Array]) -> tuple[Value[Array], St
 def _steps_before(setting: Setting, epoch: float) -> int:
     """Return how many steps begin before an epoch."""
     worker, n_samples, steps = setting.workers[0], 0, 0
+    if worker.workload_at is None:
+        of_step = worker.samples_per_step * len(setting.workers)
+        return bisect.bisect_left(range(1 << 62), epoch, key=lambda n: setting.learner.epoch(n * of_step))
     while epoch and (at := setting.learner.epoch(n_samples)) < epoch:
-        workload = worker.workload if worker.workload_at is None else worker.workload_at(at)
-        n_samples += workload.batch_size * worker.accumulation * len(setting.workers)
+        n_samples += worker.workload_at(at).batch_size * worker.accumulation * len(setting.workers)
         steps += 1
     return steps
 
@@ -226,7 +229,7 @@ class AdaComm(Periodic):
         """Start all workers. Raises ConfigError without data: the loss decides when workers talk."""
         need_values(setting, "AdaComm", "it averages as often as the loss says")
         first_loss = setting.learner.evaluate(setting.learner.initial)[0]
-        steps = Chosen([self.period], 4 * self.period)
+        steps = Chosen([self.period], 4 * self.period, "the loss")
         period = _AdaptivePeriod(self, setting, steps.steps, first_loss, self.period)
         rule = Rule(Average(steps), [communicator(setting, self)], then=period.adapt, decides=True)
         run_local_steps(setting, [rule], owner="AdaComm")

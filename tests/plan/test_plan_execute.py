@@ -14,7 +14,7 @@ from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
 from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, through_servers
-from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
+from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Every
 from ddlsim.run.simulate import plan_of_run
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
@@ -382,3 +382,12 @@ def test_step_times_of_an_execution_are_those_of_the_run(strategy):
     nodes = contract.of(strategy).plan_nodes(result.cluster, result.nodes.tolist())
     run = plan_of_run(result.experiment, 7).execute("minicluster", "ring", nodes=nodes)
     assert run.step_times[:6] == pytest.approx(result.step_times, rel=1e-9)
+
+
+@pytest.mark.parametrize("every", [
+    Every(1), Every(3), Every(4, 1), Every(2, unless=6), Every(3, 5, 4, 22), Every(6, 2, unless=4), Every(2, unless=2),
+])  # fmt: skip
+def test_steps_of_a_cycle_are_counted(every):
+    steps = [step for step in range(1, 100) if every.includes(step)]
+    assert [every.count(n) for n in range(100)] == [sum(step <= n for step in steps) for n in range(100)]
+    assert [every.nth(1 + i) for i in range(len(steps))] == steps

@@ -24,7 +24,7 @@ def test_nothing_starts_in_a_pause(seed):
 @pytest.mark.slow
 def test_every_part_can_be_drawn():
     """A strategy, overlap or compressor that is new must be drawn as well."""
-    named, overlaps = classes(strategies, "start", "updates") - {"Strategy"}, classes(strategies, "buckets")
+    named, overlaps = classes(strategies, "start", "label") - {"Strategy"}, classes(strategies, "buckets")
     assert (len(named), len(overlaps)) > (20, 4)
     missing = {*named, *overlaps, *classes(compression, "encode"), *BUNDLED, "ServerWork"} - {"Compressor"}
     for seed in range(3000):
