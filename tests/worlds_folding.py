@@ -112,7 +112,7 @@ def check_folding(seed: int, *, spans: bool = False) -> bool:
         return False
     assert not more
     assert not others
-    with mock.patch.object(parallel, "disturbed", lambda setting: "a test"):
+    with mock.patch.object(parallel, "disturbed", return_value="a test"):
         every = run()
         traced = every.traced if spans else None
     assert not is_folded(every)

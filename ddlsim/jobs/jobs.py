@@ -259,11 +259,11 @@ class Jobs:
         n_workers: Count = 4,
     ) -> matplotlib.axes.Axes:
         """Draw what the jobs did between `start` and `end` (s), in a band for each; see
-        :func:`ddlsim.report.plots.jobs_timeline`.
+        :func:`ddlsim.report.gantt.jobs_timeline`.
 
         Raises ConfigError unless they were simulated with ``timeline=True``.
         """
-        from ddlsim.report.plots import jobs_timeline
+        from ddlsim.report.gantt import jobs_timeline
 
         if not self.runs[0].result.recorder.keep_spans:
             raise ConfigError("plot_timeline: give simulate_jobs(..., timeline=True), which keeps what is drawn")

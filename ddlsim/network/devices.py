@@ -76,19 +76,22 @@ def _pace(devices, device):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def schedule(counts, calendar, tasks, slow, devices, device, now):  # type: ignore[no-untyped-def]
-    """Let the task that a device works on end when it will at the present pace."""
+def schedule(counts, calendar, tasks, slow, devices, device, now, what, n_events):  # type: ignore[no-untyped-def]
+    """Let the task that a device works on end when it will at the present pace: as the item `what` + `n_events` * row
+    of the calendar."""
     row = devices[device].row
     seconds = devices[device].work * _pace(devices, device)
     if tasks[row].slow >= 0:
         seconds = slowed(slow, tasks[row].slow, now, seconds)
     tasks[row].ticket = counts[SEQUENCE]
-    push(counts, calendar, now + seconds, row)
+    push(counts, calendar, now + seconds, what + n_events * row)
 
 
 @inlined
-def change(counts, calendar, tasks, slow, devices, device, inside, more, now):  # type: ignore[no-untyped-def]
-    """Let one exchange `more` (1) or less (-1) be under way at a device."""
+def change(  # type: ignore[no-untyped-def]
+    counts, calendar, tasks, slow, devices, device, inside, more, now, what, n_events
+):
+    """Let one exchange `more` (1) or less (-1) be under way at a device, whose task may begin after a pause only."""
     before = _pace(devices, device)
     if inside == 1:
         devices[device].n_inside += more
@@ -96,23 +99,27 @@ def change(counts, calendar, tasks, slow, devices, device, inside, more, now):  
         devices[device].n_between += more
     row = devices[device].row
     if row >= 0 and _pace(devices, device) != before:
+        now = max(now, devices[device].since)
         done = _worked(slow, tasks[row].slow, devices[device].since, now) / before
         devices[device].work = max(devices[device].work - done, 0.0)
         devices[device].since = now
         counts[N_STALE] += 1
         if counts[N_STALE] > devices.size:
-            _compact(counts, calendar, tasks, row)
-        schedule(counts, calendar, tasks, slow, devices, device, now)
+            _compact(counts, calendar, tasks, row, what, n_events)
+        schedule(counts, calendar, tasks, slow, devices, device, now, what, n_events)
 
 
 @inlined
-def stale(tasks, item, sequence):  # type: ignore[no-untyped-def]
-    """Whether an event has been planned anew since."""
-    return item >= 0 and tasks[item].ticket >= 0 and tasks[item].ticket != sequence
+def stale(tasks, item, sequence, what, n_events):  # type: ignore[no-untyped-def]
+    """Whether an event is the end of a task which has been planned anew since."""
+    if item < 0 or item % n_events != what:
+        return False
+    row = item // n_events
+    return tasks[row].ticket >= 0 and tasks[row].ticket != sequence
 
 
 @inlined
-def _compact(counts, calendar, tasks, row):  # type: ignore[no-untyped-def]
+def _compact(counts, calendar, tasks, row, what, n_events):  # type: ignore[no-untyped-def]
     """Take out of the calendar what has been planned anew, and what is just being: the end of the task `row`."""
     tasks[row].ticket = counts[SEQUENCE]
     n = 0
@@ -120,7 +127,7 @@ def _compact(counts, calendar, tasks, row):  # type: ignore[no-untyped-def]
         time = calendar[i].time
         sequence = calendar[i].sequence
         item = calendar[i].item
-        if not stale(tasks, item, sequence):
+        if not stale(tasks, item, sequence, what, n_events):
             insert(calendar, n, time, sequence, item)
             n += 1
     counts[N_CALENDAR] = n

@@ -21,7 +21,7 @@ import numpy as np
 from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
-from ddlsim.network.devices import slowed, stood_still
+from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale, stood_still
 from ddlsim.network.pauses import earliest, paused
 from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
@@ -85,7 +85,7 @@ OTHERS = 12  # the network has ended what is of others who share it, and waits f
 # (LOST: work until `where` of a gradient that was begun at `begin`, by an actor that is back now)
 SERVED, WORKED, WAITED, DELIVERED, LOST, BROUGHT = -1, -2, -3, -4, -5, -6
 
-# Places in `counts` (int64), behind N_CALENDAR, N_WOKEN and SEQUENCE of :mod:`ddlsim.network.tasks`
+# Places in `counts` (int64), besides N_CALENDAR, N_WOKEN, SEQUENCE and N_STALE of :mod:`ddlsim.network.tasks`
 ADVANCE, SEND = 3, 4  # addresses in the kernel
 N_SENDS, N_SENT = 5, 6  # at this instant, and ever
 N_LOGGED = 7
@@ -99,7 +99,7 @@ DEPTH = 14  # letters of a way that can have been posted before the first has be
 SLOWEST, BEHIND = 15, 16  # steps that all actors have ended, and how many have ended no more
 MANNER = 17
 GATHERED = 18  # by these
-MEETING, LAST_MEETING = 19, 20  # actors that wait for the next update, a list, -1 if there are none
+MEETING, LAST_MEETING = 20, 33  # actors that wait for the next update, a list, -1 if there are none
 RESUMED = 21  # actors that go on because of an update, a list
 HELD, LAST_HELD = 22, 23  # actors that wait for others' clocks
 ASKING = 24  # the way on which a peer is about to answer, -1 if there is none
@@ -111,7 +111,7 @@ N_TAKEN = 29  # completions, altogether
 FIRST_HANDLE = 30  # what the handles of messages begin with
 FIRST_OP = 31  # with which an actor begins that is back after a crash which has undone no gradient
 INVITED = 32  # actors that go on after the next update
-N_COUNTS = 33
+N_COUNTS = 34
 
 # Places in `reals` (float64)
 NOW = 0
@@ -144,12 +144,13 @@ OP = record(kind="n", number="i", redo="n")
 #: behind it in a list; invited: 1 if it goes on after the next update; turns: that an AGAIN has counted; drawn:
 #: choices; begun: s, the gradient that it works on; idle, lost: s that it was not there,
 #: and of work that crashes have undone; fell: when one did last, s; crash: its next one in `crashes`, -1 if there is
-#: none ever; down: 1 from a crash that has undone work until it is back
+#: none ever; down: 1 from a crash that has undone work until it is back; machine: that it is on; ticket: number of the
+#: event that ends its work, -1 if that cannot be planned anew
 ACTOR = record(
     start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", input="f",
     version="i", clock="i", op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n",
     first_in="n", last_in="n", part="n", next="n", invited="n", turns="n", drawn="n", begun="f", idle="f", lost="f",
-    fell="f", crash="n", down="n",
+    fell="f", crash="n", down="n", machine="n", ticket="n",
 )  # fmt: skip
 #: nbytes, route, source, target: of the message there, and of the answer (back_); arrived, begin: s, of the request;
 #: seconds: until a peer answers; version: of the server when it answered last; read: letters that have come; under_way:
@@ -190,6 +191,7 @@ class Tables(NamedTuple):
     factors: Floats  # BLOCK of each actor
     choices: Records  # CHOICE, as many
     slow: Records  # SLOW
+    devices: Records  # DEVICE of each actor, where messages to and from peers slow its work down, else none
     crashes: Records  # CRASH
     calendar: Records  # EVENT, a heap
     sends: Ints  # 2 * way, + 1 for its answer
@@ -300,6 +302,12 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
     lets it stand still."""
     t.actors[actor].start = now
     now = earliest(t.pauses, now)
+    if t.devices.size > 0:
+        t.devices[actor].row = actor
+        t.devices[actor].work = seconds
+        t.devices[actor].since = now
+        schedule(t.counts, t.calendar, t.actors, t.slow, t.devices, actor, now, WORK_ENDS, N_EVENTS)
+        return
     if t.actors[actor].slow >= 0:
         seconds = slowed(t.slow, t.actors[actor].slow, now, seconds)
     if t.actors[actor].crash >= 0:
@@ -321,6 +329,16 @@ def work(t: Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
             i += 1
     if seconds < np.inf:
         come(t, now + seconds, WORK_ENDS, actor)
+
+
+@inlined
+def carry(t: Tables, way, more, now):  # type: ignore[no-untyped-def]
+    """Let one message `more` (1) or less (-1) be under way between an actor and its peer."""
+    actor = t.ways[way].actor
+    peer = t.ways[way].end
+    inside = 1 if t.actors[actor].machine == t.actors[peer].machine else 0
+    for end in (actor, peer):
+        change(t.counts, t.calendar, t.actors, t.slow, t.devices, end, inside, more, now, WORK_ENDS, N_EVENTS)
 
 
 @inlined
@@ -820,7 +838,11 @@ def happen(t: Tables, item, now):  # type: ignore[no-untyped-def]
     manner = t.counts[MANNER]
     if what == START:
         return i
+    if t.devices.size > 0 and what in (ARRIVES, ANSWERED):
+        carry(t, i, -1, now)
     if what == WORK_ENDS:
+        if t.devices.size > 0:
+            t.devices[i].row = -1
         worked(t, i, t.actors[i].start, now)
         if t.counts[SPANS] == 1:
             write(t, WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
@@ -906,13 +928,13 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def go_round(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices,
-        slow, crashes, calendar, sends, log, pauses,
+        slow, devices, crashes, calendar, sends, log, pauses,
     ):  # fmt: skip
         """Let actors go round up to and including `limit` (s), or until Python must do something; return what."""
         stamp  # noqa: B018
         t = Tables(
-            counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices, slow, crashes,
-            calendar, sends, log, pauses,
+            counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices, slow, devices,
+            crashes, calendar, sends, log, pauses,
         )  # fmt: skip
         net = attach(table)
         while counts[N_WOKEN] > 0:
@@ -935,6 +957,11 @@ def _entry_point(stamp: int) -> Any:
                 counts[RESUMED] = actors[actor].next
                 proceed(t, actor, now)
             elif actor < 0:
+                while counts[N_STALE] > 0 and stale(
+                    actors, calendar[0].item, calendar[0].sequence, WORK_ENDS, N_EVENTS
+                ):
+                    pop(counts, calendar)
+                    counts[N_STALE] -= 1
                 after = calendar[0].time if counts[N_CALENDAR] > 0 else np.inf
                 if after > now:
                     for i in range(counts[N_SENDS]):
@@ -949,7 +976,12 @@ def _entry_point(stamp: int) -> Any:
                         reals[NBYTES], reals[NBYTES + 1] = two_sum(reals[NBYTES], reals[NBYTES + 1], nbytes)
                         call_send(counts[SEND], table, handle, source, target, route, nbytes, now)
                         reals[QUIET] = -np.inf
+                        if devices.size > 0:
+                            carry(t, way, 1, now)
+                    n = counts[N_SENDS]
                     counts[N_SENDS] = 0
+                    if devices.size > 0 and n > 0:
+                        continue  # what comes next may come later
                 if after > reals[QUIET]:
                     status = call_advance(counts[ADVANCE], table, min(after, limit))
                     if status == NETWORK_FULL:

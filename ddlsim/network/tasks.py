@@ -30,7 +30,7 @@ from ddlsim.network.view import attach
 WORK, SEND, RECEIVE, JOIN, QUEUED = range(5)
 OPTIONAL = 5  # work that does not happen where it takes no seconds, and is followed by one task
 MEETING = 6  # a member of a collective that goes by Python's word, when all have entered
-EXCHANGED = (SEND, JOIN, QUEUED, MEETING)  # keep devices busy
+EXCHANGED = (SEND, JOIN, QUEUED, MEETING)  # keep devices busy, as do those of ASKED that have a key
 SKIPPED = 8  # what does not take place this time: it ends when it starts
 HELD = -1 << 40  # - task: an item of the calendar, for a task that is ready in a pause
 ASKED = 7  # work of NaN seconds: Python says when it starts how long it takes; if infinitely, it ends by Python's word
@@ -134,7 +134,7 @@ def occupy(counts, calendar, tasks, exchanges, slow, devices, changes, now):  # 
             if device < 0:
                 device = other
                 other = -1
-            change(counts, calendar, tasks, slow, devices, device, inside, more, now)
+            change(counts, calendar, tasks, slow, devices, device, inside, more, now, 0, 1)
             device = -1
     counts[N_CHANGES] = 0
 
@@ -145,7 +145,7 @@ def finish(  # type: ignore[no-untyped-def]
 ):
     """End a task; return whether it was the last of its step."""
     tasks[row].end = now
-    if devices.size > 0 and tasks[row].kind in EXCHANGED:
+    if devices.size > 0 and (tasks[row].kind in EXCHANGED or (tasks[row].kind == ASKED and tasks[row].key >= 0)):
         changes[counts[N_CHANGES]] = -1 - row
         counts[N_CHANGES] += 1
     elif tasks[row].device >= 0 and devices[tasks[row].device].row == row:
@@ -215,7 +215,7 @@ def begin(  # type: ignore[no-untyped-def]
     counts[FIRST_READY] += 1
     tasks[row].start = now
     tasks[row].missing = tasks[row].waits
-    if devices.size > 0 and kind in (JOIN, MEETING, SEND):
+    if devices.size > 0 and (kind in (JOIN, MEETING, SEND) or (kind == ASKED and exchange >= 0)):
         changes[counts[N_CHANGES]] = 1 + row
         counts[N_CHANGES] += 1
     if kind == WORK or (kind == OPTIONAL and seconds > 0.0) or (kind == ASKED and seconds < np.inf):
@@ -224,7 +224,7 @@ def begin(  # type: ignore[no-untyped-def]
             devices[device].row = row
             devices[device].work = seconds
             devices[device].since = now
-            schedule(counts, calendar, tasks, slow, devices, device, now)
+            schedule(counts, calendar, tasks, slow, devices, device, now, 0, 1)
             return END
         if tasks[row].slow >= 0:
             seconds = slowed(slow, tasks[row].slow, now, seconds)
@@ -389,7 +389,7 @@ def _entry_point(stamp: int) -> Any:
             counts[N_ENDED] = 0
             if counts[N_CHANGES] > 0:
                 occupy(counts, calendar, tasks, exchanges, slow, devices, changes, now)
-            while counts[N_STALE] > 0 and stale(tasks, calendar[0].item, calendar[0].sequence):
+            while counts[N_STALE] > 0 and stale(tasks, calendar[0].item, calendar[0].sequence, 0, 1):
                 pop(counts, calendar)
                 counts[N_STALE] -= 1
             after = calendar[0].time if counts[N_CALENDAR] > 0 else np.inf

@@ -149,7 +149,7 @@ class Execution:
 
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw what each lane did (a Gantt chart), and write it to `path` if given."""
-        from ddlsim.report.plan_plot import gantt
+        from ddlsim.report.gantt import gantt
 
         return gantt(self, path)
 

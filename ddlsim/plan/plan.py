@@ -385,7 +385,7 @@ class Plan:
 
     def plot(self, path: str | Path | None = None, *, n_ranks: int = 4) -> matplotlib.axes.Axes:
         """Draw the dependency graph of at most `n_ranks` ranks, and write it to `path` if given."""
-        from ddlsim.report.plan_plot import graph
+        from ddlsim.report.plan_graph import graph
 
         return graph(self, path, n_ranks=n_ranks)
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
 from ddlsim.printable import shown
-from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Span
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
 
 #: kind of time -> (colour, hatch, what it is called)
 TIME_STYLES = {
@@ -97,34 +100,7 @@ def some_of(n: int, most: int) -> list[int]:
     return numbers
 
 
-def bars(axes: Axes, pieces: Sequence[tuple[float, float]], low: float, height: float, style: Sequence[str]) -> None:
-    """Draw pieces of time, each with its start and length, as bars of a height with a style's colour and hatch."""
-    colour, hatch = style[:2]
-    axes.broken_barh(pieces, (low, height), facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
-
-
-def span_bars(
-    axes: Axes,
-    spans: Iterable[Span],
-    kind: str,
-    lows: Mapping[str, float],
-    height: float,
-    style: Sequence[str],
-    window: tuple[float, float],
-    begin: float = 0.0,
-) -> None:
-    """Draw those spans of a run that begins at `begin` which are of a kind and in the window, each from the low end
-    that its track has."""
-    pieces: dict[float, list[tuple[float, float]]] = {}
-    for span in spans:
-        left, right = max(span.start + begin, window[0]), min(span.end + begin, window[1])
-        if span.kind == kind and span.track in lows and left < right:
-            pieces.setdefault(lows[span.track], []).append((left, right - left))
-    for low, of_track in pieces.items():
-        bars(axes, of_track, low, height, style)
-
-
-def style_legend(made: Figure, styles: Iterable[Sequence[str]], ncols: int = 4, *more: Patch) -> None:
+def style_legend(made: Figure | SubFigure, styles: Iterable[Sequence[str]], ncols: int = 4, *more: Patch) -> None:
     """Say below a figure what each colour and hatch stands for."""
     handles = [
         Patch(facecolor=colour, hatch=2 * hatch, edgecolor="white", label=text) for colour, hatch, text in styles
@@ -148,6 +124,12 @@ def save(made: Figure, path: str | Path | None) -> None:
 def titled(made: Figure, title: str) -> None:
     """Write a title over the whole figure, in as many lines as it needs; over its axes a long one might be cut off."""
     made.suptitle(drawn(textwrap.fill(title, int(11.0 * made.get_figwidth()))), fontsize=9)
+
+
+def described(result: Result) -> str:
+    """Return what a run is about, for titles."""
+    experiment = result.experiment
+    return f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
 
 
 def apart(places: Sequence[float], texts: Sequence[str], inches: float, *, size: float = 10.0) -> list[str]:

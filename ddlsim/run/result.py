@@ -352,8 +352,8 @@ class Result(Outcome):
         end: NotNegative | None = None,
         n_workers: Count = 16,
     ) -> matplotlib.axes.Axes:
-        """Draw what the workers did when; see :func:`ddlsim.report.plots.timeline`."""
-        from ddlsim.report.plots import timeline
+        """Draw what the workers did when; see :func:`ddlsim.report.gantt.timeline`."""
+        from ddlsim.report.gantt import timeline
 
         return timeline(self.traced, path, start=start, end=end, n_workers=n_workers)
 

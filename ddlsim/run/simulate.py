@@ -232,8 +232,8 @@ class UnderWay:
             )
         if experiment.overlap_slowdown != NO_SLOWDOWN and not setting.slows:
             setting.notes.append(
-                f"overlap_slowdown: workers of {experiment.strategy.label} compute at full speed, also where they "
-                "communicate meanwhile; only those whose steps are a plan are slower then"
+                f"overlap_slowdown has no effect with {experiment.strategy.label}: its workers are processes, which "
+                "compute at full speed even while they communicate"
             )
         if setting.compression is not None and setting.learner.task is not None:
             _check_compressible(self.prepared.model)

@@ -15,7 +15,7 @@ import simpy
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lanes as ls
 from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE
-from ddlsim.network.devices import SLOW
+from ddlsim.network.devices import DEVICE, SLOW
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
@@ -24,6 +24,7 @@ from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
+from ddlsim.workload.contention import NO_SLOWDOWN
 from ddlsim.workload.jitter import slow_intervals
 
 
@@ -73,6 +74,8 @@ class Lanes:
             table["seconds"] = [seconds for _, seconds in servers]
             table["head"] = -1
             self.tables = self.tables._replace(servers=table)
+        if any(worker.overlap_slowdown != NO_SLOWDOWN for worker in workers):
+            self._slow_down_beside_messages(with_servers=bool(servers))
         network, source, target = setting.loop.network, ways["source"].tolist(), ways["target"].tolist()
         if len(ways) and choose is None:
             ways["route"] = network.routes(source, target)
@@ -93,6 +96,25 @@ class Lanes:
         if choose is not None:
             counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
         setting.loop.drive(self)
+
+    def _slow_down_beside_messages(self, *, with_servers: bool) -> None:
+        """Let workers compute more slowly while messages to or from their peers are under way, or note why not."""
+        setting, workers = self.setting, self.setting.workers
+        setting.slows = True
+        if with_servers:
+            setting.notes.append(
+                "overlap_slowdown has no effect: workers wait for servers, and compute nothing meanwhile"
+            )
+            return
+        if len(self.tables.crashes):  # what a crash undoes is planned when the work begins
+            setting.notes.append("overlap_slowdown has no effect on workers that fail while their peers go on")
+            return
+        devices = np.zeros(len(workers), dtype=DEVICE)
+        devices["inside"] = [worker.overlap_slowdown.inside for worker in workers]
+        devices["between"] = [worker.overlap_slowdown.between for worker in workers]
+        devices["row"] = -1
+        self.tables.actors["machine"] = setting.hosts(setting.nodes)
+        self.tables = self.tables._replace(devices=devices)
 
     def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
         """Return when each worker, and servers on its machine, are not there. Those who wait for all others in every
@@ -502,6 +524,7 @@ def tables_of(
     ways["next"] = -1
     actors = np.zeros(n, dtype=ls.ACTOR)
     actors["factor"], actors["left"], actors["slow"] = 1.0, -1, -1
+    actors["ticket"] = -1
     actors["cursor"] = actors["drawn"] = ls.BLOCK
     actors["first"], actors["last"] = last - [len(each) for each in ends], last
     arrivals = np.argsort(ways["end"], kind="stable")
@@ -526,7 +549,7 @@ def tables_of(
     happen += [
         (own[-1][0], ls.GONE + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf
     ]
-    calendar = np.zeros(2 * (2 * n + 3 * n_ways) + 16 + len(happen), dtype=EVENT)
+    calendar = np.zeros(2 * (3 * n + 3 * n_ways) + 16 + len(happen), dtype=EVENT)
     calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + ls.N_EVENTS * np.arange(n)
     calendar["time"][:n] = actors["start"] = start
     for place, (time, item) in enumerate(sorted(happen), n):  # a sorted list is a heap
@@ -538,7 +561,8 @@ def tables_of(
         counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors, ways=ways,
         servers=np.zeros(0, dtype=ls.SERVER), arrivals=arrivals.astype(np.int64), posted=np.zeros(n_ways * depth),
         factors=np.zeros(n * ls.BLOCK), choices=np.zeros(n * ls.BLOCK, dtype=ls.CHOICE),
-        slow=np.array(slow, dtype=SLOW), crashes=np.array(down, dtype=ls.CRASH), calendar=calendar,
+        slow=np.array(slow, dtype=SLOW), devices=np.zeros(0, dtype=DEVICE), crashes=np.array(down, dtype=ls.CRASH),
+        calendar=calendar,
         sends=np.zeros(n_ways + 1, dtype=np.int64), log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
         pauses=workers[0].loop.network.pauses,
     )  # fmt: skip

@@ -21,8 +21,9 @@ MODULES = (
     "ddlsim.collectives.cost", "ddlsim.collectives.gather", "ddlsim.collectives.reduce",
     "ddlsim.collectives.reduce_scatter", "ddlsim.collectives.scatter", "ddlsim.compression", "ddlsim.data",
     "ddlsim.imports", "ddlsim.measure", "ddlsim.optim", "ddlsim.planner", "ddlsim.planner.guidelines",
-    "ddlsim.report.cluster_plot", "ddlsim.report.compare", "ddlsim.report.learning", "ddlsim.report.plots",
-    "ddlsim.report.trace", "ddlsim.study", "ddlsim.validation", "ddlsim.workload.jitter",
+    "ddlsim.report.cluster_plot", "ddlsim.report.compare", "ddlsim.report.gantt", "ddlsim.report.learning",
+    "ddlsim.report.plots", "ddlsim.report.trace", "ddlsim.study", "ddlsim.validation",
+    "ddlsim.workload.jitter",
 )  # fmt: skip
 #: what the library makes and nobody else: their arguments come from it
 MADE_HERE = {
@@ -31,6 +32,7 @@ MADE_HERE = {
     "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval", "Summary", "Validation",
     "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table", "Model",
     "SourceText", "State", "Life", "CheckpointIntervals", "Jobs", "Placements",
+    "Bar", "Style", "bars_of", "draw", "gantt", "jobs_timeline", "spread", "styles_of", "tracks",
     "Tried", "positive_number", "nonnegative_number", "check_gradient", "slowed_duration", "slow_intervals",
 }  # fmt: skip
 #: protocols, types of functions, and errors

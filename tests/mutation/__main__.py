@@ -363,7 +363,8 @@ def fixed_sample(work: Path, jobs: int, again: bool) -> None:
     for process in own:
         process.join()
     names = {key(row) for row in rows}
-    print(report([r for r in _records(file).values() if key(r) in names and r["state"] != "gone"], {}))
+    found = [record for record in _records(file).values() if key(record) in names and record["state"] != "gone"]
+    print(report(found, json.loads((HERE / "equivalent.json").read_text(encoding="utf-8"))))
 
 
 def _copied(copy: Path, again: bool) -> Path:

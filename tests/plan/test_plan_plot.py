@@ -7,7 +7,8 @@ from unrolled import data_parallel
 
 from ddlsim import ConfigError
 from ddlsim.plan import KINDS, Draft, UrgentQueue
-from ddlsim.report.plan_plot import CRITICAL, MOST, STYLES
+from ddlsim.report.gantt import STYLES
+from ddlsim.report.plan_graph import CRITICAL, MOST
 from ddlsim.workload.buckets import per_layer
 
 

@@ -112,11 +112,11 @@ def several_jobs(n):
 #: what draws -> pictures of it
 PICTURES = {
     "plots.scaling": lambda runs, _: [plots.scaling(runs)[0], plots.scaling({LONG: runs, "another": runs[:4]})[0]],
-    "plots.timeline": lambda runs, _: [runs[-1].plot_timeline(), runs[1].plot_timeline(n_workers=2)],
+    "gantt.timeline": lambda runs, _: [runs[-1].plot_timeline(), runs[1].plot_timeline(n_workers=2)],
     "plots.breakdown": lambda runs, _: [
         plots.breakdown({"one": runs[0]}), plots.breakdown({f"{i} {LONG}": run for i, run in enumerate(runs)}),
     ],
-    "plots.jobs_timeline": lambda runs, _: [several_jobs(1).plot_timeline(), several_jobs(5).plot_timeline()],
+    "gantt.jobs_timeline": lambda runs, _: [several_jobs(1).plot_timeline(), several_jobs(5).plot_timeline()],
     "plots.step_times": lambda runs, _: [runs[-1].plot_step_times()],
     "learning.plot_learning": lambda _, learned: [
         plot_learning(learned, x=x)[0] for x in ("time", "updates", "epoch", "nbytes")
@@ -124,8 +124,8 @@ PICTURES = {
     "cluster_plot.cluster_plot": lambda runs, _: [
         runs[-1].plot_cluster(), cluster_plot(lonely()), cluster_plot(ddlsim.load_cluster("dgx1-v100")),
     ],
-    "plan_plot.gantt": lambda *_: [plan().execute("office-1gbe").plot(), plan(40).execute("star-1024-10g").plot()],
-    "plan_plot.graph": lambda *_: [plan().plot(), plan(40).plot(n_ranks=40)],
+    "gantt.gantt": lambda *_: [plan().execute("office-1gbe").plot(), plan(40).execute("star-1024-10g").plot()],
+    "plan_graph.graph": lambda *_: [plan().plot(), plan(40).plot(n_ranks=40)],
     "study_figures.scaling": lambda *_: [
         study_figures.scaling(study()), study_figures.scaling(long_names()),
         study_figures.scaling(long_names(), metric="efficiency"),

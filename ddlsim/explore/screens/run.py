@@ -28,11 +28,11 @@ from ddlsim.explore.pieces import (
 )
 from ddlsim.explore.setup import Setup
 from ddlsim.readable import percent, seconds, size
-from ddlsim.report.drawing import some_of, time_styles
+from ddlsim.report.drawing import time_styles
+from ddlsim.report.gantt import bars_of, styles_of, tracks
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS, record
 from ddlsim.run.result import Result
-from ddlsim.runtime.recorder import TRANSFER
 
 NAME = "run"
 TITLE = "Run"
@@ -154,55 +154,45 @@ def _card(jobs: Jobs, shown: list[Result], title: str, make: object) -> LazyCard
     return LazyCard(title, fill, jobs.bar(name), place)
 
 
-#: workers that are drawn, spread evenly, and bars
+#: workers that are drawn, spread evenly, and bars of a kind
 N_WORKERS, N_BARS = 16, 8000
-_TRANSFER = ("#77aa77", "transfer in the background", 0.42, 0.18)
 
 
 def timeline(result: Result) -> pn.Column:
     """Return two steps of a result that was recorded (``result.traced``)."""
     begin, end = window(result)
-    rows = [f"worker {rank}" for rank in some_of(result.n_workers, N_WORKERS)]
-    rows += sorted({span.track for span in result.recorder.spans if span.track.startswith("server")})[:N_WORKERS]
-    place = {track: float(len(rows) - 1 - i) for i, track in enumerate(rows)}
+    rows = tracks(result, N_WORKERS)[: 2 * N_WORKERS]
     plot = figure(
         height=130 + 22 * len(rows),
         sizing_mode="stretch_width",
         tools="xpan,xwheel_zoom,xbox_zoom,reset",  # type: ignore[call-arg]  # bokeh's stubs lack what it documents
         x_range=Range1d(start=begin, end=end),
+        y_range=Range1d(start=len(rows) - 0.4, end=-0.6),
         min_border_left=95,  # so that there is room for the names before they are measured
     )
     plot.xaxis.axis_label = "simulated time (s)"
-    kinds = time_styles(result.shares).items()
-    styles = {kind: (colour, label, 0.0, 0.7) for kind, (colour, _, label) in kinds if kind != "idle"}
-    styles[TRANSFER] = _TRANSFER
-    for kind, (colour, label, offset, height) in styles.items():
-        spans = [
-            (place[track], span.start, span.end, span.name)
-            for span in result.recorder.spans
-            if span.kind == kind
-            and span.end > begin
-            and span.start < end
-            and (track := span.track.removesuffix(" network")) in place
-        ][:N_BARS]
-        if spans:
-            columns = list(zip(*spans, strict=True))
+    styles = styles_of(result.shares)
+    bars = bars_of(result, {track: float(i) for i, track in enumerate(rows)}, begin, end, most=N_BARS)
+    for kind, style in styles.items():
+        if of_kind := [bar for bar in bars if bar.kind == kind]:
             source: dict[str, Any] = {
-                "y": [y + offset for y in columns[0]],
-                "left": columns[1],
-                "right": columns[2],
-                "name": columns[3],
-                "takes": [seconds(stop - start) for _, start, stop, _ in spans],
-                "kind": [label] * len(spans),
+                "top": [bar.row + style.low for bar in of_kind],
+                "bottom": [bar.row + style.high for bar in of_kind],
+                "left": [bar.start for bar in of_kind],
+                "right": [bar.end for bar in of_kind],
+                "name": [bar.name for bar in of_kind],
+                "takes": [seconds(bar.end - bar.start) for bar in of_kind],
+                "kind": [style.label] * len(of_kind),
             }
-            look: Any = {"height": height, "color": colour, "line_color": "white", "line_width": 0.3}
-            plot.hbar(y="y", left="left", right="right", source=ColumnDataSource(source), **look)
+            look: Any = {edge: edge for edge in ("top", "bottom", "left", "right")}
+            look |= {"color": style.colour, "line_color": "white", "line_width": 0.3}
+            plot.quad(source=ColumnDataSource(source), **look)
     plot.add_tools(HoverTool(tooltips=[("", "@kind @name"), ("takes", "@takes")]))
-    plot.yaxis.ticker = list(place.values())
-    plot.yaxis.major_label_overrides = {int(y): track for track, y in place.items()}
+    plot.yaxis.ticker = list(range(len(rows)))
+    plot.yaxis.major_label_overrides = dict(enumerate(rows))
     plot.ygrid.grid_line_color = None
     plot.toolbar.logo = None
-    key = legend([(colour, label) for colour, label, _, _ in styles.values()])
+    key = legend([(style.colour, style.label) for style in styles.values()])
     return pn.Column(html(key), pn.pane.Bokeh(plot, sizing_mode="stretch_width"), sizing_mode="stretch_width")
 
 
