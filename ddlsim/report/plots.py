@@ -18,6 +18,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.readable import percent, seconds
 from ddlsim.report.drawing import (
     apart,
+    described,
     figure,
     save,
     series_style,
