@@ -188,9 +188,7 @@ def _bound(candidate: Candidate, shared: _Prepared, program: StepProgram) -> tup
         if warmup + steps not in shared.written_out:
             shared.written_out[warmup + steps] = program.written_out(warmup + steps)
         program = shared.written_out[warmup + steps]
-        encoding = encode_seconds(
-            program.template, experiment, prepared.workloads, innermost(cluster, prepared.nodes)
-        )
+        encoding = encode_seconds(program.template, experiment, prepared.workloads, innermost(cluster, prepared.nodes))
         seconds = least_seconds(program.template, experiment, encoding, candidate.workers)
     return program.bound(warmup, warmup + steps, carriers, seconds)
 
