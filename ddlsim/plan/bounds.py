@@ -256,11 +256,13 @@ class Carriers:
     """What carries the bytes of a program as it says: the cluster, and the node of every rank, (n_ranks,).
 
     rerouted  messages may take other routes than the cluster's, because links fail
+    together  copies enter their collectives together, as they do the same at the same time
     """
 
     cluster: Cluster
     nodes: Ints
     rerouted: bool = False
+    together: bool = False
 
     @property
     def levels(self) -> tuple[Interfaces, Interfaces]:
@@ -574,7 +576,7 @@ def _durations(
     rows, alike, which = program.graph.collectives
     if len(ranks) > 1:
         per_byte = np.zeros(len(alike))
-        lockstep = ranks.shape[1] > 1 and not plan.delays
+        lockstep = carriers.together or (ranks.shape[1] > 1 and not plan.delays)
         takes = carriers.collective if lockstep else carriers.late_member
         for i, (kind, group) in enumerate(alike):
             if len(plan.groups[group]) == 1:

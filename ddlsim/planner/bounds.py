@@ -132,7 +132,7 @@ class Bounds:
             return None
         carriers = None
         if experiment.compression is None:
-            carriers = Carriers(cluster, np.array(placed.nodes)[folded.workers])
+            carriers = Carriers(cluster, np.array(placed.nodes)[folded.workers], together=True)
         bound = folded.program().bound(warmup, warmup + steps, carriers)
         limits = _limits(float(batches * at_a_time * strategy.n_replicas(candidate.workers) * steps), *bound)
         limit = min(limits, key=lambda name: limits[name])
