@@ -295,7 +295,7 @@ def test_two_stages_by_hand():
 def test_sums_begin_when_the_pass_beside_them_can_begin():
     """Two stages and two replicas, f = 1 ms and g = 2 ms each, one micro-batch: from the end of a step the last stage
     goes forward and back, 3 ms, before the gradients of the first one leave, which take 10 ms at 100 MB/s."""
-    cluster = star(4, bandwidth=1e8, latency=0.0)
+    cluster = load_cluster(star(4, bandwidth=1e8, latency=0.0))
     gradient = np.array([1e6, 1.0])
     costs = Costs(np.full(2, 1e-3), np.full(2, 2e-3), np.zeros(2), np.zeros(2), gradient, np.zeros(2))
     carriers = Carriers(cluster, cluster.workers[:4], together=True)
