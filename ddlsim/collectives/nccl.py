@@ -6,7 +6,7 @@ to the GPUs of the communicator: in a single node, that of the rings that its se
 of each worker to others that take part carry, and between nodes what a node's network cards carry together, each at
 most what the connections of its transport carry (``connections * flow_rate``, docs/models/transport.md); the least over
 all workers and nodes. Of NVLinks NCCL counts a share (``src/graph/topo.h``: 20 of 25 GB/s, say).
-(Links beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.) Switches
+(Links beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.costs`.) Switches
 between machines add up (SHARP) where the cluster says so, ``switch_reduces``, and all on the ways do.
 
 The estimate ranks algorithms for the tuner; as a prediction it is rough (docs/calibration.md).

@@ -11,7 +11,7 @@ from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
 from ddlsim.jobs.jobs import Jobs, Ran
-from ddlsim.life import Background, LinkFault, RandomFaults
+from ddlsim.life import Background, LinkFault, Pause, RandomFaults
 from ddlsim.life.faults import Fault, at_random, up_to_its_end
 from ddlsim.run.job import Job
 from ddlsim.run.notes import late_notes
@@ -19,7 +19,8 @@ from ddlsim.run.simulate import random_faults_of
 from ddlsim.run.together import Together
 
 FaultLike = Annotated[
-    LinkFault | RandomFaults | Fault, "a ddlsim.LinkFault, ddlsim.RandomFaults or an object with effects"
+    LinkFault | Pause | RandomFaults | Fault,
+    "a ddlsim.LinkFault, ddlsim.Pause, ddlsim.RandomFaults or an object with effects",
 ]
 JobLike = Annotated[Job | Background, "a ddlsim.Job or a ddlsim.Background"]
 
@@ -38,8 +39,8 @@ def simulate_jobs(
     jobs      what runs: :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic
     cluster   where; None: on that of the first job. Experiments made for another one run here all the same
     queue     jobs whose devices are not free wait for them, first come, first served; otherwise that is an error
-    faults    links of the cluster that are slow or down, on its clock, also at random, by the seed of the first job;
-              faults of workers stand in their experiments
+    faults    links of the cluster that are slow or down, on its clock, also at random, by the seed of the first job,
+              and times in which nobody starts anything (Pause); faults of workers stand in their experiments
     timeline  keep what :meth:`Jobs.plot_timeline` draws
 
     Jobs get devices when they start, those with named places the same as they would alone. Jobs that share no link are,

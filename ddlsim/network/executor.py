@@ -13,6 +13,7 @@ from ddlsim.network.calendar import EVENT, N_CALENDAR
 from ddlsim.network.devices import DEVICE, N_STALE, SLOW
 from ddlsim.network.distinct import distinct
 from ddlsim.network.network import Network
+from ddlsim.network.pauses import NO_PAUSES, earliest_start
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records, grown
 
@@ -118,7 +119,8 @@ class Executor:
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
-        self.tables = _tables(columns, len(nbytes), len(queues), bystanders)
+        self.tables = _tables(columns, len(nbytes), len(queues), bystanders)._replace(pauses=network.pauses)
+        self._held: list[list[int]] = []  # what queues launch when a pause is over
         self.tables.now[0] = start
         self._prepare_messages(send)
         self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
@@ -184,6 +186,8 @@ class Executor:
             elif status == ts.LAUNCHED:
                 self.dispatchers[argument].ended(self.now)
             elif status == ts.TICK and argument == len(self.dispatchers):
+                self._launch(self._held.pop(0))
+            elif status == ts.TICK and argument == len(self.dispatchers) + 1:
                 self._tell()
             elif status == ts.TICK:
                 self.dispatchers[argument].tick(self.now)
@@ -201,7 +205,10 @@ class Executor:
                 n, counts[ts.N_ELSEWHERE] = int(counts[ts.N_ELSEWHERE]), 0
                 outside.completed(*self.network.completed(n))
             else:
-                raise DdlsimError(f"task {argument} would start anew before all of its step have ended; let ranks wait")
+                raise DdlsimError(
+                    f"task {argument} would start anew before all of its step have ended: ranks are more steps apart "
+                    "than are simulated; let ranks wait for each other more often"
+                )
 
     def end_instant(self) -> None:
         """Let everything else end and start that does so now."""
@@ -313,7 +320,7 @@ class Executor:
         self._entered = [np.array([self.members(key) for key in self._keys(instance)]) for instance in instances]
         if self._episodes.enter(instances, *joins, self.now):
             counts[ts.EPISODE] = ts.TOLD
-            self._wake(self._episodes.next, -1 - len(self.dispatchers))
+            self._wake(self._episodes.next, -2 - len(self.dispatchers))
         else:
             counts[ts.EPISODE] = ts.NOTED
 
@@ -345,7 +352,7 @@ class Executor:
             launches["key"][ids] = -1
             counts[ts.EPISODE] = 0
         else:
-            self._wake(self._episodes.next, -1 - len(self.dispatchers))
+            self._wake(self._episodes.next, -2 - len(self.dispatchers))
 
     def _ready(self, key: int) -> None:
         if self._queue_of[key] < 0:
@@ -357,7 +364,12 @@ class Executor:
         self.dispatchers[self._queue_of[key]].ready(turn, float(self.nbytes[key]), self.now)
 
     def _launch(self, turns: list[int]) -> None:
-        """Let all members enter collectives of a queue as one buffer, now."""
+        """Let all members enter collectives of a queue as one buffer, now or when a pause is over."""
+        start = earliest_start(self.network.pauses, self.now)
+        if start > self.now:
+            self._held.append(turns)
+            self._wake(start, -1 - len(self.dispatchers))
+            return
         keys = [self._key_of.pop(turn) for turn in turns]
         queue = int(self._queue_of[keys[0]])
         rows = np.concatenate([self.members(key) for key in keys])
@@ -449,5 +461,5 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=np.zeros(n_sends + 1, dtype=ts.MESSAGE), freed=places(17),
         slow=np.array(list(columns.slow_downs), dtype=SLOW), devices=devices,
-        changes=places(2 * n if len(devices) else 0),
+        changes=places(2 * n if len(devices) else 0), pauses=NO_PAUSES,
     )  # fmt: skip

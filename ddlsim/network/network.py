@@ -16,6 +16,7 @@ from ddlsim.network.busy import BusyIntervals, Logged
 from ddlsim.network.changes import Fault
 from ddlsim.network.engine import Engine, Interconnect
 from ddlsim.network.episodes import Episodes
+from ddlsim.network.pauses import NO_PAUSES, merged
 from ddlsim.network.state import Floats, Ints
 
 _FIRST = 1 << 62  # puts messages before collectives
@@ -45,6 +46,8 @@ class Network:
     def __init__(self, interconnect: Interconnect, *, record: bool = False, n_sources: int = 0) -> None:
         self._engine = Engine(interconnect, record=record)
         self.n_sources = n_sources
+        #: (n_pauses, 2) s, in which whoever sends here starts nothing
+        self.pauses = NO_PAUSES
         self._join(0)
 
     def _join(self, party: int) -> None:
@@ -71,7 +74,7 @@ class Network:
         """
         self.engine.share()
         other = object.__new__(Network)
-        other._engine, other.n_sources = self.engine, self.n_sources
+        other._engine, other.n_sources, other.pauses = self.engine, self.n_sources, self.pauses
         other._join(len(self.engine.routes_of))
         return other
 
@@ -88,6 +91,10 @@ class Network:
                  must be known before anything is started
         """
         self.engine.change(links, pauses, avoided)
+
+    def will_pause(self, windows: Iterable[tuple[float, float]]) -> None:
+        """Let whoever sends here start nothing in `windows` (s, s), nor in those that were given before."""
+        self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
 
     def narrow(self, channels: Ints, times: Floats) -> None:
         """Let channels have 1 / `times` of their capacity, (n,) each: each message stands for so many."""

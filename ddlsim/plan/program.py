@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.network.executor import TaskColumns
 from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, peak_memory
 from ddlsim.plan.execute import columns, key_sizes
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Every, Floats, Ints, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.workload.compute import Workload
 
@@ -105,11 +106,15 @@ class StepProgram:
         groups = templates[0].groups
         if len(groups) == len(self.templates[0].groups):
             return dataclasses.replace(self, templates=templates)
-        return dataclasses.replace(
-            self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :]
-        )
+        return dataclasses.replace(self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :])
 
     # ------------------------------------------------------------ what follows
+
+    @property
+    def cycle(self) -> int:
+        """Steps after which the tasks repeat."""
+        first = (each.first if isinstance(each, Chosen) else each for each in self.template.cycles)
+        return math.lcm(*(n for every in first for n in (every.period, every.unless) if n))
 
     @property
     def template(self) -> Plan:
@@ -154,7 +159,12 @@ class StepProgram:
 
         Raises ConfigError for fewer than one step.
         """
-        return _taking_place(self.unroll_all(steps))
+        plan = self.unroll_all(steps)
+        for chosen in (each for each in plan.cycles if isinstance(each, Chosen)):
+            note = f"all periods are {chosen.steps[0]} steps here; the run sets later ones by {chosen.by}"
+            cycles = tuple(each.first if each is chosen else each for each in plan.cycles)
+            plan = dataclasses.replace(plan, cycles=cycles, notes=(*plan.notes, note))
+        return _taking_place(plan)
 
     def unroll_all(self, steps: int) -> Plan:
         """Return the plan of the first `steps` steps with all tasks, also those that do not take place in a step."""
@@ -192,9 +202,7 @@ class StepProgram:
             "batch": batch,
         }
         counts = np.diff(template.need_offsets)[source]
-        at = np.arange(counts.sum()) + np.repeat(
-            template.need_offsets[source] - (np.cumsum(counts) - counts), counts
-        )
+        at = np.arange(counts.sum()) + np.repeat(template.need_offsets[source] - (np.cumsum(counts) - counts), counts)
         need = template.needs[at]
         back = template.step[source].repeat(counts) - template.step[need]
         needed = step.repeat(counts) - back
@@ -213,6 +221,7 @@ class StepProgram:
             delays=template.delays,
             cycles=template.cycles,
             tensor=template.tensor,
+            notes=template.notes,
             need_offsets=np.concatenate([[0], np.cumsum(counts)]),
             needs=begins[needed] + copy.repeat(counts) * widths[needed] + need - begin_of,
             **column,
@@ -550,7 +559,8 @@ def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
 def template_of(
     steps: Sequence[Step], lanes: Iterable[tuple[int, str]], *, groups: Sequence[tuple[int, ...]],
     parts: Sequence[Part], n_layers: int, names: tuple[str, ...] = (), queues: Sequence[Queue] = (),
-    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every, ...] = (),
+    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every | Chosen, ...] = (),
+    servers: Iterable[int] = (), notes: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
     """Return the template of steps that follow each other.
 
@@ -577,7 +587,8 @@ def template_of(
     return Plan(
         lanes=tuple(Lane(place, name, 0 if queues and name == queued else -1) for place, name in lanes),
         groups=tuple(groups), parts=tuple(parts), names=names, n_layers=n_layers, queues=tuple(queues), delays=delays,
-        cycles=cycles, step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
+        cycles=cycles, servers=tuple(servers), notes=tuple(dict.fromkeys(notes)),
+        step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
         peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need[order],
         need_offsets=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=int(begins[-1])))]), **column,
     )  # fmt: skip

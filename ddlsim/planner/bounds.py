@@ -208,8 +208,6 @@ def _program(candidate: Candidate, prepared: Prepared) -> StepProgram | None:
     """Return the program of the steps that are simulated, each of which is an update; None if the strategy has none."""
     experiment = candidate.experiment
     strategy, warmup, last = contract.of(experiment.strategy), experiment.window[0], sum(experiment.window)
-    if not strategy.has_plan:
-        return None
     if any(strategy.updates(steps, candidate.workers) != steps for steps in (warmup, last)):
         return None
     batches = int(_batches(candidate)[1])
@@ -218,7 +216,7 @@ def _program(candidate: Candidate, prepared: Prepared) -> StepProgram | None:
             program = StepProgram.of(strategy.plan(prepared.workloads, last, batches))
         else:
             program = strategy.program(prepared.workloads, batches)
-    except ConfigError:  # an overlap, say, that does not tell its plan
+    except ConfigError:  # without a step program
         return None
     return program if program.n_ranks - len(program.template.servers) == candidate.workers else None
 

@@ -330,9 +330,10 @@ def memory_use(
     whole = [workload for workload, _ in workloads]
     held: list[float | None] = [None] * n_workers
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
-    if parts and strategy.has_plan:
+    if parts:
         accumulation = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
-        held = strategy.peak_memory(whole, accumulation)[:n_workers].tolist()
+        peaks = strategy.peak_memory(whole, accumulation)
+        held = held if peaks is None else peaks[:n_workers].tolist()
     different = {
         (id(stage), device.name, nbytes): (stage, device, nbytes)
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)

@@ -124,9 +124,10 @@ class Contract:
 
     @_optional
     def program(self, workloads: Sequence[Workload], accumulation: int) -> StepProgram:
-        """Step program of all workers. Default: ConfigError, as the step has no static task graph."""
+        """Step program of all workers. Default: ConfigError, as processes decide what comes next."""
         raise ConfigError(
-            f"plan: the step of {self.strategy.label} has no static task graph; those of {_with_plans()} have"
+            f"plan: {self.strategy.label} has no step program, as its processes decide what comes next; define "
+            "program(workloads, accumulation), or set setting.plan in start, to show what they do"
         )
 
     @_optional
@@ -140,8 +141,13 @@ class Contract:
         return list(nodes)
 
     @_optional
-    def peak_memory(self, workloads: Sequence[Workload], accumulation: int) -> Floats:
-        """Bytes that the tasks of each rank hold at most, (n_ranks,). Default: those of the plan."""
+    def peak_memory(self, workloads: Sequence[Workload], accumulation: int) -> Floats | None:
+        """Bytes that the tasks of each rank hold at most, (n_ranks,); None where that is unknown.
+
+        Default: those of the plan, None without a step program.
+        """
+        if not (self.defines("program") or self.defines("plan")):
+            return None
         return self.plan(workloads, 1, accumulation).peak_memory()
 
     @_optional
@@ -203,11 +209,6 @@ class Contract:
     def name(self) -> str:
         """Name of its class, for messages."""
         return type(self.strategy).__name__
-
-    @property
-    def has_plan(self) -> bool:
-        """Whether its step has a static task graph."""
-        return self.defines("program") or self.defines("plan")
 
     @property
     def shares_batch(self) -> bool:
@@ -315,16 +316,3 @@ def _bound(attribute: Any, owner: object, kind: type) -> Any:
     """Return what ``owner.attribute`` is for a function, static method, class method or callable of its class."""
     descriptor: Any = attribute
     return descriptor.__get__(owner, kind) if inspect.isroutine(attribute) else attribute
-
-
-def _with_plans() -> str:
-    """Return the names of the bundled strategies with a plan."""
-    import ddlsim.strategies as bundled
-
-    kinds: list[Any] = [kind for kind in vars(bundled).values() if isinstance(kind, type)]
-    *others, last = sorted(
-        kind.__name__
-        for kind in kinds
-        if "start" in (methods := _methods_of(kind)) and ("plan" in methods or "program" in methods)
-    )
-    return f"{', '.join(others)} and {last}"

@@ -21,8 +21,7 @@ from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import rounded
-from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.exchange import OfGroups
+from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
     Collectives,
@@ -305,7 +304,7 @@ class FSDP:
         schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
         parts = [] if setting.compression is None else self._compressible(setting, first, accumulation)
 
-        def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+        def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
             dense = OfGroups(setting, setting.workers, plan.groups, schedules)
             fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
             halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}

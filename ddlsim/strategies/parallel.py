@@ -38,8 +38,7 @@ from ddlsim.plan.tensor_ranks import (
     with_exchanges,
 )
 from ddlsim.readable import count
-from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.exchange import OfGroups
+from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
@@ -409,7 +408,7 @@ class Parallel(WithFabric):
         ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
 
-        def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+        def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
             schedules: GroupSchedule = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
             if in_groups is not None and folding is None:
                 schedules = in_groups.beside(plan, schedules)
@@ -434,7 +433,8 @@ class Parallel(WithFabric):
         Where all ranks would be too many, one is executed nevertheless. Raises ConfigError where members share links
         that others use, too, or that change.
         """
-        many, why_not, network = groups.n_tasks > MOST_TASKS, disturbed(setting), setting.loop.network
+        many = groups.n_tasks > MOST_TASKS and not setting.shows_plan
+        why_not, network = disturbed(setting), setting.loop.network
         if (groups.kinds != groups.kinds[:, :1]).any():
             why_not = why_not or "members compute at different speeds"
         is_known = self.cost != "simulated" and len(members) > self.pipeline
