@@ -208,7 +208,9 @@ def _slowest_place(
             elif kind == ALL_REDUCE:
                 own = np.isin(crossing.place, place[members[inside[members]]])
                 out[crossing.place[own]] += crossing.out[own] * total
-    for kind, number, total in () if begun is None else _totals(plan, np.isin(np.arange(len(plan)), begun).astype(np.float64)):
+    for kind, number, total in (
+        () if begun is None else _totals(plan, np.isin(np.arange(len(plan)), begun).astype(np.float64))
+    ):
         for group in copies.instances[number] if kind in (ALL_REDUCE, PUSH_PULL) else ():
             members = np.array(group, dtype=np.int64)
             if inside is None or inside[members].all():  # half of it makes the sum, half tells it to all
@@ -254,11 +256,13 @@ class Carriers:
     """What carries the bytes of a program as it says: the cluster, and the node of every rank, (n_ranks,).
 
     rerouted  messages may take other routes than the cluster's, because links fail
+    together  copies enter their collectives together, as they do the same at the same time
     """
 
     cluster: Cluster
     nodes: Ints
     rerouted: bool = False
+    together: bool = False
 
     @property
     def levels(self) -> tuple[Interfaces, Interfaces]:
@@ -270,8 +274,8 @@ class Carriers:
         a, b = self.nodes[source], self.nodes[target]
         if not self.rerouted:
             pairs, which = np.unique(a * self.cluster.n_nodes + b, return_inverse=True)
-            per_byte = _of_pairs(self.cluster, pairs.tobytes())
-            return np.take(per_byte, which.reshape(-1))
+            per_byte: Floats = _of_pairs(self.cluster, pairs.tobytes())[which.reshape(-1)]
+            return per_byte
         seconds = np.zeros(len(a))
         for level in self.levels:
             src, dst = level.place[a], level.place[b]
@@ -323,9 +327,11 @@ def _after_last(cluster: Cluster, kind: int, nodes: tuple[int, ...]) -> float:
         if len(places) == 1:
             continue
         which = which.reshape(-1)
-        none = np.zeros(1)
-        gives: Floats = {ALL_REDUCE: none + 1.0, ALL_GATHER: none + 1.0 / n, REDUCE_SCATTER: 1.0 - count[which] / n}.get(kind, none)
-        gets: Floats = {ALL_REDUCE: none + 1.0, ALL_GATHER: none + 1.0 / n, REDUCE_SCATTER: count / n}.get(kind, none)
+        nothing, whole = np.zeros(1), np.ones(1)
+        share = whole / n
+        given: dict[int, Floats] = {ALL_REDUCE: whole, ALL_GATHER: share, REDUCE_SCATTER: 1.0 - count[which] / n}
+        got: dict[int, Floats] = {ALL_REDUCE: whole, ALL_GATHER: share, REDUCE_SCATTER: count / n}
+        gives, gets = given.get(kind, nothing), got.get(kind, nothing)
         enters = gets / known_rate(level.into, places)
         others = np.where(np.arange(len(places)) == np.argmax(enters), np.delete(enters, np.argmax(enters)).max(),
                           enters.max())[which]  # fmt: skip
@@ -570,7 +576,7 @@ def _durations(
     rows, alike, which = program.graph.collectives
     if len(ranks) > 1:
         per_byte = np.zeros(len(alike))
-        lockstep = ranks.shape[1] > 1 and not plan.delays
+        lockstep = carriers.together or (ranks.shape[1] > 1 and not plan.delays)
         takes = carriers.collective if lockstep else carriers.late_member
         for i, (kind, group) in enumerate(alike):
             if len(plan.groups[group]) == 1:

@@ -32,6 +32,7 @@ from ddlsim.plan.plan import (
     REDUCE_SCATTER,
     SEND,
     UPDATE,
+    Bools,
     Floats,
     Ints,
     Plan,
@@ -92,8 +93,6 @@ def costs_of(workload: Workload, cuts: Sequence[int], tensor: int = 1, gather: S
     total = float(gradient.sum())
     update = workload.optimizer * gradient / total if total > 0.0 else np.zeros(len(first))
     tie = _tie(workload)
-    if tie is not None:
-        gradient[0] -= tie.nbytes
     return Costs(forward, backward, weights, enters, gradient, update, 0.0 if tie is None else tie.nbytes)
 
 
@@ -110,7 +109,8 @@ def _tie(workload: Workload) -> Tie | None:
 def outlined(outline: Outline, costs: Costs) -> StepProgram:
     """Return the program of a pipeline with these costs. Raises ConfigError for an order that does not go with mesh,
     chunks and micro-batches."""
-    template = _template_of(outline, several=outline.mesh.data > 1, tied=costs.tied > 0.0)
+    tied = costs.tied > 0.0 and outline.mesh.pipeline > 1
+    template = _template_of(outline, several=outline.mesh.data > 1, tied=tied)
     none, share = np.zeros(1), outline.mesh.data if outline.sharded else 1
     seconds = np.concatenate([
         none, costs.forward, costs.backward, costs.backward - costs.weights, costs.weights, costs.update / share,
@@ -179,23 +179,29 @@ def _written(outline: Outline, tied: bool) -> _Template:
     seconds = np.where(code >= 0, 1 + code * n + chunk, 0)
     nbytes = np.where(np.isin(plan.kind, (SEND, RECEIVE)), 1 + chunk, 0)
     nbytes = np.where(sums, np.where(part[plan.part, 1] > 0, 1 + 2 * n, 1 + n + part[plan.part, 0]), nbytes)
-    columns = {}
+    columns: dict[str, Ints] = {}
     if outline.sharded:
         alone = np.array([len(group) == 1 for group in plan.groups] or [False])
         columns["kind"] = np.where(sums & alone[np.where(sums, plan.peer, 0)], REDUCE_SCATTER, plan.kind)
     if outline.overlap:
-        columns["needs"] = _beside(plan, sums & (part[plan.part, 1] == 0))
+        columns |= _beside(plan, sums & (part[plan.part, 1] == 0))
     return _Template(in_replicas(plan.with_columns(**columns), mesh, (1, 0, 0)), chunk, seconds, nbytes)
 
 
 _known = functools.lru_cache(maxsize=8)(_written)
 
 
-def _beside(plan: Plan, sums: np.typing.NDArray[np.bool_]) -> Ints:
-    """Return the needs of a plan whose sums go on beside the pass that they need: after what comes before it."""
-    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
-    before = plan.previous[plan.needs]
-    return np.where(sums[row] & (plan.kind[plan.needs] < SEND) & (before >= 0), before, plan.needs)
+def _beside(plan: Plan, sums: Bools) -> dict[str, Ints]:
+    """Return the needs of a plan whose sums go on beside the pass that they need: after what that one comes after."""
+    row, need = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets)), plan.needs
+    earlier = sums[row] & (plan.kind[need] < SEND)
+    sum_of, of_pass = row[earlier], need[earlier]
+    before, counts = plan.previous[of_pass], np.diff(plan.need_offsets)[of_pass]
+    at = np.arange(counts.sum()) + np.repeat(plan.need_offsets[of_pass] - (np.cumsum(counts) - counts), counts)
+    rows = np.concatenate([row[~earlier], sum_of[before >= 0], np.repeat(sum_of, counts)])
+    needs = np.concatenate([need[~earlier], before[before >= 0], need[at]])
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(plan)))])
+    return {"needs": needs[np.argsort(rows, kind="stable")], "need_offsets": offsets}
 
 
 @functools.lru_cache(maxsize=1)

@@ -132,7 +132,7 @@ class Bounds:
             return None
         carriers = None
         if experiment.compression is None:
-            carriers = Carriers(cluster, np.array(placed.nodes)[folded.workers])
+            carriers = Carriers(cluster, np.array(placed.nodes)[folded.workers], together=True)
         bound = folded.program().bound(warmup, warmup + steps, carriers)
         limits = _limits(float(batches * at_a_time * strategy.n_replicas(candidate.workers) * steps), *bound)
         limit = min(limits, key=lambda name: limits[name])
@@ -188,9 +188,7 @@ def _bound(candidate: Candidate, shared: _Prepared, program: StepProgram) -> tup
         if warmup + steps not in shared.written_out:
             shared.written_out[warmup + steps] = program.written_out(warmup + steps)
         program = shared.written_out[warmup + steps]
-        encoding = encode_seconds(
-            program.template, experiment, prepared.workloads, innermost(cluster, prepared.nodes)
-        )
+        encoding = encode_seconds(program.template, experiment, prepared.workloads, innermost(cluster, prepared.nodes))
         seconds = least_seconds(program.template, experiment, encoding, candidate.workers)
     return program.bound(warmup, warmup + steps, carriers, seconds)
 

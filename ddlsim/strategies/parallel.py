@@ -217,11 +217,13 @@ class Parallel(WithFabric):
         """Return what each worker computes of the model, and the memory that it takes beside activations."""
         cuts, mesh = self._cuts(workloads), self.mesh(len(workloads))
         stages: dict[tuple[int, int], Stage] = {}  # by workload and place; it takes long to ask for each of thousands
+        places = np.empty(mesh.n_ranks, dtype=np.int64)
+        places[mesh.ranks] = np.arange(mesh.pipeline)[:, None]
         result = []
-        for rank, workload in enumerate(workloads):
-            key = id(workload), mesh.coordinates(rank).pipeline
+        for place, workload in zip(places.tolist(), workloads, strict=True):
+            key = id(workload), place
             if key not in stages:
-                stages[key] = self._stage(workload, key[1], mesh, cuts)
+                stages[key] = self._stage(workload, place, mesh, cuts)
             result.append(stages[key])
         return result
 

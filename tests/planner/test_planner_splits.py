@@ -15,6 +15,7 @@ from ddlsim import FSDP, ConfigError, Experiment, Fabric, Hybrid, Parallel, Spli
 from ddlsim.cli import app
 from ddlsim.cluster import MultiGpu, load_cluster, star
 from ddlsim.plan import ORDERS, Mesh, balanced, pipeline
+from ddlsim.plan.bounds import Carriers
 from ddlsim.plan.pipeline_outline import Costs, Outline, activations_held, outlined
 from ddlsim.planner.bounds import Bounds
 from ddlsim.planner.candidates import candidates, nature_of
@@ -289,3 +290,15 @@ def test_two_stages_by_hand():
     assert program.bound(1, 3) == pytest.approx((17e-3, 0.0))
     again = outlined(Outline("1f1b", Mesh(1, 2), 2, 2, recompute=True), costs)
     assert again.bound(1, 3).chains == pytest.approx(23e-3)
+
+
+def test_sums_begin_when_the_pass_beside_them_can_begin():
+    """Two stages and two replicas, f = 1 ms and g = 2 ms each, one micro-batch: from the end of a step the last stage
+    goes forward and back, 3 ms, before the gradients of the first one leave, which take 10 ms at 100 MB/s."""
+    cluster = load_cluster(star(4, bandwidth=1e8, latency=0.0))
+    gradient = np.array([1e6, 1.0])
+    costs = Costs(np.full(2, 1e-3), np.full(2, 2e-3), np.zeros(2), np.zeros(2), gradient, np.zeros(2))
+    carriers = Carriers(cluster, cluster.workers[:4], together=True)
+    assert outlined(Outline("1f1b", Mesh(2, 2), 1, 2), costs).bound(1, 2, carriers).chains == pytest.approx(13e-3)
+    after = outlined(Outline("1f1b", Mesh(2, 2), 1, 2, overlap=False), costs)
+    assert after.bound(1, 2, carriers).chains == pytest.approx(15e-3)
