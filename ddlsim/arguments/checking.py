@@ -63,9 +63,7 @@ class _Signature:
     def _of(self, name: str) -> tuple[str, Rule | None]:
         return f"{self.owner}: {name}", self.rules.get(name)
 
-    def checked(
-        self, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[list[object], dict[str, object]]:
+    def checked(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[list[object], dict[str, object]]:
         """Return the arguments as the function gets them. Raises ConfigError for those that do not fit."""
         n = len(args)
         kept = [value if rule is None else rule(value, where) for (where, rule), value in zip(self.places, args)]  # noqa: B905

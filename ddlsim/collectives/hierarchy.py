@@ -131,9 +131,7 @@ def torus_2d(
     if rows is not None:
         columns = n_ranks // max(rows, 1) if columns is None else columns
         if rows < 1 or rows * columns != n_ranks:
-            raise ConfigError(
-                f"torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks; change the shape"
-            )
+            raise ConfigError(f"torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks; change the shape")
         if levels.places is None or levels.places.shape != (rows, columns):
             levels = Levels((tuple(singles.reshape(rows, columns)),))
     inner = levels.groups[: 1 if levels.places is None else levels.places.ndim - 1]
@@ -186,9 +184,7 @@ def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule
     classes mod A, the exchange steps of A, so that both keep their arithmetic modulo the number of chunks.
     """
     if len(exchange.lanes) > 1 or exchange.copies > 1:
-        raise ConfigError(
-            "hierarchical: between groups use an algorithm of one lane and one buffer, e.g. 'ring'"
-        )
+        raise ConfigError("hierarchical: between groups use an algorithm of one lane and one buffer, e.g. 'ring'")
     n_inside = members.shape[1]
     if len(down.lanes) > 1 or len(up.lanes) > 1 or down.n_chunks != up.n_chunks or down.n_chunks % n_inside:
         raise ConfigError("hierarchical: the pair inside must have one lane each, and equal blocks")

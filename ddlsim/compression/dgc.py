@@ -66,9 +66,7 @@ class DGC:
     def init(self, n: int, seed: int = 0) -> DGCState:
         return DGCState(np.zeros(n, np.float32), np.zeros(n, np.float32))
 
-    def encode(
-        self, gradient: Vector, state: DGCState, rng: np.random.Generator
-    ) -> tuple[SparsePayload, DGCState]:
+    def encode(self, gradient: Vector, state: DGCState, rng: np.random.Generator) -> tuple[SparsePayload, DGCState]:
         n = state.unsent.size
         check_gradient(gradient, n)
         velocity = np.float32(self.momentum) * state.velocity + gradient  # momentum correction

@@ -47,9 +47,7 @@ class QSGD(Stateless):
             f"raise n_levels above sqrt(bucket_size) = {math.sqrt(d):.3g} or use it alone: it is unbiased"
         )
         no_feedback = refusal if variance >= 1.0 else ""
-        return Traits(
-            "all_gather", unbiased=True, not_summable=_CODES, no_feedback=no_feedback, decode_passes=2.0
-        )
+        return Traits("all_gather", unbiased=True, not_summable=_CODES, no_feedback=no_feedback, decode_passes=2.0)
 
     @property
     def width(self) -> int:
@@ -64,10 +62,7 @@ class QSGD(Stateless):
         norms = np.sqrt(np.add.reduceat(exact**2, starts)) if n else np.zeros(0)
         # Rounded up, so that no |g| / norm exceeds 1.
         scales = np.nextafter(
-            norms.astype(np.float32),
-            np.float32(np.inf),
-            where=norms > 0.0,
-            out=np.zeros(norms.size, np.float32),
+            norms.astype(np.float32), np.float32(np.inf), where=norms > 0.0, out=np.zeros(norms.size, np.float32)
         )
         scale = np.repeat(scales, self.bucket_size)[:n].astype(np.float64)
         level = np.abs(exact) * self.n_levels / np.where(scale > 0.0, scale, 1.0)
@@ -114,9 +109,7 @@ class TernGrad(Stateless):
         scale = magnitude.max(initial=np.float32(0.0))
         kept = rng.random(gradient.size) * scale < magnitude  # float64, so |g| = scale is always kept
         codes = 1 + kept * np.sign(gradient).astype(np.int32)
-        return CodePayload(
-            gradient.size, pack(codes.astype(np.uint32), 2), np.array([scale], np.float32)
-        ), None
+        return CodePayload(gradient.size, pack(codes.astype(np.uint32), 2), np.array([scale], np.float32)), None
 
     def decode(self, payload: CodePayload) -> Vector:
         signs = unpack(payload.codes, 2, payload.n).astype(np.float32) - np.float32(1.0)

@@ -73,9 +73,7 @@ class OneBit(Stateless):
     The levels minimise the squared error for these signs. Meant for ErrorFeedback, without which it is biased.
     """
 
-    traits = Traits(
-        "all_gather", not_summable="every worker's bits stand for levels of its own", decode_passes=2.0
-    )
+    traits = Traits("all_gather", not_summable="every worker's bits stand for levels of its own", decode_passes=2.0)
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[LevelPayload, None]:
         check_gradient(gradient)

@@ -94,9 +94,7 @@ def convolution_options(model: Model, device: Device, batch_size: Count) -> dict
 
     Workspaces are written and read once. The backward pass repeats the forward pass for each gradient.
     """
-    return {
-        layer.name: _algorithms(layer, device, batch_size) for layer in model.layers if layer.type == "conv"
-    }
+    return {layer.name: _algorithms(layer, device, batch_size) for layer in model.layers if layer.type == "conv"}
 
 
 def _algorithms(layer: Layer, device: Device, batch_size: int) -> tuple[Algorithm, ...]:

@@ -67,7 +67,7 @@ def _sensitivities(plan: Plan) -> list[str]:
     """Return what better parts bring, as far as they bring anything."""
     shown = [str(found) for found in plan.sensitivities if abs(found.gain) >= NOTHING][:N_SENSITIVITIES]
     rest = len(plan.sensitivities) - len(shown)
-    small = all(abs(found.gain) < NOTHING for found in plan.sensitivities[len(shown):])  # they are sorted
+    small = all(abs(found.gain) < NOTHING for found in plan.sensitivities[len(shown) :])  # they are sorted
     if rest and small:
         what = "no other part that is" if shown else "no part that is"
         shown.append(f"{what} 10 % better changes it by {percent(NOTHING)}")

@@ -101,8 +101,6 @@ def moved(experiment: Experiment, n_workers: int, size: float, seed: int, run: i
     speeds = experiment.speeds(n_workers)
     return dataclasses.replace(
         experiment,
-        cluster=cluster.with_links(
-            cluster.link_bandwidth * channel[cluster.link_channel], cluster.link_latency * link
-        ),
+        cluster=cluster.with_links(cluster.link_bandwidth * channel[cluster.link_channel], cluster.link_latency * link),
         speed=tuple(speed * factor for speed, factor in zip(speeds, worker.tolist(), strict=True)),
     )

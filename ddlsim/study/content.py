@@ -87,9 +87,7 @@ def canonical(value: object, digests: Digests) -> object:
 
 
 def _fields(value: object, digests: Digests) -> object:
-    names = (
-        [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else sorted(_state(value))
-    )
+    names = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else sorted(_state(value))
     found = {name: canonical(getattr(value, name), digests) for name in names if name not in _COMMENTS}
     return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **found}
 

@@ -156,9 +156,7 @@ def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray
     return np.asarray(qmc.LatinHypercube(n_fields, rng=generator).random(n_points))
 
 
-def _sample(
-    vary: Mapping[str, Sequence[object] | Range], shares: npt.NDArray[np.float64]
-) -> list[dict[str, object]]:
+def _sample(vary: Mapping[str, Sequence[object] | Range], shares: npt.NDArray[np.float64]) -> list[dict[str, object]]:
     def value(values: Sequence[object] | Range, share: float) -> object:
         return values.at(share) if isinstance(values, Range) else values[int(share * len(values))]
 

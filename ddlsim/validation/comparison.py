@@ -74,7 +74,7 @@ def causes(run: RunModel, fitted: Fitted, predicted: float) -> list[Cause]:
     """
     goal = run.measured.step_time
     quantities: dict[str, Callable[[float], float]] = {
-        "compute time": lambda x: run.step_time(fitted, compute=math.exp(x)),
+        "compute time": lambda x: run.step_time(fitted, compute=math.exp(x))
     }
     if run.link_classes:
         quantities["latency"] = lambda x: run.step_time(fitted, latency=math.exp(x))

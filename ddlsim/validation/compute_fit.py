@@ -83,4 +83,3 @@ def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Posi
     covariance = np.asarray(spread**2 * np.linalg.pinv(columns.T @ columns, hermitian=True))
     c0, c1 = coefficients.tolist()
     return ComputeFit(model, c0, c1, covariance, spread, dof, known)
-

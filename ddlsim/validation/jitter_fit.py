@@ -81,7 +81,9 @@ def _shifted(x: Floats) -> tuple[ShiftedExponential, float]:
 
 #: name in files -> maximum likelihood
 FITTED: dict[str, Callable[[Floats], tuple[Fitted, float]]] = {
-    "lognormal": _lognormal, "gamma": _gamma, "shifted-exponential": _shifted,
+    "lognormal": _lognormal,
+    "gamma": _gamma,
+    "shifted-exponential": _shifted,
 }
 
 

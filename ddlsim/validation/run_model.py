@@ -94,11 +94,7 @@ class RunModel:
 
 
 def make_run_model(
-    measured: MeasuredRun,
-    cluster: Cluster,
-    model: Model | None,
-    strategy: Strategy,
-    calibration: Calibration | None,
+    measured: MeasuredRun, cluster: Cluster, model: Model | None, strategy: Strategy, calibration: Calibration | None
 ) -> RunModel:
     """Return the simulation of a measured run.
 
