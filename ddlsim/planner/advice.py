@@ -10,6 +10,7 @@ from ddlsim.plan.interfaces import interfaces
 from ddlsim.planner import guidelines
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
+from ddlsim.planner.plan import Guideline
 from ddlsim.readable import count, percent, seconds, size, spread
 from ddlsim.run.collective import collective_time
 from ddlsim.run.experiment import Experiment
@@ -24,22 +25,6 @@ from ddlsim.workload.model import Layer
 #: how much faster the machines' links become, and how many local steps are made, in the rules about these
 FASTER, LOCAL_STEPS = 4.0, 8
 NOT_AVAILABLE = "n/a"
-
-
-@dataclass(frozen=True)
-class Guideline:
-    """A rule of thumb.
-
-    name       what it is about
-    source     whose rule it is
-    says       its answer for this configuration
-    simulated  what the simulation says to the same question, or "n/a" and why it says nothing
-    """
-
-    name: str
-    source: str
-    says: str
-    simulated: str
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ddlsim.run.prepare import DEFAULT_DEVICE
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy, contract
 from ddlsim.strategies.splits import text_of_senseless
-from ddlsim.study.labels import labels_of
+from ddlsim.study.changes import labels_of
 from ddlsim.workload.compute import make_workload, model_flops_utilisation
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.jitter import NoJitter

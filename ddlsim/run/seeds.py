@@ -19,10 +19,10 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
-from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.processes import ProcessDied, Processes
+from ddlsim.run.simulate import complete
 from ddlsim.text_tables import labelled
 
 if TYPE_CHECKING:

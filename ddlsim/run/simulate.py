@@ -401,3 +401,19 @@ def run(
         return result if together is None else dataclasses.replace(result, share=together.shares(under_way)[0])
 
     return up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
+
+
+def complete(experiment: Experiment, *, stability: bool = False) -> Result:
+    """Simulate to the end. Raises KeyboardInterrupt on Ctrl-C: what was cut short compares with nothing."""
+    result = run(experiment, stability=stability)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result
+
+
+def clock_of(experiment: Experiment) -> Experiment:
+    """Return the experiment without what it learns: the clock does not need the values."""
+    if experiment.training is None:
+        return experiment
+    model = experiment.model if experiment.time_model is None else experiment.time_model
+    return dataclasses.replace(experiment, training=None, time_model=None, model=model)

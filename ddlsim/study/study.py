@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -18,7 +20,9 @@ from typing import Annotated, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import ddlsim
 from ddlsim.arguments import Rule, Seed, checked, one_of, whole
-from ddlsim.cluster import Cluster
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.data import load_data
+from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import SCHEMA
@@ -26,19 +30,17 @@ from ddlsim.schema import changed_arguments, to_toml, toml_key, toml_value
 from ddlsim.strategies import contract
 from ddlsim.strategies.contract import Contract
 from ddlsim.strategies.splits import text_of_senseless
-from ddlsim.study.changes import UnknownPathError, changed
+from ddlsim.study.changes import UnknownPathError, bare, changed, labels_of
 from ddlsim.study.content import Digests, canonical, key_of, text_of
 from ddlsim.study.designs import DESIGNS, MAX_POINTS, Range, Vary, paths_of, rows_of, spread
 from ddlsim.study.dispatch import Progress
 from ddlsim.study.executors import DaskClient, Pool, open_pool
-from ddlsim.study.labels import bare, labels_of
-from ddlsim.study.loading import Loader
 from ddlsim.study.parcels import Packer
 from ddlsim.study.running import Point, Simulations
 from ddlsim.study.search import Search
 from ddlsim.study.store import Member, Store
 from ddlsim.study.table import Table
-from ddlsim.workload.model import Model
+from ddlsim.workload.model import Model, load_model
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -460,3 +462,53 @@ def _ways(family: Contract, experiment: Experiment, loader: Loader) -> list[obje
             f"{experiment.batch_size}: {text_of_senseless(senseless)}"
         )
     return ways
+
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class Loader:
+    """Loads by name or path, and remembers what it has loaded."""
+
+    def __init__(self, digests: Digests) -> None:
+        self.digests = digests
+        self._known: dict[tuple[str, object], tuple[object, object]] = {}
+
+    def base(self, experiment: Experiment) -> Experiment:
+        """Return a study's base with its cluster and models loaded, as far as it has them: they may be varied."""
+        for name in ("cluster", "model", "time_model"):
+            with contextlib.suppress(ConfigError):
+                experiment = experiment.with_(**{name: self._part(name, getattr(experiment, name))})
+        return experiment
+
+    def settings(self, row: Mapping[str, object]) -> dict[str, object]:
+        """Return the settings with clusters and models loaded. Raises ConfigError for names of none."""
+        return {path: self._part(path, value) for path, value in row.items()}
+
+    def loaded(self, experiment: Experiment) -> Experiment:
+        """Return an experiment with its cluster, models and data loaded."""
+        names = ("cluster", "model", "time_model")
+        parts = {name: self._part(name, getattr(experiment, name)) for name in names}
+        training = experiment.training
+        if training is not None and not isinstance(training.data, DataSet):
+            training = dataclasses.replace(training, data=self._once("data", load_data, training.data))
+        return experiment.with_(**parts, training=training)
+
+    def n_workers(self, experiment: Experiment) -> int:
+        """Return the number of workers of a loaded experiment."""
+        assert isinstance(experiment.cluster, Cluster)
+        return experiment.n_workers or len(experiment.cluster.workers)
+
+    def _part(self, path: str, value: object) -> object:
+        if path == "cluster" and not isinstance(value, Cluster):
+            return self._once(path, load_cluster, value)  # type: ignore[arg-type]  # it refuses what is none
+        if path in ("model", "time_model") and value is not None and not isinstance(value, Model):
+            return self._once("model", load_model, value)  # type: ignore[arg-type]
+        return value
+
+    def _once(self, kind: str, load: Callable[[S], T], source: S) -> T:
+        key = kind, source if isinstance(source, str | Path) else id(source)
+        if key not in self._known:
+            self._known[key] = source, load(source)  # the source is kept, so that its id stays its own
+        return self._known[key][1]  # type: ignore[return-value]  # what `load` has returned

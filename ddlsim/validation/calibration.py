@@ -35,8 +35,7 @@ from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
-from ddlsim.validation.log_fit import LogFit, t_quantile, told
-from ddlsim.validation.noise import Floats, fit_noise, minus_log_likelihood
+from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, t_quantile, told
 from ddlsim.validation.sources import Reader, read_sources
 
 # ---------------------------------------------------------------- choice of measurements and algorithms

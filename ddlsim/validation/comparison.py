@@ -262,15 +262,15 @@ class Validation:
 
     @checked
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw measured against predicted throughput; see :func:`ddlsim.validation.page.measured_against_predicted`."""
-        from ddlsim.validation.page import measured_against_predicted
+        """Draw measured against predicted throughput and the line where both are equal."""
+        from ddlsim.validation.comparison_text import measured_against_predicted
 
         return measured_against_predicted(self, path)
 
     @checked
     def save_html(self, path: str | Path, title: str = "Measured and predicted runs") -> None:
         """Write a page with the summary, the picture and every run. Raises ConfigError if it cannot be written."""
-        from ddlsim.validation.page import save_page
+        from ddlsim.validation.comparison_text import save_page
 
         save_page(self, path, title)
 

@@ -12,8 +12,7 @@ from scipy.optimize import nnls
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError
-from ddlsim.validation.log_fit import spread_of, t_quantile
-from ddlsim.validation.noise import Floats
+from ddlsim.validation.log_fit import Floats, spread_of, t_quantile
 from ddlsim.workload.compute import Affine, Measured
 
 

@@ -32,8 +32,7 @@ from ddlsim.runtime.costs import Parts
 from ddlsim.runtime.costs import columns as columns_of
 from ddlsim.runtime.costs import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
-from ddlsim.validation.log_fit import spread_of, t_quantile
-from ddlsim.validation.noise import LEAST, NOISE, Floats, scatter
+from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of, t_quantile
 
 MAX_PIECES = 3
 

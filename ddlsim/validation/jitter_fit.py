@@ -13,7 +13,7 @@ from scipy.special import digamma, gammainc, gammaincinv, gammaln, ndtr
 from ddlsim.arguments import Positive, Seed, checked
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
-from ddlsim.validation.noise import Floats
+from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
 LEAST = 20  # samples; with fewer, distributions cannot be told apart

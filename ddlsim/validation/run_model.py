@@ -12,10 +12,10 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
-from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES
 from ddlsim.run.prepare import prepare
+from ddlsim.run.simulate import complete
 from ddlsim.strategies import AllReduce, Strategy, contract
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.run_table import MeasuredRun
