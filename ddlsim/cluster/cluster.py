@@ -296,7 +296,6 @@ class Cluster:
         return split if routes is None else split.replaced({i: routes.path(i) for i in fixed})
 
     def _pairs(self, src: npt.ArrayLike, dst: npt.ArrayLike) -> tuple[Ints, Ints]:
-        """Return the numbers of both nodes of each pair."""
         # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
         ends = [np.require(self._nodes(nodes), np.int64, ["C", "W"]) for nodes in (src, dst)]
         if ends[0].shape != ends[1].shape:
@@ -336,7 +335,6 @@ class Cluster:
         )
 
     def _nodes(self, nodes: npt.ArrayLike) -> Ints:
-        """Return places of nodes as an array. Raises ConfigError for what is the place of none."""
         places = np.atleast_1d(np.asarray(nodes, dtype=np.int64))
         if places.ndim > 1:
             raise ConfigError(f"nodes are an array of shape {places.shape}; give a flat list")

@@ -267,8 +267,6 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted(Told):
-    """What :func:`with_detail` takes."""
-
     cluster: Cluster = field(kw_only=False)
     kinds: Collection[str] | None = None
 

@@ -355,7 +355,6 @@ def _node_attributes(cluster: Cluster, node: int) -> Attributes:
 
 
 def _costs(cluster: Cluster, node: int) -> Attributes:
-    """Return the prices and the power draw to be written at a node."""
     found = {}
     host = int(cluster.host_of[node])
     if cluster.host_price is not None and host >= 0:

@@ -74,7 +74,6 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
 
 
 def _place(graph: Graph, at: str | None, where: str) -> str:
-    """Return the node to which a storage is joined."""
     if at is not None:
         if at not in graph:
             raise unknown_name("node", at, map(str, graph.nodes), f"{where}: at")

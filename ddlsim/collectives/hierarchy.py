@@ -153,7 +153,6 @@ def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:
 
 
 def _bound(function: Collective, n_segments: int) -> Collective:
-    """Give the function its number of segments, if it takes one that is not given yet."""
     if "n_segments" in parameters_of(function) and "n_segments" not in given(function):
         function = functools.partial(function, n_segments=n_segments)
 

@@ -183,8 +183,6 @@ def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
 @checked
 @dataclass(frozen=True)
 class _File:
-    """The keys of a file."""
-
     cluster: str | Path
     jobs: Sequence[Job | Background] = ()
     background: Sequence[Background | Job] = ()

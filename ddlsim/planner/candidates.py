@@ -264,7 +264,6 @@ def nature_of(strategy: Strategy) -> Nature:
 
 
 def _key(strategy: Strategy) -> Hashable:
-    """Return what equal strategies have in common."""
     try:
         return hash(strategy), type(strategy), repr(strategy)
     except TypeError:

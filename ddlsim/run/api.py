@@ -37,15 +37,11 @@ class _Options:
 
 @dataclass(frozen=True)
 class _Simulation(Experiment, _Options):
-    """What :func:`simulate` takes."""
-
     cluster: ClusterLike | Experiment  # type: ignore[assignment]  # more than in an experiment
 
 
 @dataclass(frozen=True)
 class _Continuation(_Options):
-    """What :func:`resume` takes."""
-
     path: str | Path
     experiment: Experiment
 

@@ -103,7 +103,6 @@ def check_network(cluster: Cluster, network: Network) -> None:
 
 
 def _of_links(accounts: Accounts, n: int) -> Accounts:
-    """Return the accounts of the first `n` channels."""
     names = ("nbytes", "busy", "passed", "capacity", "burst")
     return accounts._replace(**{name: getattr(accounts, name)[:n] for name in names})
 
@@ -189,7 +188,6 @@ def _check_updates(result: Result, n_samples: int) -> None:
 
 
 def _ordered(times: Sequence[float], end: float) -> bool:
-    """Whether the times are in order, from 0 to `end`."""
     return all(map(operator.le, [0.0, *times], [*times, end]))
 
 

@@ -95,7 +95,6 @@ def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -
 
 
 def _held(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], whole: list[Workload]) -> float:
-    """Return the bytes that the fullest worker needs."""
     strategy, n_workers = contract.of(experiment.strategy), len(whole)
     batches = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
     outlook = strategy.outlook(whole, batches, 1, cluster, list(nodes), whole=False)
@@ -358,7 +357,6 @@ def _memory_warnings(
 
 
 def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
-    """Return the node of each worker."""
     n_devices, wanted = len(cluster.workers), experiment.workers
     if wanted is None:
         strategy = contract.of(experiment.strategy)

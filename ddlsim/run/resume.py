@@ -73,7 +73,6 @@ def manifest(experiment: Experiment, task: Task) -> dict[str, object]:
 
 
 def _digest(part: object) -> str:
-    """Return a name for the contents of a model or data set."""
     content = hashlib.sha256()
     if isinstance(part, DataSet):
         content.update(part.x.tobytes() + part.labels.tobytes())

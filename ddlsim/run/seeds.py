@@ -268,7 +268,6 @@ def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[S
 
 
 def _shown(made: Iterator[SeedRun], n: int) -> Iterator[SeedRun]:
-    """Count them on the terminal."""
     if not sys.stderr.isatty():
         return made
     from ddlsim.report.progress import counted

@@ -149,7 +149,6 @@ class Study:
         return [self._settings(row) for row in self._named_rows]
 
     def _settings(self, named_row: Mapping[str, object]) -> dict[str, object]:
-        """Return the settings of a configuration by single path."""
         named = {path: values for path, values in self.vary.items() if isinstance(values, Mapping)}
         return spread({path: named[path][str(v)] if path in named else v for path, v in named_row.items()})
 
@@ -410,7 +409,6 @@ def _members(points: Sequence[Point]) -> list[Member]:
 
 
 def _shown(progress: bool | Progress | None) -> AbstractContextManager[Progress | None]:
-    """Return what yields the function that is told how far a study is."""
     if callable(progress):
         return nullcontext(progress)
     if not (sys.stderr.isatty() if progress is None else progress):

@@ -336,7 +336,6 @@ def validate(
 
 
 def _own(cluster: object) -> Calibration | None:
-    """Return the calibration in the cluster's file, if it has one."""
     if not isinstance(cluster, str | Path):
         return None
     try:

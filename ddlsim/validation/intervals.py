@@ -125,7 +125,6 @@ def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, see
 
 
 def _own(experiment: Experiment) -> Calibration | None:
-    """Return the calibration of the experiment's cluster, if it has one."""
     cluster = load_cluster(experiment.cluster)
     return load_calibration(cluster) if cluster.calibration is not None else None
 

@@ -111,7 +111,6 @@ def _cdf(jitter: Fitted, base: float, x: Floats) -> Floats:
 
 
 def _distance(jitter: Fitted, base: float, x: Floats) -> float:
-    """Return the Kolmogorov-Smirnov statistic."""
     cdf = _cdf(jitter, base, np.sort(x))
     n = len(x)
     return float(max((np.arange(1, n + 1) / n - cdf).max(), (cdf - np.arange(n) / n).max()))

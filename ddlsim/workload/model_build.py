@@ -399,8 +399,6 @@ def titled(title: str, values: Values, size: str | None) -> str:
 @checked
 @dataclass(frozen=True)
 class _File:
-    """The top level."""
-
     title: str
     input: Sequence[int | str]
     layers: list[object]
@@ -443,7 +441,6 @@ def read_bundled(path: Path, options: tuple[str, ...]) -> Model:
 
 @functools.lru_cache(maxsize=128)  # all that are bundled, so that who goes through them twice reads them once
 def _read_bundled(path: Path, options: tuple[str, ...], changed: int) -> Model:
-    """Return the model of a file as it was `changed` last."""
     return read_model(path, options)
 
 
