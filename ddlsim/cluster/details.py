@@ -235,9 +235,11 @@ class Told:
 
     def detail(self, where: str = "") -> LinkDetail:
         """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""
-        header = nonnegative(self.frame_header, "bytes", f"{where}frame_header")
-        payload = nonnegative(self.frame_payload, "bytes", f"{where}frame_payload")
-        if bool(header) != bool(payload):
+        sizes: dict[str, Any] = {
+            key: nonnegative(getattr(self, key), "bytes", f"{where}{key}")
+            for key in ("frame_header", "frame_payload", "burst", "window", "rendezvous", "buffer")
+        }
+        if bool(sizes["frame_header"]) != bool(sizes["frame_payload"]):
             raise ConfigError(
                 f"{where}frame_header = {shown(self.frame_header)} and frame_payload = {shown(self.frame_payload)} "
                 "say together what a frame is; give both, like '66 B' and '1448 B'"
@@ -255,14 +257,9 @@ class Told:
             if not isinstance(switch, bool):
                 raise ConfigError(f"{where}{key} = {shown(switch)} must be true or false")
         frame = nonnegative(self.mtu, "bytes", f"{where}mtu")
-        detail = LinkDetail(
-            header, payload, nonnegative(self.burst, "bytes", f"{where}burst"), float(self.reverse_load), transport,
-            connections, nonnegative(self.flow_rate, "bandwidth", f"{where}flow_rate"),
-            nonnegative(self.window, "bytes", f"{where}window"),
-            nonnegative(self.rendezvous, "bytes", f"{where}rendezvous"), float(self.loss), self.unordered, self.warm,
-            nonnegative(self.buffer, "bytes", f"{where}buffer"),
-        )  # fmt: skip
-        return _consistent(detail, frame, where)
+        rest = {key: getattr(self, key) for key in ("reverse_load", "loss", "connections", "unordered", "warm")}
+        rate = nonnegative(self.flow_rate, "bandwidth", f"{where}flow_rate")
+        return _consistent(LinkDetail(transport=transport, flow_rate=rate, **rest, **sizes), frame, where)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,11 +34,7 @@ Ints = npt.NDArray[np.int64]
 AXES = ("time", "updates", "epoch", "nbytes")
 Axis = Annotated[str, one_of(*AXES)]
 Column = Annotated[str, one_of(*Row._fields)]
-#: one thread for each process: seeds are what runs side by side
-
 Confidence = Annotated[float, number(0.0, 1.0, above=True, below=True, hint=" (0.95 is 95 %)")]
-#: a run for each
-#: an accuracy
 Target = Annotated[float, number(0.0, 1.0)]
 Many = Annotated[int, whole(1, 100_000)]
 
@@ -243,10 +239,8 @@ def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, pro
 def _one(experiment: Experiment) -> SeedRun:
     result = complete(experiment)
     assert result.monitor is not None
-    return SeedRun(
-        experiment.seed, tuple(result.evaluations), result.elapsed, result.throughput, result.nbytes_sent,
-        result.mean_staleness, result.stop_reason,
-    )  # fmt: skip
+    names = ("end_time", "throughput", "nbytes_sent", "mean_staleness", "stop_reason")
+    return SeedRun(experiment.seed, tuple(result.evaluations), **{name: getattr(result, name) for name in names})
 
 
 def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[SeedRun]:

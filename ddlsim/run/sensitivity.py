@@ -157,9 +157,9 @@ def moved(experiment: Experiment, n_workers: int, size: float, seed: int, run: i
     """
     random = stream(seed, run, "stability")
     cluster: Cluster = load_cluster(experiment.cluster)
-    channel, link, worker = (1.0 + size * random.uniform(-1.0, 1.0, n) for n in (
-        cluster.n_channels, cluster.n_links, n_workers
-    ))  # fmt: skip
+    channel, link, worker = (
+        1.0 + size * random.uniform(-1.0, 1.0, n) for n in (cluster.n_channels, cluster.n_links, n_workers)
+    )
     speeds = experiment.speeds(n_workers)
     return dataclasses.replace(
         experiment,

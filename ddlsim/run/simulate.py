@@ -374,9 +374,9 @@ def run(
     Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
     """
     if shift is not None:
-        experiment = experiment.with_(**{
-            name: left_of(getattr(experiment, name), shift.since) for name in ("faults", "slow_downs", "beside")
-        })  # fmt: skip
+        experiment = experiment.with_(
+            **{name: left_of(getattr(experiment, name), shift.since) for name in ("faults", "slow_downs", "beside")}
+        )
     prepared = prepare(experiment)
 
     def made(horizon: float) -> Result:
@@ -387,7 +387,7 @@ def run(
 
             together = beside(
                 prepared.experiment, prepared.cluster, prepared.nodes, keep_spans=keep_spans, horizon=horizon
-            )  # fmt: skip
+            )
             network = together.network.shared()
         under_way = UnderWay(
             prepared, experiment, network or Network(prepared.cluster, record=keep_spans), keep_spans=keep_spans,

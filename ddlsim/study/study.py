@@ -441,8 +441,9 @@ def each_way(
         for way in ways:
             shown = named[key]
             if isinstance(shown, tuple | list):  # of fields that change together
-                shown = tuple(way if path == "strategy" else value
-                              for path, value in zip(paths_of(key), shown, strict=True))  # fmt: skip
+                shown = tuple(
+                    way if path == "strategy" else value for path, value in zip(paths_of(key), shown, strict=True)
+                )
             else:
                 shown = way
             yield Row({**named, key: shown}, {**row, "strategy": way})
