@@ -59,9 +59,12 @@ def hierarchical(
 
 
 def _level_by_level(
-    levels: Sequence[Sequence[Ints]], n_ranks: int, names: Sequence[str | Collective | Pair | None],
-    usual: Sequence[str], n_segments: int,
-) -> Schedule:  # fmt: skip
+    levels: Sequence[Sequence[Ints]],
+    n_ranks: int,
+    names: Sequence[str | Collective | Pair | None],
+    usual: Sequence[str],
+    n_segments: int,
+) -> Schedule:
     """Return the all-reduce of ranks in groups at several levels, at the innermost by ``names[0]``; `usual` are the
     algorithms where that is None."""
     name = names[0]
@@ -195,9 +198,12 @@ def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule
             every = np.repeat(np.arange(len(r.src)), n_inside)
             which = np.tile(np.arange(n_inside), len(r.src))
             one = dataclasses.replace(
-                r, src=members[r.src[every], which], dst=members[r.dst[every], which],
-                start=r.start[every], count=r.count[every],
-            )  # fmt: skip
+                r,
+                src=members[r.src[every], which],
+                dst=members[r.dst[every], which],
+                start=r.start[every],
+                count=r.count[every],
+            )
             rounds.append(strided(one, b, a, which * width, width))
     rounds += [_inside(r, members, a, b) for lane in up.lanes for r in lane]
     weight = None if exchange.chunk_weight is None else np.repeat(exchange.chunk_weight, a)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -95,11 +95,9 @@ class TernGrad(Stateless):
 
     @functools.cached_property
     def traits(self) -> Traits:
-        passes = 2.0 if self.clip_sigmas is None else 3.0
-        return Traits(
-            "all_gather", unbiased=self.clip_sigmas is None, not_summable=_CODES, encode_passes=passes,
-            decode_passes=2.0, encode_kernels=int(passes),
-        )  # fmt: skip
+        unbiased = self.clip_sigmas is None
+        n, usual = 2 if unbiased else 3, Traits("all_gather", not_summable=_CODES, decode_passes=2.0)
+        return replace(usual, unbiased=unbiased, encode_passes=float(n), encode_kernels=n)
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[CodePayload, None]:
         check_gradient(gradient)

@@ -184,9 +184,12 @@ class RandomK:
     def traits(self) -> Traits:
         refusal = "rescale = True inflates what is sent by n / k, so the residual grows; set rescale = False"
         return Traits(
-            "all_reduce", unbiased=self.rescale, no_feedback=refusal if self.rescale else "", encode_passes=1.0,
+            "all_reduce",
+            unbiased=self.rescale,
+            no_feedback=refusal if self.rescale else "",
+            encode_passes=1.0,
             encode_kernels=1,
-        )  # fmt: skip
+        )
 
     def init(self, n: int, seed: int = 0) -> RandomKState:
         return RandomKState(n, seed)

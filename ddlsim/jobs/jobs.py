@@ -124,13 +124,19 @@ class Jobs:
 
         rows = [
             {
-                "job": ran.name, "workers": len(ran.places), "machines": ", ".join(self.machines(ran)),
-                "start": ran.start, "end": ran.end, "waited": ran.start - ran.came,
-                "step_time": ran.result.step_time, "step_time_alone": self.alone[ran.name].step_time,
-                "throughput": ran.result.throughput, "slowdown": self.slowdowns[ran.name],
+                "job": ran.name,
+                "workers": len(ran.places),
+                "machines": ", ".join(self.machines(ran)),
+                "start": ran.start,
+                "end": ran.end,
+                "waited": ran.start - ran.came,
+                "step_time": ran.result.step_time,
+                "step_time_alone": self.alone[ran.name].step_time,
+                "throughput": ran.result.throughput,
+                "slowdown": self.slowdowns[ran.name],
             }
             for ran in self.runs
-        ]  # fmt: skip
+        ]
         return pd.DataFrame(rows).set_index("job")
 
     def machines(self, ran: Ran) -> list[str]:
@@ -204,10 +210,8 @@ class Jobs:
             beside = []
             if self._knows_alone:
                 beside = [seconds(self.alone[ran.name].step_time), f"{self.slowdowns[ran.name]:.3f}"]
-            rows.append([
-                ran.name, str(len(ran.places)), seconds(ran.start), *waited, seconds(ran.end),
-                seconds(ran.result.step_time), *beside, f"{ran.result.throughput:.4g}",
-            ])  # fmt: skip
+            rows.append([ran.name, str(len(ran.places)), seconds(ran.start), *waited, seconds(ran.end)])
+            rows[-1] += [seconds(ran.result.step_time), *beside, f"{ran.result.throughput:.4g}"]
         return rows
 
     @property

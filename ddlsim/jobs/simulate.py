@@ -105,10 +105,10 @@ def simulate_jobs(
         )
 
     def made(horizon: float) -> Together:
+        seed = own[0].experiment.seed
         together = Together(
-            loaded, traffic, queue=queue, keep_spans=timeline, faults=faults, seed=own[0].experiment.seed,
-            horizon=horizon,
-        )  # fmt: skip
+            loaded, traffic, queue=queue, keep_spans=timeline, faults=faults, seed=seed, horizon=horizon
+        )
         for job, name in zip(own, names, strict=True):
             together.expect(job, name)
         together.until_all_have_ended()
@@ -130,10 +130,8 @@ def simulate_jobs(
             times = tenant.came, tenant.start, tenant.end
             ran.append(Ran(tenant.job, tenant.name, tuple(tenant.places), *times, result))
     network = together.network
-    return Jobs(
-        tuple(ran), tuple(traffic), goodputs, loaded, network.now, network.channel_nbytes - network.channel_overhead,
-        network.channel_busy, together.interrupted,
-    )  # fmt: skip
+    links = (network.now, network.channel_nbytes - network.channel_overhead, network.channel_busy)
+    return Jobs(tuple(ran), tuple(traffic), goodputs, loaded, *links, together.interrupted)
 
 
 def _names(jobs: Sequence[Job]) -> list[str]:

@@ -73,8 +73,10 @@ def choose_algorithms(options: Options, memory: Memory) -> dict[str, Algorithm]:
             LinearConstraint(one_each, 1.0, 1.0),
             LinearConstraint(nbytes[None, :] / unit, -np.inf, min(bound, float(nbytes.sum())) / unit),
         ],
-        integrality=np.ones(len(flat)), bounds=Bounds(0.0, 1.0), options={"mip_rel_gap": 0.0},
-    )  # fmt: skip
+        integrality=np.ones(len(flat)),
+        bounds=Bounds(0.0, 1.0),
+        options={"mip_rel_gap": 0.0},
+    )
     if solved.x is None:
         raise ConfigError(f"choose_algorithms: no choice found: {solved.message}")
     return {layer: algorithm for (layer, algorithm), taken in zip(flat, solved.x, strict=True) if taken > 0.5}

@@ -76,9 +76,11 @@ def _ways(found: Sequence[Found], best: Candidate) -> list[Candidate]:
     same = [
         (one.figures.throughput, one.candidate)
         for one in found
-        if one.figures is not None and one.candidate.exact and one.candidate.cluster is best.cluster
+        if one.figures is not None
+        and one.candidate.exact
+        and one.candidate.cluster is best.cluster
         and one.candidate.batch_size == best.batch_size
-    ]  # fmt: skip
+    ]
     for _, candidate in sorted(same, key=lambda pair: (-pair[0], pair[1].number)):
         ways.setdefault((candidate.strategy, candidate.compression), candidate)
     return list(ways.values())[:N_WAYS]

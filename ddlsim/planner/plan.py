@@ -155,11 +155,14 @@ class Plan:
         if figures is not None:
             time = math.nan if figures.total_time is None else figures.total_time
             numbers = {
-                "throughput": figures.throughput, "efficiency": figures.efficiency, "time": time,
-                "cost": self.cost(figures), "miss": self.target.rank(figures)[0],
+                "throughput": figures.throughput,
+                "efficiency": figures.efficiency,
+                "time": time,
+                "cost": self.cost(figures),
+                "miss": self.target.rank(figures)[0],
                 "step_time": candidate.global_batch / figures.throughput,
                 "mfu": math.nan if (mfu := candidate.mfu(figures.throughput)) is None else mfu,
-            }  # fmt: skip
+            }
         numbers["memory"] = math.nan if found.held is None else found.held
         shares = found.shares or dict.fromkeys(("compute", "communication", "waiting", "idle"), math.nan)
         row: dict[str, object] = {**candidate.settings, "exact": candidate.exact, "status": found.status}
@@ -191,14 +194,12 @@ class Plan:
         figures = choice.figures
         finite = figures.total_time is not None and math.isfinite(figures.total_time)
         cost = self.cost(figures)
-        return {
-            **choice.candidate.settings, "exact": choice.exact, "throughput": figures.throughput,
-            "throughput_spread": figures.spread, "efficiency": figures.efficiency,
-            "time": figures.total_time if finite else None,
-            "cost": cost if math.isfinite(cost) else None, "accuracy": choice.accuracy,
-            "missed": {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf},
-            "reasons": list(choice.reasons),
-        }  # fmt: skip
+        speed = {"throughput": figures.throughput, "throughput_spread": figures.spread}
+        spent = {"time": figures.total_time if finite else None, "cost": cost if math.isfinite(cost) else None}
+        missed = {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf}
+        said = {"accuracy": choice.accuracy, "missed": missed, "reasons": list(choice.reasons)}
+        exact = {**choice.candidate.settings, "exact": choice.exact}
+        return {**exact, **speed, "efficiency": figures.efficiency, **spent, **said}
 
     def __str__(self) -> str:
 
@@ -300,13 +301,11 @@ def layout_cells(plan: Plan) -> list[tuple[str, ...]]:
         chunks = f" x {sizes['interleave']}" if sizes["interleave"] != 1 else ""
         order = f"stage {sizes['stage']}" if sizes["order"] == "-" else f"{sizes['order']}{chunks}"
         mfu, waits = candidate.mfu(one.figures.throughput), (one.shares or {}).get("waiting")
-        rows.append((
-            *(str(candidate.settings[name]) for name in several),
-            *(str(sizes[name]) for name in ("tensor", "pipeline", "data", "micro_batch")), order,
-            str(sizes["recompute"]), f"{candidate.global_batch / one.figures.throughput:.4g}",
-            "" if mfu is None else percent(mfu), "" if one.held is None else size(one.held),
-            "" if waits is None else percent(waits),
-        ))  # fmt: skip
+        layout = (str(sizes[name]) for name in ("tensor", "pipeline", "data", "micro_batch"))
+        step = f"{candidate.global_batch / one.figures.throughput:.4g}"
+        used = ("" if mfu is None else percent(mfu), "" if one.held is None else size(one.held))
+        cells = (*layout, order, str(sizes["recompute"]), step, *used, "" if waits is None else percent(waits))
+        rows.append((*(str(candidate.settings[name]) for name in several), *cells))
     return rows
 
 
@@ -316,9 +315,12 @@ def _lines(label: str, content: str, as_it_is: bool = False) -> list[str]:
     if as_it_is:
         return [f"{label:<13} {content}"]
     lines = textwrap.wrap(
-        content.replace(" %", "\0%"), WIDTH, initial_indent=f"{label:<13} ", subsequent_indent=" " * 14,
+        content.replace(" %", "\0%"),
+        WIDTH,
+        initial_indent=f"{label:<13} ",
+        subsequent_indent=" " * 14,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )
     return [line.replace("\0", " ") for line in lines]
 
 

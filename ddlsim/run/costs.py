@@ -139,10 +139,16 @@ def _computed(result: Outcome) -> Floats:
 
 def energy_assumptions(result: Outcome) -> list[str]:
     """Return what :func:`energy` has assumed about this run where powers are not known; empty if all are."""
-    devices = {device.name: device for node in result.nodes.tolist()
-               if (device := _device(result.cluster, node, result.experiment.device)) is not None}  # fmt: skip
-    unknown = [f"{name} at the datasheet's {device.power_w:g} W throughout" for name, device in devices.items()
-               if device.idle_power_w is None]  # fmt: skip
+    devices = {
+        device.name: device
+        for node in result.nodes.tolist()
+        if (device := _device(result.cluster, node, result.experiment.device)) is not None
+    }
+    unknown = [
+        f"{name} at the datasheet's {device.power_w:g} W throughout"
+        for name, device in devices.items()
+        if device.idle_power_w is None
+    ]
     return [*unknown, *(["switches left out"] if np.isnan(_switch_watts(result)).any() else [])]
 
 

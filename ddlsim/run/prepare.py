@@ -42,9 +42,12 @@ Workloads = list[tuple[Workload, Device]]
 
 
 def what_fits(
-    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: Workloads,
+    experiment: Experiment,
+    cluster: Cluster,
+    nodes: Sequence[int],
+    workloads: Workloads,
     workloads_of: Callable[[Strategy], Workloads],
-) -> str:  # fmt: skip
+) -> str:
     """Return the nearest ways of the same strategy that fit, with the bytes that the fullest worker then needs, or how
     many workers it takes at least; empty where a strategy has no method `lower_memory_variants` that says what to try.
 

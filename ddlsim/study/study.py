@@ -274,10 +274,15 @@ class Study:
             with (
                 _shown(progress) as report,
                 Simulations(
-                    opened, self._loader.n_workers, pool, stability=self.stability, retry_failed=retry_failed,
-                    progress=report, n_points=n_points,
+                    opened,
+                    self._loader.n_workers,
+                    pool,
+                    stability=self.stability,
+                    retry_failed=retry_failed,
+                    progress=report,
+                    n_points=n_points,
                 ) as simulations,
-            ):  # fmt: skip
+            ):
                 if self.search is None:
                     points = self.points
                     self._register(opened, points)

@@ -123,10 +123,8 @@ class Table:
             outcome = self.outcomes.get(member.key, Outcome(MISSING))
             record = {name: value for name, value in outcome.record.items() if name != "history"}
             lists = {name: "; ".join(map(str, record.pop(name, ()))) for name in ("notes", "warnings")}  # type: ignore[call-overload]
-            rows.append(
-                {**member.settings, "seed": member.seed, "status": outcome.status, "stop_reason": "", **record, **lists,
-                 "error": outcome.error}
-            )  # fmt: skip
+            row = {**member.settings, "seed": member.seed, "status": outcome.status, "stop_reason": ""}
+            rows.append({**row, **record, **lists, "error": outcome.error})
         some = (name for name in METRICS if name not in OF_RUNS)
         numbers = [*OF_RUNS, *(name for name in some if any(name in row for row in rows))]
         texts = ["stop_reason", "notes", "warnings", "error"]
@@ -286,8 +284,6 @@ class Table:
         nothing has been simulated, which the variable ``status`` explains ("done", "skipped", "failed", "missing").
         Raises ConfigError without xarray, and for samples, whose points are in no grid.
         """
-        from ddlsim.study.table import dataset_of
-
         return dataset_of(self)
 
     @checked

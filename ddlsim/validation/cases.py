@@ -18,9 +18,11 @@ from ddlsim.network import Network, schedule_time
 #: the algorithm that a collective is taken to use where nothing says otherwise: what MPI, Gloo and NCCL use for large
 #: buffers. Small ones often go by another; a curve over the sizes takes that in.
 ALGORITHMS: Mapping[str, str] = {
-    "all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial",
-    "reduce": "binomial", "all_to_all": "pairwise", "gather": "direct", "scatter": "direct",
-}  # fmt: skip
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
+    **dict.fromkeys(("broadcast", "reduce"), "binomial"),
+    "all_to_all": "pairwise",
+    **dict.fromkeys(("gather", "scatter"), "direct"),
+}
 
 Pairs = tuple[tuple[int, int], ...]
 

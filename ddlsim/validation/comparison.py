@@ -105,10 +105,8 @@ def _root(time: Callable[[float], float], goal: float, at_zero: float, end: floa
 
 # ---------------------------------------------------------------- comparison
 
-_OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq, "=": operator.eq, "<": operator.lt,
-    ">": operator.gt,
-}  # fmt: skip
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge, "!=": operator.ne}
+_OPERATORS |= {"==": operator.eq, "=": operator.eq, "<": operator.lt, ">": operator.gt}
 _COMPARISON = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(?:'([^']*)'|\"([^\"]*)\"|([^\s'\"<>=]+))\s*")
 
 Cell = float | int | str | None
@@ -232,14 +230,11 @@ class Validation:
         for row in self.rows:
             cells = row.run.cells()
             cells.pop("throughput")
-            low, high = (math.nan, math.nan) if row.interval is None else (row.interval.low, row.interval.high)
-            rows.append(
-                {"place": row.run.place, "run": row.label, **cells, "measured": row.run.throughput,
-                 "predicted": row.predicted, "error": row.error, "low": low, "high": high,
-                 "used": "fit" if row.fitted else "held out",
-                 "notes": "; ".join(row.interval.notes if row.interval is not None else ()),
-                 "cause": "; or ".join(map(str, row.causes))}
-            )  # fmt: skip
+            interval = row.interval or Interval(math.nan, math.nan, math.nan)
+            cells |= {"measured": row.run.throughput, "predicted": row.predicted, "error": row.error}
+            cells |= {"low": interval.low, "high": interval.high, "used": "fit" if row.fitted else "held out"}
+            cells |= {"notes": "; ".join(interval.notes), "cause": "; or ".join(map(str, row.causes))}
+            rows.append({"place": row.run.place, "run": row.label, **cells})
         return pd.DataFrame(rows)
 
     @checked
@@ -369,11 +364,9 @@ def _summary(rows: Sequence[Compared]) -> Summary:
         tau = float(kendalltau([row.run.throughput for row in rows], [row.predicted for row in rows]).statistic)
     pairs = [(a, b) for a, b in itertools.combinations(rows, 2) if _options(a.run, b.run)]
     right = sum((a.run.throughput - b.run.throughput) * (a.predicted - b.predicted) > 0.0 for a, b in pairs)
-    return Summary(
-        len(rows), float(np.abs(errors).mean()), math.expm1(float(np.abs(np.log1p(errors)).mean())),
-        float(errors[np.abs(errors).argmax()]), inside / len(known) if known else None,
-        None if math.isnan(tau) else tau, len(pairs), right,
-    )  # fmt: skip
+    geometric, worst = math.expm1(float(np.abs(np.log1p(errors)).mean())), float(errors[np.abs(errors).argmax()])
+    share, agreement = inside / len(known) if known else None, None if math.isnan(tau) else tau
+    return Summary(len(rows), float(np.abs(errors).mean()), geometric, worst, share, agreement, len(pairs), right)
 
 
 def _options(a: MeasuredRun, b: MeasuredRun) -> bool:

@@ -110,10 +110,19 @@ def measured_against_predicted(validation: Validation, path: str | Path | None =
         bars = [row.interval for row in rows]
         below = [0.0 if bar is None else row.predicted - bar.low for row, bar in zip(rows, bars, strict=True)]
         above = [0.0 if bar is None else bar.high - row.predicted for row, bar in zip(rows, bars, strict=True)]
+        measured, predicted = zip(*((row.run.throughput, row.predicted) for row in rows), strict=True)
         axes.errorbar(
-            [row.run.throughput for row in rows], [row.predicted for row in rows], yerr=[below, above], fmt=marker,
-            color=COLOURS[0], markerfacecolor=face, markersize=5, elinewidth=0.8, capsize=2, label=label,
-        )  # fmt: skip
+            measured,
+            predicted,
+            yerr=[below, above],
+            fmt=marker,
+            color=COLOURS[0],
+            markerfacecolor=face,
+            markersize=5,
+            elinewidth=0.8,
+            capsize=2,
+            label=label,
+        )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(*ends)

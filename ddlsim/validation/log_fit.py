@@ -183,9 +183,15 @@ def fit_logs(
     point = np.minimum(begin, ends - 1e-6)
     for _ in range(ROUNDS if len(measured) >= LEAST_ROWS else 1):
         found = least_squares(
-            residuals, point, loss="soft_l1", f_scale=ROBUST, bounds=(least, ends), diff_step=1e-4, xtol=1e-10,
+            residuals,
+            point,
+            loss="soft_l1",
+            f_scale=ROBUST,
+            bounds=(least, ends),
+            diff_step=1e-4,
+            xtol=1e-10,
             ftol=1e-10,
-        )  # fmt: skip
+        )
         point, errors = np.minimum(found.x, ends - 1e-9), residuals(found.x)[: len(measured)]
         if len(measured) >= LEAST_ROWS:
             relative, absolute = fit_noise(errors / counts, measured)
@@ -199,10 +205,8 @@ def fit_logs(
     informed = 1.0 - np.clip(np.diag(unit) * prior, 0.0, 1.0)
     covariance = np.asarray(spread**2 * unit)
     bounds = tuple(zip(np.exp(least).tolist(), np.exp(ends).tolist(), strict=True))
-    return LogFit(
-        tuple(names), np.asarray(found.x), covariance, spread, dof, errors / counts, informed, tuple(priors), bounds,
-        absolute,
-    )  # fmt: skip
+    parts = (np.asarray(found.x), covariance, spread, dof, errors / counts, informed)
+    return LogFit(tuple(names), *parts, tuple(priors), bounds, absolute)
 
 
 def robust_cost(errors: Floats) -> float:

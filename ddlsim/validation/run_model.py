@@ -117,10 +117,18 @@ def make_run_model(
         rule = _strategy(measured, strategy)
         warmup, steps = contract.of(rule).whole_cycles(WARMUP, STEPS)
         experiment = Experiment(
-            placed, loaded, rule, measured.batch_size, measured.workers, steps=steps, warmup=warmup,
-            accumulation=measured.accumulation, precision=measured.precision or "fp32",
-            compute=compute, jitter=jitter,
-        )  # fmt: skip
+            placed,
+            loaded,
+            rule,
+            measured.batch_size,
+            measured.workers,
+            steps=steps,
+            warmup=warmup,
+            accumulation=measured.accumulation,
+            precision=measured.precision or "fp32",
+            compute=compute,
+            jitter=jitter,
+        )
         warnings = prepare(experiment).warnings
         if warnings:
             raise ConfigError(f"column batch_size: {warnings[0]}")

@@ -238,10 +238,10 @@ def memory_of(
     def share(stage: int) -> float:
         return tables_here + shared / (holding.shards if holding.zero >= stage else 1)
 
+    tensor, sequence, recompute = holding.tensor, holding.sequence, holding.recompute
     kept, again = kept_nbytes(
-        layers, precision, tensor=holding.tensor, sequence=holding.sequence, recompute=holding.recompute,
-        flash=holding.flash,
-    )  # fmt: skip
+        layers, precision, tensor=tensor, sequence=sequence, recompute=recompute, flash=holding.flash
+    )
     gathered = 2.0 * element * _largest_unit(layers, sizes) if holding.zero == 3 else 0.0
     held = element * share(3), gradient * share(2), state * share(1)
     rest = gathered + again * batch_size + _workspace(layers, batch_size, element, holding.workspace)

@@ -445,9 +445,12 @@ def _read_bundled(path: Path, options: tuple[str, ...], changed: int) -> Model:
 
 
 def read_model(
-    path: Path, options: tuple[str, ...] = (), layers: Mapping[str, type[LayerSpec]] = MappingProxyType({}), *,
+    path: Path,
+    options: tuple[str, ...] = (),
+    layers: Mapping[str, type[LayerSpec]] = MappingProxyType({}),
+    *,
     allow_code: bool = False,
-) -> Model:  # fmt: skip
+) -> Model:
     """Return the model in the file `path` with the given optional parts.
 
     options      names of optional parts or of a size, and "parameter=value"
