@@ -20,10 +20,11 @@ from typing import Annotated, TypeAlias
 
 import networkx as nx
 
-from ddlsim.arguments import Bandwidth, takes_fields_of, whole
+from ddlsim.arguments import Bandwidth, Density, Positive, takes_fields_of, whole
 from ddlsim.cluster.nodes import Graph, Host, Interior, Latency, add_host, connect, size_of
-from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity, check_size, fraction, nonnegative, positive
+from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity, check_size
 from ddlsim.errors import ConfigError, shown
+from ddlsim.units import si
 
 #: the nodes of a machine to which its NICs attach
 Ports: TypeAlias = list[str]
@@ -53,17 +54,13 @@ class _Fabric:
 
     bandwidth: Bandwidth
     latency: Latency
-    efficiency: float = 1.0
+    efficiency: Density = 1.0
     host: Interior = PLAIN
 
     @property
     def link(self) -> Link:
         """The link from a machine to the network, checked."""
-        return Link(
-            positive(self.bandwidth, "bandwidth", "bandwidth"),
-            nonnegative(self.latency, "time", "latency"),
-            fraction(self.efficiency, "efficiency"),
-        )
+        return Link(si(self.bandwidth, "bandwidth"), si(self.latency, "time"), self.efficiency)
 
     @property
     def n_nics(self) -> int:
@@ -83,7 +80,7 @@ class _Plain(_Fabric):
         back = self.reverse_bandwidth
         if self.shared and back is not None:
             raise ConfigError(f"reverse_bandwidth = {back!r} has no effect on a shared link; remove one")
-        reverse = None if back is None else positive(back, "bandwidth", "reverse_bandwidth")
+        reverse = None if back is None else si(back, "bandwidth")
         return replace(super().link, reverse_bandwidth=reverse, shared=self.shared)
 
 
@@ -97,12 +94,11 @@ class _Trunked(_Fabric):
 
 @dataclass(frozen=True, kw_only=True)
 class _Oversubscribed(_Trunked):
-    oversubscription: float = 1.0
+    oversubscription: Positive = 1.0
 
     def trunk(self, link: Link, n_down: int, n_up: int) -> Link:
         """Return the trunk of a switch with `n_down` links to machines and `n_up` trunks."""
-        factor = positive(self.oversubscription, None, "oversubscription")
-        if self.trunk_bandwidth is not None and factor != 1:
+        if self.trunk_bandwidth is not None and self.oversubscription != 1:
             raise ConfigError(
                 f"oversubscription = {self.oversubscription!r} and trunk_bandwidth = {self.trunk_bandwidth!r} "
                 f"say the same thing twice; remove one"
@@ -110,16 +106,13 @@ class _Oversubscribed(_Trunked):
         trunk = trunk_of(link, self.trunk_bandwidth, self.trunk_latency)
         if self.trunk_bandwidth is not None:
             return trunk
-        return replace(trunk, bandwidth=link.bandwidth * n_down / (n_up * factor))
+        return replace(trunk, bandwidth=link.bandwidth * n_down / (n_up * self.oversubscription))
 
 
-def trunk_of(link: Link, bandwidth: Quantity | None, latency: Quantity | None, what: str = "trunk_") -> Link:
+def trunk_of(link: Link, bandwidth: Quantity | None, latency: Quantity | None) -> Link:
     """Return the link between switches: what is not given is as on the machines' links."""
-    return Link(
-        link.bandwidth if bandwidth is None else positive(bandwidth, "bandwidth", f"{what}bandwidth"),
-        link.latency if latency is None else nonnegative(latency, "time", f"{what}latency"),
-        link.efficiency,
-    )
+    rate = link.bandwidth if bandwidth is None else si(bandwidth, "bandwidth")
+    return Link(rate, link.latency if latency is None else si(latency, "time"), link.efficiency)
 
 
 def start(
@@ -405,8 +398,8 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
     if n_hosts > places:
         raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} places of this dragonfly; lower it")
     link = wanted.link
-    local = trunk_of(link, wanted.local_bandwidth, wanted.local_latency, "local_")
-    between = trunk_of(link, wanted.global_bandwidth, wanted.global_latency, "global_")
+    local = trunk_of(link, wanted.local_bandwidth, wanted.local_latency)
+    between = trunk_of(link, wanted.global_bandwidth, wanted.global_latency)
     n_routers, n_between = n_groups * per_group, n_groups * (n_groups - 1) // 2 * global_links
     n_local = n_routers * sum(size - 1 for size in shape) // 2
     n_links = 2 * (n_hosts * wanted.n_nics + n_local + n_between)

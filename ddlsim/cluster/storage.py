@@ -113,8 +113,6 @@ def with_storage(
 
     Raises ConfigError for a node that there is not, or a name that is taken.
     """
-    from ddlsim.cluster.catalogue import load_cluster
-
     loaded = load_cluster(cluster)
     storage = Storage(
         name=name, at=at, read=read, write=write, operations=operations, bandwidth=bandwidth, latency=latency

@@ -265,10 +265,7 @@ class Input:
         """Return the bytes of a sample of this shape on its way to a device."""
         if self.decoded_bytes is not None:
             return si(self.decoded_bytes, "bytes")
-        n_elements = 1
-        for size in input_shape:
-            n_elements *= size
-        return 4.0 * n_elements
+        return 4.0 * math.prod(input_shape)
 
 
 #: over the bytes of a batch
@@ -302,10 +299,7 @@ class Copies:
         """Return the bytes of a sample of this shape on its way to a device."""
         if self.nbytes is not None:
             return si(self.nbytes, "bytes")
-        n_elements = 1
-        for size in input_shape:
-            n_elements *= size
-        return 4.0 * n_elements
+        return 4.0 * math.prod(input_shape)
 
     def wait(self, copy: float, n_samples: int, nbytes: float, forward: float, backward: float) -> float:
         """Return the s that a device waits for samples in a step.
