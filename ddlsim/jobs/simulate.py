@@ -37,7 +37,6 @@ The keys of the tables are the fields of :class:`ddlsim.Job`, :class:`ddlsim.Bac
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +49,7 @@ from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.jobs.jobs import Jobs, Ran
 from ddlsim.life import Background, LinkFault, RandomFaults
+from ddlsim.life.failures import read_rows
 from ddlsim.life.faults import Fault, at_random, up_to_its_end
 from ddlsim.plain import read_toml
 from ddlsim.run.files import SCHEMA, with_cluster
@@ -192,33 +192,27 @@ class _File:
 
 def _arrivals(path: Path, common: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the jobs of a list of arrivals as tables. Raises ConfigError, with the line, for what cannot be read."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            columns = list(reader.fieldnames or ())
-            for name in ("start_s", "workers"):
-                if name not in columns:
-                    raise ConfigError(f"{path}: has no column {name!r}; a list of arrivals has start_s and workers")
-            for name in columns:
-                if name not in {"start_s", "name", "placement", *_FIELDS}:
-                    raise unknown_name("column", name, ["start_s", "name", "placement", *_FIELDS], str(path))
-            return [_arrival(path, line, row, common) for line, row in enumerate(reader, 2)]
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; arrivals is a CSV file of jobs") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read as a CSV file: {error}") from None
+
+    def arrival(where: str, row: dict[str, str]) -> dict[str, object]:
+        for name in row:
+            if name not in (known := ["start_s", "name", "placement", *_FIELDS]):
+                raise unknown_name("column", name, known, str(path))
+        return _arrival(where, row, common)
+
+    hint, what = "a list of arrivals has start_s and workers", "arrivals is a CSV file of jobs"
+    return read_rows(path, ("start_s", "workers"), hint, what, arrival)
 
 
-def _arrival(path: Path, line: int, row: dict[str, str], common: Mapping[str, object]) -> dict[str, object]:
+def _arrival(where: str, row: dict[str, str], common: Mapping[str, object]) -> dict[str, object]:
     experiment = dict(common)
     for name, read in _FIELDS.items():
         if text := (row.get(name) or "").strip():
             if read is int and not text.isdecimal():
-                raise ConfigError(f"{path}:{line}: {name} = {shown(text)}: must be a whole number")
+                raise ConfigError(f"{where}: {name} = {shown(text)}: must be a whole number")
             experiment[name] = read(text)
     try:
         start = float(row["start_s"])
     except (TypeError, ValueError):
-        raise ConfigError(f"{path}:{line}: start_s = {shown(row['start_s'])}: must be a number of seconds") from None
+        raise ConfigError(f"{where}: start_s = {shown(row['start_s'])}: must be a number of seconds") from None
     told = {name: row[name].strip() for name in ("name", "placement") if (row.get(name) or "").strip()}
     return {**told, "start": f"{start!r} s", "experiment": experiment}

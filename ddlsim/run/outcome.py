@@ -188,14 +188,9 @@ class Outcome:
         return has_life(self.experiment)
 
     @property
-    def elapsed(self) -> float:
-        """s until the run was over, with all that disturbed it."""
-        return self.life.end if self.has_life else self.simulated_time
-
-    @property
     def end_time(self) -> float:
-        """End of the run, s, as :attr:`elapsed`. The history of a training run ends no later."""
-        return self.elapsed
+        """s until the run was over, with all that disturbed it. The history of a training run ends no later."""
+        return self.life.end if self.has_life else self.simulated_time
 
     @property
     def useful_throughput(self) -> float:
@@ -351,12 +346,12 @@ class Outcome:
     @property
     def cost(self) -> float:
         """What the simulated time costs, in USD. Raises ConfigError for a machine without price."""
-        return self.cost_rate * self.elapsed
+        return self.cost_rate * self.end_time
 
     @property
     def power(self) -> float:
         """Mean power in W. Raises ConfigError where the workers' devices are not known."""
-        return self.energy / self.elapsed
+        return self.energy / self.end_time
 
     # ------------------------------------------------------------ tables
 
