@@ -284,12 +284,12 @@ class DGC:
     steps_per_stage: Count
     momentum: Decay = 0.9
     sparsities: tuple[Decay, ...] = WARM_UP
-    traits = Traits(
-        "all_gather",
-        not_summable="workers choose different coordinates, so their values do not line up",
+    traits = replace(
+        _SPARSE,
         no_feedback="it keeps what it did not send already; use it as it is",
         encode_passes=5.0 + SELECT_PASSES,  # g, u, v in; u, v out
         encode_kernels=KERNELS,
+        selection="",
     )
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import seconds, si
 from ddlsim.run.job import Job
+from ddlsim.run.outcome import link_names
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import run
 
@@ -151,16 +152,10 @@ class Jobs:
         import pandas as pd
 
         cluster = self.cluster
-        first = np.unique(cluster.link_channel, return_index=True)[1]
-        channel = cluster.link_channel[first]
+        channel, columns = link_names(cluster)
         shares: dict[str, Floats] = {ran.name: ran.result.channel_nbytes[channel] for ran in self.runs}
         carried = self.channel_nbytes[channel]
-        columns: dict[str, Any] = {
-            "source": [cluster.node_names[i] for i in cluster.link_src[first]],
-            "target": [cluster.node_names[i] for i in cluster.link_dst[first]],
-            "kind": [cluster.link_kind[i] for i in first],
-            **shares,
-        }
+        columns |= shares
         if self.traffic:
             columns["background"] = np.maximum(carried - sum(shares.values()), 0.0)
         columns["utilisation"] = carried / (cluster.channel_capacity[channel] * self.end_time)

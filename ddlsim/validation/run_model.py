@@ -11,6 +11,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
+from ddlsim.cluster.machines import workers_by_machine
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES
@@ -168,10 +169,7 @@ def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]
     if measured.nodes is None or len(set(cluster.host_of[first].tolist())) == measured.nodes:
         return cluster, first
     per_host = -(-measured.workers // measured.nodes)
-    by_host: dict[int, list[int]] = {}
-    for node in available:
-        by_host.setdefault(int(cluster.host_of[node]), []).append(node)
-    wide = [nodes for nodes in by_host.values() if len(nodes) >= per_host][: measured.nodes]
+    wide = [nodes for nodes in workers_by_machine(cluster) if len(nodes) >= per_host][: measured.nodes]
     if len(wide) < measured.nodes:
         raise ConfigError(
             f"column nodes: {measured.workers} workers on {measured.nodes} nodes are {per_host} on each; "
