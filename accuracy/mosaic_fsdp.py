@@ -23,6 +23,7 @@ import numpy as np
 
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import FSDP, PerKernel, load_device, load_model, simulate
+from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import Device, Kernels
 from ddlsim.workload.precision import ELEMENT_NBYTES
@@ -104,7 +105,7 @@ def alone(point: Point, device: Device) -> float:
     """Return the tokens/s of a machine whose exchanges all hide behind computing but the first unit's: its weights are
     gathered before anything computes, and its gradients scattered after everything has."""
     work = point.workload(device)
-    plan = point.strategy.plan([work], 1, point.accumulation)  # of one GPU: nothing is exchanged
+    plan = contract.of(point.strategy).plan([work], 1, point.accumulation)  # of one GPU: nothing is exchanged
     first = plan.parts[0].nbytes / ELEMENT_NBYTES[point.reduced] * (2.0 + ELEMENT_NBYTES[point.reduced])
     exposed = (GPUS - 1) / GPUS * first / MACHINES[point.machine][2]
     seconds = plan.seconds.sum() - work.optimizer * (1.0 - 1.0 / GPUS) + exposed

@@ -51,6 +51,7 @@ from .life import (
     Failures as Failures,
     Life as Life,
     LinkFault as LinkFault,
+    Pause as Pause,
     RandomFaults as RandomFaults,
     SlowDown as SlowDown,
     Stop as Stop,

@@ -32,7 +32,7 @@ INSTEAD = {
     "ddlsim explore": (None, "starts a server; its page is run by test_explore_docs.py"),
     "jupyter ": (None, "starts a server; the notebooks are executed by their own tests"),
     "torchrun ": (None, "needs PyTorch, for which tests/measure/torch_example.py stands"),
-    "python tests/mutation/run.py": (None, "takes hours"),
+    "python -m tests.mutation": (None, "takes hours"),
     "mpirun -n 8 python -m ddlsim.measure --out measured/": (
         "mpirun -n 2 python -m ddlsim.measure --out measured/ --budget '4 s' --max-size '1 MiB'",
         "eight ranks on two cores take minutes",

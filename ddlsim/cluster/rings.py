@@ -44,6 +44,8 @@ def locality_order(cluster: Cluster, nodes: Ints) -> Ints:
     touring, plain = (
         _by_machine(cluster, nodes, order) for order in (cluster.machine_tour, np.arange(len(cluster.host_names)))
     )
+    if np.array_equal(touring, plain):
+        return plain
     return touring if _n_hops(cluster, nodes[touring]) < _n_hops(cluster, nodes[plain]) else plain
 
 
@@ -301,12 +303,26 @@ class _Machine:
         fastest = max(self.capacity, default=0.0)
         speeds = {capacity * share for capacity in self.capacity for share in SHARES}
         for speed in sorted((each for each in speeds if each <= fastest), reverse=True):
+            if self._at_most(speed) * speed <= rate * (1.0 + 1e-9):
+                continue
             found = self._most_cycles(speed)
             if len(found) * speed > rate * (1.0 + 1e-9):
                 best, rate = found, len(found) * speed
         return best
 
+    def _at_most(self, speed: float) -> int:
+        """Return an upper bound on the rings of a speed: each leaves and enters every device by one of its channels."""
+        ends: list[set[int]] = []
+        for i in range(self.n):
+            ways = [(self.ways[i][j], self.ways[j][i]) for j in range(self.n) if j != i]
+            if all(out and back for out, back in ways):
+                ends += [{out[0] for out, _ in ways}, {back[-1] for _, back in ways}]
+        rings = (sum(int(self.capacity[channel] / speed + 1e-6) for channel in channels) for channels in ends)
+        return min(rings, default=MOST_RINGS)
+
     def _most_cycles(self, speed: float) -> list[Path]:
+        # Without the bound, a search that has found as many as there can be goes on until its patience is at an end.
+        enough = min(MOST_RINGS, self._at_most(speed))
         left = list(self.capacity)
         best: list[Path] = []
         chosen: list[Path] = []
@@ -317,7 +333,7 @@ class _Machine:
             nonlocal best
             if len(chosen) > len(best):
                 best = list(chosen)
-            if len(chosen) >= MOST_RINGS:
+            if len(chosen) >= enough:
                 return True
             for cycle in self._walks([0], 0, left, speed):
                 both = [cycle, (0, *cycle[:0:-1])]  # the other way round uses the other direction of the same links

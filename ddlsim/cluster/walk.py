@@ -79,7 +79,10 @@ def mark_shortest(
                     if hops[link_dst[link]] == hops[node] - 1:
                         shortest[n] = link
                         n += 1
-                for i in range(4):  # each criterion chooses among the links that tie by those before it
+                if n == 1:  # as at most nodes: nothing to choose
+                    for i in range(4):
+                        costs[node, i] = _cost(costs, link_costs, shortest[0], link_dst[shortest[0]], i)
+                for i in range(4 if n > 1 else 0):  # each criterion chooses among the links that tie by those before it
                     best = np.inf
                     for j in range(n):
                         best = min(best, _cost(costs, link_costs, shortest[j], link_dst[shortest[j]], i))

@@ -6,7 +6,7 @@ to the GPUs of the communicator: in a single node, that of the rings that its se
 of each worker to others that take part carry, and between nodes what a node's network cards carry together, each at
 most what the connections of its transport carry (``connections * flow_rate``, docs/models/transport.md); the least over
 all workers and nodes. Of NVLinks NCCL counts a share (``src/graph/topo.h``: 20 of 25 GB/s, say).
-(Links beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.) Switches
+(Links beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.costs`.) Switches
 between machines add up (SHARP) where the cluster says so, ``switch_reduces``, and all on the ways do.
 
 The estimate ranks algorithms for the tuner; as a prediction it is rough (docs/calibration.md).
@@ -79,11 +79,12 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
     if len(members(cluster, nodes)) == 1 and len(nodes) > 1:
         return _bus_inside(cluster, nodes)
     inside = inside_hosts(cluster)
-    nvlink = np.array([kind == "nvlink" for kind in cluster.link_kind], dtype=bool)
+    nvlink = _nvlinks(cluster)
     n_members = dict(zip(*(a.tolist() for a in np.unique(hosts, return_counts=True)), strict=True))
     reached = ~nvlink | np.isin(cluster.link_dst, nodes) | ~cluster.is_endpoint[cluster.link_dst]
-    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached))
-    outwards = _grouped(cluster.host_of[cluster.link_src], np.flatnonzero(~inside))
+    owner = cluster.host_of[cluster.link_src]
+    own = _grouped(cluster.link_src, np.flatnonzero(inside & reached & np.isin(cluster.link_src, nodes)))
+    outwards = _grouped(owner, np.flatnonzero(~inside & np.isin(owner, hosts)))
     limits, hardware, between = [], set(), []
     for node, host in zip(nodes.tolist(), hosts.tolist(), strict=True):
         links = own.get(node, np.zeros(0, dtype=np.int64))
@@ -97,6 +98,12 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
     if not limits + between or min(least) <= 0.0:
         raise ConfigError(f"cluster {cluster.name!r}: the first {len(places)} workers have no links; give bandwidth")
     return *least, "nvlink" if hardware == {"nvlink"} else "pcie"
+
+
+@functools.lru_cache(maxsize=16)
+def _nvlinks(cluster: Cluster) -> npt.NDArray[np.bool_]:
+    """Return which links are NVLinks, (n_links,)."""
+    return np.array([kind == "nvlink" for kind in cluster.link_kind], dtype=bool)
 
 
 def _bus_inside(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> tuple[float, float, str]:

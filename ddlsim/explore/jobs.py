@@ -12,7 +12,7 @@ from typing import TypeVar
 import panel as pn
 
 from ddlsim.errors import DdlsimError
-from ddlsim.runtime.watching import watched
+from ddlsim.runtime.loop import watched
 
 T = TypeVar("T")
 #: does a call where the page may be changed

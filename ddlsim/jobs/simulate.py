@@ -48,7 +48,7 @@ from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.jobs.jobs import Jobs, Ran
-from ddlsim.life import Background, LinkFault, RandomFaults
+from ddlsim.life import Background, LinkFault, Pause, RandomFaults
 from ddlsim.life.failures import read_rows
 from ddlsim.life.faults import Fault, at_random, up_to_its_end
 from ddlsim.plain import read_toml
@@ -60,7 +60,8 @@ from ddlsim.run.together import Together
 from ddlsim.schema import Source
 
 FaultLike = Annotated[
-    LinkFault | RandomFaults | Fault, "a ddlsim.LinkFault, ddlsim.RandomFaults or an object with effects"
+    LinkFault | Pause | RandomFaults | Fault,
+    "a ddlsim.LinkFault, ddlsim.Pause, ddlsim.RandomFaults or an object with effects",
 ]
 JobLike = Annotated[Job | Background, "a ddlsim.Job or a ddlsim.Background"]
 
@@ -79,8 +80,8 @@ def simulate_jobs(
     jobs      what runs: :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic
     cluster   where; None: on that of the first job. Experiments made for another one run here all the same
     queue     jobs whose devices are not free wait for them, first come, first served; otherwise that is an error
-    faults    links of the cluster that are slow or down, on its clock, also at random, by the seed of the first job;
-              faults of workers stand in their experiments
+    faults    links of the cluster that are slow or down, on its clock, also at random, by the seed of the first job,
+              and times in which nobody starts anything (Pause); faults of workers stand in their experiments
     timeline  keep what :meth:`Jobs.plot_timeline` draws
 
     Jobs get devices when they start, those with named places the same as they would alone. Jobs that share no link are,

@@ -12,6 +12,7 @@ from ddlsim.life.failures import Elastic as Elastic, Failures as Failures
 from ddlsim.life.faults import (
     Effect as Effect,
     LinkFault as LinkFault,
+    Pause as Pause,
     RandomFaults as RandomFaults,
     SlowDown as SlowDown,
     Stop as Stop,

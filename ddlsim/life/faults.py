@@ -55,6 +55,7 @@ class Effect(NamedTuple):
     stopped  ranks that compute nothing, begin no message and take none; what is on its way goes on
     links    (channel, factor): it carries that share of its bandwidth; 0: it is down
     avoided  links that the fabric routes around, where it has other paths
+    pauses   no worker or server starts anything: no computation, message, collective or update; what runs goes on
     """
 
     start: float
@@ -63,6 +64,7 @@ class Effect(NamedTuple):
     stopped: Sequence[int] = ()
     links: Sequence[tuple[int, float]] = ()
     avoided: frozenset[int] = frozenset()
+    pauses: bool = False
 
 
 class Fault(Protocol):
@@ -147,6 +149,7 @@ def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], be
         )
     if shares or pauses or avoided:
         network.will_change(shares, pauses, avoided)
+    network.will_pause((begin + e.start, begin + e.end) for e in effects if e.pauses)
 
 
 # ------------------------------------------------------------ faults at known times
@@ -199,6 +202,26 @@ class Stop:
 
     def effects(self, cluster: Cluster, nodes: Sequence[int]) -> list[Effect]:
         return [Effect(self.start, self.start + self.duration, stopped=self.ranks)]
+
+
+@checked
+@dataclass(frozen=True, init=False)
+class Pause:
+    """From `start`, for `duration` seconds, nothing new starts: a maintenance window that drains the run.
+
+    Computations and collectives that are under way, and messages that have been sent, go on to their end. Whatever is
+    ready meanwhile starts when the pause is over; until then workers wait. (Workers that stop in the middle of what
+    they do: :class:`ddlsim.Stop`.)
+    """
+
+    start: float
+    duration: float
+
+    def __init__(self, start: Start, duration: Duration) -> None:
+        _settle(self, start=start, duration=duration)
+
+    def effects(self, cluster: Cluster, nodes: Sequence[int]) -> list[Effect]:
+        return [Effect(self.start, self.start + self.duration, pauses=True)]
 
 
 @checked

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -209,6 +209,9 @@ class Engine:
         self.reserved = 0  # messages that compiled callers may have on their way
         self.next_instant = -np.inf  # before it, nothing happens by itself
         self.now = 0.0  # s, up to which the network has run
+        self.n_entries = 0  # calls by which messages and ranks have entered, besides compiled callers
+        #: simulates what has only been told so far (:mod:`ddlsim.network.episodes`); None: nothing is
+        self.untold: Callable[[], None] | None = None
 
     @property
     def is_new(self) -> bool:
@@ -268,6 +271,21 @@ class Engine:
         self.expect(shape.n_ranks)
         self.ensure_slots()
         return instance
+
+    def n_messages(self, instance: int) -> int:
+        """Return how many messages an execution consists of."""
+        return self._shapes[self.instance_program[instance]].n_deliveries
+
+    def end(self, instances: Iterable[int]) -> None:
+        """Let executions that nobody has entered have ended; they are used again."""
+        counts = self.net.counts
+        for instance in instances:
+            shape = self._shapes[self.instance_program[instance]]
+            self.net.instances["ranks_left"][instance] = 0
+            counts[st.N_LIVE] -= 1
+            counts[st.LIVE_THREADS] -= shape.n_ranks * shape.n_lanes
+            counts[st.LIVE_SENDS] -= shape.sends_bound
+            self.free([instance])
 
     def free(self, instances: Iterable[int]) -> None:
         """Use executions that have ended again."""

@@ -13,6 +13,7 @@ from ddlsim.network.calendar import EVENT, N_CALENDAR
 from ddlsim.network.devices import DEVICE, N_STALE, SLOW
 from ddlsim.network.distinct import distinct
 from ddlsim.network.network import Network
+from ddlsim.network.pauses import NO_PAUSES, earliest_start
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records, grown
 
@@ -118,7 +119,8 @@ class Executor:
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
-        self.tables = _tables(columns, len(nbytes), len(queues), bystanders)
+        self.tables = _tables(columns, len(nbytes), len(queues), bystanders)._replace(pauses=network.pauses)
+        self._held: list[list[int]] = []  # what queues launch when a pause is over
         self.tables.now[0] = start
         self._prepare_messages(send)
         self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
@@ -126,6 +128,8 @@ class Executor:
         self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
         self.tables.counts[ts.FIRST_HANDLE] = network.first_handle
         self.dispatchers = [queue.dispatcher(self._launch, self._waker(i)) for i, queue in enumerate(queues)]
+        self._episodes = network.episodes()
+        self._entered: list[Ints] = []  # tasks of the collectives that the episode at hand consists of, (keys, ranks)
 
     @property
     def tasks(self) -> Records:
@@ -181,8 +185,18 @@ class Executor:
                 self._ready(argument)
             elif status == ts.LAUNCHED:
                 self.dispatchers[argument].ended(self.now)
+            elif status == ts.TICK and argument == len(self.dispatchers):
+                self._launch(self._held.pop(0))
+            elif status == ts.TICK and argument == len(self.dispatchers) + 1:
+                self._tell()
             elif status == ts.TICK:
                 self.dispatchers[argument].tick(self.now)
+            elif status == ts.ENTERED:
+                self._enter()
+            elif status == ts.INTERRUPTED:
+                self._note()
+                self._episodes.interrupt()
+                counts[ts.EPISODE] = 0
             elif status == ts.ASKING:
                 assert outside is not None
                 self.tables.tasks["seconds"][argument] = outside.begins(argument)
@@ -191,7 +205,10 @@ class Executor:
                 n, counts[ts.N_ELSEWHERE] = int(counts[ts.N_ELSEWHERE]), 0
                 outside.completed(*self.network.completed(n))
             else:
-                raise DdlsimError(f"task {argument} would start anew before all of its step have ended; let ranks wait")
+                raise DdlsimError(
+                    f"task {argument} would start anew before all of its step have ended: ranks are more steps apart "
+                    "than are simulated; let ranks wait for each other more often"
+                )
 
     def end_instant(self) -> None:
         """Let everything else end and start that does so now."""
@@ -204,6 +221,7 @@ class Executor:
 
         For queues the keys then count as `later` ones by so many.
         """
+        self._note()
         self._turn[keys] += later
         tasks, exchanges = self.tables.tasks[rows], self.tables.exchanges[keys]
         tasks["start"] = tasks["end"] = np.nan
@@ -266,6 +284,9 @@ class Executor:
         size = int(exchanges["size"][keys[0]])
         self.tables.launches[instance] = (keys[0], size, queue)
         self._join(instance, size, size + self.bystanders)
+        self.tables.counts[ts.WHOLE] += size + self.bystanders
+        if not self.bystanders and self._episodes.is_large(instance):
+            self.tables.counts[ts.ANY_LARGE] = 1
         return instance
 
     def _join(self, instance: int, first: int, end: int) -> None:
@@ -275,6 +296,63 @@ class Executor:
         tables.join_instances[n : n + end - first] = instance
         tables.join_ranks[n : n + end - first] = np.arange(first, end)
         tables.counts[ts.N_JOINS] = n + end - first
+
+    # ------------------------------------------------------------ episodes (ddlsim.network.episodes)
+
+    def _entering(self) -> list[int]:
+        """Return the collectives that ranks enter now, in this order."""
+        counts, instances = self.tables.counts, self.tables.join_instances
+        return list(dict.fromkeys(instances[: counts[ts.N_JOINS]].tolist()))
+
+    def _note(self) -> None:
+        """Note the episode at hand if it is over."""
+        if self.tables.counts[ts.EPISODE] == ts.NOTED:
+            ends = self.tables.tasks["end"]
+            self._episodes.note(lambda i: ends[self._entered[i][0]], len(self._entering()))
+
+    def _enter(self) -> None:
+        """Let ranks enter collectives, all of which do so now."""
+        self._note()
+        counts, instances = self.tables.counts, self._entering()
+        n = int(counts[ts.N_JOINS])
+        joins = self.tables.join_instances[:n].copy(), self.tables.join_ranks[:n].copy()
+        counts[ts.N_JOINS] = counts[ts.WHOLE] = counts[ts.ANY_LARGE] = 0
+        self._entered = [np.array([self.members(key) for key in self._keys(instance)]) for instance in instances]
+        if self._episodes.enter(instances, *joins, self.now):
+            counts[ts.EPISODE] = ts.TOLD
+            self._wake(self._episodes.next, -2 - len(self.dispatchers))
+        else:
+            counts[ts.EPISODE] = ts.NOTED
+
+    def _keys(self, instance: int) -> list[int]:
+        """Return the keys that a collective carries."""
+        keys = [int(self.tables.launches["key"][instance])]
+        while (key := int(self.tables.exchanges["next"][keys[-1]])) >= 0:
+            keys.append(key)
+        return keys
+
+    def _tell(self) -> None:
+        """End the tasks that end now in the episode that is told, in the order in which the kernel would."""
+        if self._episodes.next > self.now:  # it is simulated meanwhile
+            return
+        ids, ends, over = self._episodes.take()
+        counts, launches = self.tables.counts, self.tables.launches
+        ended: list[int] = []
+        for i in dict.fromkeys(ends.which.tolist()):
+            ranks = ends.ranks[ends.which == i]
+            ended += self._entered[i][:, ranks].T.ravel().tolist()
+            launch = launches[ids[i]]
+            launch["left"] -= len(ranks)
+            if launch["left"] == 0 and launch["queue"] >= 0:
+                ended.append(-1 - int(launch["queue"]))
+        self.tables.ended[: len(ended)] = ended
+        counts[ts.N_ENDED] = len(ended)
+        counts[ts.N_TAKEN] += len(ends.ranks)
+        if over:
+            launches["key"][ids] = -1
+            counts[ts.EPISODE] = 0
+        else:
+            self._wake(self._episodes.next, -2 - len(self.dispatchers))
 
     def _ready(self, key: int) -> None:
         if self._queue_of[key] < 0:
@@ -286,7 +364,12 @@ class Executor:
         self.dispatchers[self._queue_of[key]].ready(turn, float(self.nbytes[key]), self.now)
 
     def _launch(self, turns: list[int]) -> None:
-        """Let all members enter collectives of a queue as one buffer, now."""
+        """Let all members enter collectives of a queue as one buffer, now or when a pause is over."""
+        start = earliest_start(self.network.pauses, self.now)
+        if start > self.now:
+            self._held.append(turns)
+            self._wake(start, -1 - len(self.dispatchers))
+            return
         keys = [self._key_of.pop(turn) for turn in turns]
         queue = int(self._queue_of[keys[0]])
         rows = np.concatenate([self.members(key) for key in keys])
@@ -374,9 +457,9 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
         counts=counts, now=np.zeros(3), tasks=tasks, following=np.ascontiguousarray(columns.following),
         exchanges=exchanges, members=rows, launches=launches,
         left=np.bincount(columns.step).astype(np.int64),
-        calendar=np.zeros(n + n_queues + 2 + 2 * len(devices), dtype=EVENT),
+        calendar=np.zeros(n + n_queues + 3 + 2 * len(devices), dtype=EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=np.zeros(n_sends + 1, dtype=ts.MESSAGE), freed=places(17),
         slow=np.array(list(columns.slow_downs), dtype=SLOW), devices=devices,
-        changes=places(2 * n if len(devices) else 0),
+        changes=places(2 * n if len(devices) else 0), pauses=NO_PAUSES,
     )  # fmt: skip

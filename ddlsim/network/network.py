@@ -15,6 +15,8 @@ from ddlsim.network.accounts import Accounts
 from ddlsim.network.busy import BusyIntervals, Logged
 from ddlsim.network.changes import Fault
 from ddlsim.network.engine import Engine, Interconnect
+from ddlsim.network.episodes import Episodes
+from ddlsim.network.pauses import NO_PAUSES, merged
 from ddlsim.network.state import Floats, Ints
 
 _FIRST = 1 << 62  # puts messages before collectives
@@ -42,17 +44,26 @@ class Network:
     """
 
     def __init__(self, interconnect: Interconnect, *, record: bool = False, n_sources: int = 0) -> None:
-        self.engine = Engine(interconnect, record=record)
+        self._engine = Engine(interconnect, record=record)
         self.n_sources = n_sources
+        #: (n_pauses, 2) s, in which whoever sends here starts nothing
+        self.pauses = NO_PAUSES
         self._join(0)
 
     def _join(self, party: int) -> None:
         self.party = party
-        self.engine.routes_of.append([])
-        self.engine.pairs_of.append([])
+        self._engine.routes_of.append([])
+        self._engine.pairs_of.append([])
         self._n_sent = 0
         #: messages get every so manieth number; those between are for compiled callers
         self.stride = 1
+
+    @property
+    def engine(self) -> Engine:
+        """The arrays, in which all that has happened by now is simulated."""
+        if self._engine.untold is not None:
+            self._engine.untold()
+        return self._engine
 
     def shared(self) -> Network:
         """Return a face of the same network for somebody else, who has messages and collectives of its own; the first
@@ -63,7 +74,7 @@ class Network:
         """
         self.engine.share()
         other = object.__new__(Network)
-        other.engine, other.n_sources = self.engine, self.n_sources
+        other._engine, other.n_sources, other.pauses = self.engine, self.n_sources, self.pauses
         other._join(len(self.engine.routes_of))
         return other
 
@@ -81,6 +92,10 @@ class Network:
         """
         self.engine.change(links, pauses, avoided)
 
+    def will_pause(self, windows: Iterable[tuple[float, float]]) -> None:
+        """Let whoever sends here start nothing in `windows` (s, s), nor in those that were given before."""
+        self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
+
     def narrow(self, channels: Ints, times: Floats) -> None:
         """Let channels have 1 / `times` of their capacity, (n,) each: each message stands for so many."""
         net = self.engine.net
@@ -92,7 +107,7 @@ class Network:
     @property
     def changes(self) -> bool:
         """Whether links or nodes change at known times."""
-        return len(self.engine.net.changes) > 0
+        return len(self._engine.net.changes) > 0
 
     # ------------------------------------------------------------ starting things
 
@@ -103,11 +118,12 @@ class Network:
                 per round (of all lanes, one after the other).
         Ids are used again after all ranks have ended. Raises ConfigError for sizes that do not fit.
         """
-        return self.engine.prepare(schedule, np.asarray(nodes, dtype=np.int64), nbytes, self.party)
+        return self._engine.prepare(schedule, np.asarray(nodes, dtype=np.int64), nbytes, self.party)
 
     def join(self, ids: Sequence[int] | Ints, ranks: Sequence[int] | Ints, now: float) -> None:
         """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now`, for all i in order."""
         self.engine.next_instant = -np.inf
+        self.engine.n_entries += 1
         instances, joining = np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64)
         self.engine.now = now
         kernel.join(self.engine.table, instances, joining, float(now))
@@ -126,6 +142,7 @@ class Network:
         n, handle = len(src), self.first_handle + (self._n_sent + 1) * self.stride - 1
         self._n_sent += n
         self.engine.next_instant = -np.inf
+        self.engine.n_entries += 1
         self.engine.now = now
         self.engine.expect(n)
         self.engine.ensure_slots(extra=n)
@@ -163,8 +180,8 @@ class Network:
     def table(self) -> Ints:
         """The addresses of the kernel's arrays, valid until something is prepared, sent or made longer, or others
         let time pass."""
-        self.engine.net.counts[st.PARTY] = self.party
-        return self.engine.table
+        self._engine.net.counts[st.PARTY] = self.party
+        return self._engine.table
 
     @property
     def first_handle(self) -> int:
@@ -173,18 +190,18 @@ class Network:
 
     def routes(self, src: Sequence[int], dst: Sequence[int]) -> Ints:
         """Return the numbers of the routes between nodes, for messages that others send."""
-        return self.engine.pair_routes(list(src), list(dst), self.party)
+        return self._engine.pair_routes(list(src), list(dst), self.party)
 
     @property
     def pairs(self) -> Ints:
         """The pairs of nodes between which this party has routes, each once, (n, 2)."""
-        return np.unique(np.concatenate([np.zeros((0, 2), dtype=np.int64), *self.engine.pairs_of[self.party]]), axis=0)
+        return np.unique(np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.party]]), axis=0)
 
     def reserve(self, n: int) -> None:
         """Make room for `n` messages on their way at once, which others send."""
-        self.engine.reserved += n
-        self.engine.expect(0)
-        self.engine.ensure_slots()
+        self._engine.reserved += n
+        self._engine.expect(0)
+        self._engine.ensure_slots()
 
     @property
     def n_sent(self) -> int:
@@ -194,32 +211,36 @@ class Network:
     def has_run(self, now: float, n_taken: int, freed: Sequence[int], n_sent: int | None = None) -> None:
         """Note that others have let the kernel run up to `now`, have taken completions and instances that ended, and
         have sent until so many messages have been sent altogether."""
-        self.engine.now, self.engine.next_instant = max(self.engine.now, now), -np.inf
+        self._engine.now, self._engine.next_instant = max(self._engine.now, now), -np.inf
         if n_sent is not None:
-            self.engine.n_waiting += n_sent - self._n_sent
+            self._engine.n_waiting += n_sent - self._n_sent
             self._n_sent = n_sent
-        self.engine.n_waiting -= n_taken
-        self.engine.free(freed)
+        self._engine.n_waiting -= n_taken
+        self._engine.free(freed)
+
+    def episodes(self) -> Episodes:
+        """Return what notes and tells episodes, for one who uses the network alone."""
+        return Episodes(self.engine)
 
     @property
     def n_instances(self) -> int:
         """How many instances of collectives there are."""
-        return len(self.engine.instance_program)
+        return len(self._engine.instance_program)
 
     def completed(self, n: int) -> tuple[Ints, Ints]:
         """Return the ids and ranks of the first `n` completions, which somebody has put there."""
-        return self.engine.net.out["id"][:n].copy(), self.engine.net.out["rank"][:n].copy()
+        return self._engine.net.out["id"][:n].copy(), self._engine.net.out["rank"][:n].copy()
 
     def make_room(self) -> None:
         """Make the arrays longer that the kernel has said are full."""
-        self.engine.make_room()
+        self._engine.make_room()
 
     # ------------------------------------------------------------ for those who share it
 
     @property
     def waiting_parties(self) -> list[int]:
         """The parties, in order, whose completions wait, at the instant that the network has got to."""
-        n = int(self.engine.net.counts[st.N_FOREIGN])
+        n = int(self._engine.net.counts[st.N_FOREIGN])
         return [] if n == 0 else np.unique(self._parties(self.engine.net.foreign["id"][:n])).tolist()
 
     def is_under_way(self, party: int) -> bool:
@@ -255,14 +276,14 @@ class Network:
     @property
     def pending(self) -> bool:
         """Whether anything is still on its way."""
-        counts = self.engine.net.counts
+        counts = self._engine.net.counts
         timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
         return bool(counts[st.N_ACTIVE] + timers + counts[st.N_OUT] + counts[st.N_FOREIGN])
 
     @property
     def now(self) -> float:
         """The time (s) up to which the network has run, which is that of all that can be read."""
-        return self.engine.now
+        return self._engine.now
 
     @property
     def channel_nbytes(self) -> Floats:
@@ -289,12 +310,12 @@ class Network:
     @property
     def n_channels(self) -> int:
         """Number of channels of the cluster's links."""
-        return int(self.engine.net.counts[st.N_LINKED]) - self.n_sources
+        return int(self._engine.net.counts[st.N_LINKED]) - self.n_sources
 
     @property
     def recording(self) -> bool:
         """Whether busy intervals are kept."""
-        return bool(self.engine.net.counts[st.LOG_ON])
+        return bool(self._engine.net.counts[st.LOG_ON])
 
     @property
     def n_live(self) -> int:
@@ -311,7 +332,7 @@ class Network:
     @property
     def is_shared(self) -> bool:
         """Whether there are other parties."""
-        return len(self.engine.routes_of) > 1
+        return len(self._engine.routes_of) > 1
 
     @property
     def parties(self) -> range:

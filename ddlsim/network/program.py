@@ -6,6 +6,7 @@ receives in the round; its messages are contiguous, so that entering a step is a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,11 @@ class Program:
     def n_messages(self) -> int:
         """Number of messages, repetitions not counted."""
         return len(self.src)
+
+    @functools.cached_property
+    def n_deliveries(self) -> int:
+        """Number of messages, each as often as it is repeated."""
+        return int(np.diff(self.step_send) @ self.step_repeat.astype(np.int64))
 
 
 @entry

@@ -18,6 +18,7 @@ from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
+from ddlsim.network.pauses import earliest
 from ddlsim.network.pointers import call_advance, call_join, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
@@ -31,6 +32,7 @@ OPTIONAL = 5  # work that does not happen where it takes no seconds, and is foll
 MEETING = 6  # a member of a collective that goes by Python's word, when all have entered
 EXCHANGED = (SEND, JOIN, QUEUED, MEETING)  # keep devices busy
 SKIPPED = 8  # what does not take place this time: it ends when it starts
+HELD = -1 << 40  # - task: an item of the calendar, for a task that is ready in a pause
 ASKED = 7  # work of NaN seconds: Python says when it starts how long it takes; if infinitely, it ends by Python's word
 
 # What `execute` returns; ARGUMENT is in `counts`
@@ -46,6 +48,8 @@ OVERRUN = 8  # the task ARGUMENT would start anew, but its step has not been rea
 ASKING = 9  # the task ARGUMENT starts, for seconds that Python says
 ELSEWHERE = 10  # the network has ended what is no task: the first N_ELSEWHERE completions
 OTHERS = 11  # the network has ended what is of others who share it, and waits for them
+ENTERED = 12  # all ranks of collectives enter them now, of which one is large
+INTERRUPTED = 13  # something else enters the network, while or after an episode is noted or told
 
 # Places in `counts` (int64); N_CALENDAR (0), SEQUENCE (2) and N_STALE are those of the calendar
 N_WOKEN = 1  # events behind those of the calendar that have not been put in order
@@ -60,7 +64,11 @@ N_SENT = 16  # messages, altogether
 N_FLYING, RESERVED = 17, 18  # messages of tasks on their way, and how many the network has room for
 N_CHANGES = 20  # exchanges that have begun or ended at this instant, where that makes devices slower
 FIRST_HANDLE = 21  # what the handles of messages begin with
-N_COUNTS = 22
+# For ddlsim.network.episodes: ranks of the collectives that have been prepared since ranks entered last, whether one of
+# them is large, and what is done with the episode at hand
+WHOLE, ANY_LARGE, EPISODE = 22, 23, 24
+NOTED, TOLD = 1, 2
+N_COUNTS = 25
 
 #: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
 #: for, `waits` altogether; place: in the group of its collective, or of a message
@@ -106,6 +114,7 @@ class Tables(NamedTuple):
     slow: Records  # SLOW
     devices: Records  # DEVICE, those that exchanges slow down
     changes: Ints  # 1 + task whose exchange has begun, -1 - task whose exchange has ended
+    pauses: Floats  # (n_pauses, 2) s, in which no task starts
 
 
 # ---------------------------------------------------------------- tasks
@@ -168,10 +177,29 @@ def finish(  # type: ignore[no-untyped-def]
 
 @inlined
 def begin(  # type: ignore[no-untyped-def]
-    counts, tasks, following, exchanges, calendar, instances, ranks, sends, slow, devices, changes, ready, left, row,
+    counts,
+    tasks,
+    following,
+    exchanges,
+    calendar,
+    instances,
+    ranks,
+    sends,
+    slow,
+    devices,
+    changes,
+    pauses,
+    ready,
+    left,
+    row,
     now,
 ):
     """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
+    until = earliest(pauses, now)
+    if until > now:
+        counts[FIRST_READY] += 1
+        push(counts, calendar, until, HELD - row)
+        return END
     kind = tasks[row].kind
     exchange = tasks[row].key
     counts[ARGUMENT] = exchange
@@ -321,7 +349,7 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def execute(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, clock, tasks, following, exchanges, members, launches, left, calendar, ended, ready,
-        join_instances, join_ranks, sends, messages, freed, slow, devices, changes,
+        join_instances, join_ranks, sends, messages, freed, slow, devices, changes, pauses,
     ):  # fmt: skip
         """Let tasks start and end up to and including `limit` (s), or until Python must do something; return what.
 
@@ -339,7 +367,7 @@ def _entry_point(stamp: int) -> Any:
                     row = ready[counts[FIRST_READY]]
                     status = begin(
                         counts, tasks, following, exchanges, calendar, join_instances, join_ranks, sends, slow,
-                        devices, changes, ready, left, row, now,
+                        devices, changes, pauses, ready, left, row, now,
                     )  # fmt: skip
                     if status != END:
                         return status
@@ -351,9 +379,7 @@ def _entry_point(stamp: int) -> Any:
                     if row < 0:
                         counts[ARGUMENT] = -1 - row
                         return LAUNCHED
-                    if finish(
-                        counts, tasks, following, exchanges, devices, changes, ended, ready, left, row, now
-                    ):
+                    if finish(counts, tasks, following, exchanges, devices, changes, ended, ready, left, row, now):
                         return STEP
                 else:
                     break
@@ -371,7 +397,13 @@ def _entry_point(stamp: int) -> Any:
                 if limit < now:
                     return LIMIT
                 n = counts[N_JOINS]
+                if n > 0 and n == counts[WHOLE] and counts[ANY_LARGE] == 1:
+                    return ENTERED
+                if n + counts[N_SENDS] > 0 and counts[EPISODE] != 0:
+                    return INTERRUPTED
                 if n > 0:
+                    counts[WHOLE] = 0
+                    counts[ANY_LARGE] = 0
                     counts[N_JOINS] = 0
                     call_join(counts[JOINING], table, join_instances[:n], join_ranks[:n], now)
                 n = counts[N_SENDS]
@@ -403,6 +435,10 @@ def _entry_point(stamp: int) -> Any:
             elif after <= max(limit, now) and after < np.inf:
                 clock[0] = after
                 item = pop(counts, calendar)
+                if item <= HELD:
+                    ready[0] = HELD - item
+                    counts[N_READY] = 1
+                    continue
                 if item < 0:
                     counts[ARGUMENT] = -1 - item
                     return TICK

@@ -86,7 +86,8 @@ class _Stream(Template):
         self.shared_sums: dict[int, int] = {}  # step -> number of the sum of weights that two stages share
         self.tied_part = -1
         self.step_of_row: list[int] = []
-        super().__init__(chunks, one_f_one_b(len(chunks), total), buckets, replicas, recompute=recompute, sharded=False)
+        super().__init__(chunks, one_f_one_b(len(chunks), total), buckets, replicas, recompute=recompute, sharded=False,
+                         tie=tie_of(chunks))  # fmt: skip
         for stage in range(len(self.order)):
             self._stage(stage)
         self._wait_for_messages()

@@ -1,18 +1,61 @@
-"""What no network can beat: the longest chain of work, and what must cross the narrowest interface."""
+"""Lower bounds on time: of a plan, and of the steps of a program. No network and no algorithm is faster.
+
+:func:`critical_path` and :func:`cut` bound a plan: its longest chain of work, and the bytes that must cross the
+narrowest interface. :func:`of_steps` bounds what a run measures, some steps from the end of the step before them, at
+t0, to the end of the last one, at t1. Some task u, which no other one of its step comes after, ends the step before at
+t0. What comes after u starts after t0.
+
+**Chains.** So t1 - t0 is at least the longest chain from the end of u to an update, whichever u it is: the minimum over
+all that it may be. A chain goes on from a member of a collective to all members that need its bytes. Of an all-reduce
+of m bytes every member needs all of everyone: they have to leave the device (and the machine) of the one, and to enter
+that of the other, which takes m over the rate of these interfaces, whatever the algorithm. A message takes what the
+narrowest channel of its route does.
+
+Copies that do the same (workers, replicas of a pipeline) have the same chains, so one of them is looked at. Whichever
+copy enters a collective last, some copy has its bytes no sooner than they have crossed, and the chain goes on from that
+one. Replicas of pipelines are taken to enter their sums together.
+
+**Bytes.** Let a collective come after every such u, through one member or another. When it ends anywhere all have
+entered it, so all that comes after it starts after t0, and after the longest chain from u to it. What of that the
+updates wait for has then to cross the interfaces as :func:`cut` says; and of the collective itself, which others may
+have entered before t0, what the last one brings has to be told to all.
+
+Both hold for any order of the queues, any algorithm of the collectives and any other traffic: they are bounds for what
+is sent as the program says. Where nobody knows what is sent, chains of work are left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
+from ddlsim.network.chains import NEVER, longest, order_events, reach
 from ddlsim.plan.check import check_exchanges
-from ddlsim.plan.interfaces import Crossing, Interfaces, interfaces, least_crossing
+from ddlsim.plan.interfaces import Crossing, Interfaces, interfaces, known_rate, least_crossing
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import ALL_REDUCE, KINDS, PUSH_PULL, SEND, Floats, Ints, Plan
+from ddlsim.plan.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    KINDS,
+    PUSH_PULL,
+    REDUCE_SCATTER,
+    SEND,
+    UPDATE,
+    Bools,
+    Floats,
+    Ints,
+    Plan,
+)
+
+if TYPE_CHECKING:
+    from ddlsim.plan.program import StepProgram
 
 
 class Cut(NamedTuple):
@@ -41,13 +84,16 @@ def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
     return max(order.ends(per_event.tolist()), default=0.0)
 
 
-def peak_memory(plan: Plan) -> Floats:
+def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
     """Return the bytes that the tasks of each rank hold at most, (n_ranks,).
 
     Each lane of a rank is taken at its own worst moment, one without an order as if nothing were given back: exact
     where one lane takes and gives back, never too little.
+
+    rows  (n,) which tasks count; None: all
     """
-    order = np.argsort(plan.lane, kind="stable")
+    counted = np.arange(len(plan)) if rows is None else np.flatnonzero(rows)
+    order = counted[np.argsort(plan.lane[counted], kind="stable")]
     taken = np.maximum(plan.holds[order], 0.0)
     holds = np.where(plan.queue[order] >= 0, taken, plan.holds[order])
     after = np.cumsum(holds)
@@ -82,6 +128,24 @@ def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
     return places
 
 
+# ---------------------------------------------------------------- what crosses
+
+
+class Copies(NamedTuple):
+    """The ranks whose tasks a plan has, which are places of several copies.
+
+    ranks      (n_copies, n_places) the rank that each place of each copy is
+    instances  of each of the plan's groups, the groups of ranks that it stands for
+    """
+
+    ranks: Ints
+    instances: Sequence[Sequence[tuple[int, ...]]]
+
+
+def _itself(plan: Plan) -> Copies:
+    return Copies(np.arange(plan.n_ranks)[None, :], [[group] for group in plan.groups])
+
+
 def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
     """Return the interface (of a device, a machine, or all of them together) that needs the longest for its bytes.
 
@@ -92,43 +156,67 @@ def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut
     2 (k - 1) m into all together. What is pushed to servers may be added up inside machines, not on the way between
     them. What a token bucket lets through at once (docs/models/tcp.md) takes no time. No messages are faster.
     """
-    return narrowest(plan, interfaces(cluster), nodes_of(plan, cluster, nodes), np.arange(len(plan)))
+    every = np.ones(len(plan))
+    return _narrowest(plan, _itself(plan), interfaces(cluster), nodes_of(plan, cluster, nodes), every, None, None)
 
 
-def narrowest(
-    plan: Plan, levels: Sequence[Interfaces], nodes: Ints, rows: Ints, begun: Ints | None = None
+def _narrowest(
+    plan: Plan,
+    copies: Copies,
+    levels: Sequence[Interfaces],
+    nodes: Ints,
+    times: Floats,
+    begun: Ints | None,
+    inside: Bools | None,
 ) -> Cut:
-    """Return the cut of some rows of a plan whose rank r is at ``nodes[r]``; of collectives one row is enough.
+    """Return the cut of rows of a plan whose rank r is at ``nodes[r]``.
 
-    begun  rows of collectives that only one member has not entered before: what it brings has to be told to all
+    times   (n,) how often each row counts
+    begun   rows of collectives that only one member has not entered before: what it brings has to be told to all
+    inside  (n_ranks,) ranks whose bytes count, None: all; of collectives with others what those ranks give counts
     """
     best = Cut(0.0, "none", 0.0, 0.0)
     for level in levels:
-        best = max(best, _narrowest(plan, level, level.place[nodes], rows, begun), key=lambda each: each.seconds)
+        found = _slowest_place(plan, copies, level, level.place[nodes], times, begun, inside)
+        best = max(best, found, key=lambda each: each.seconds)
     return best
 
 
-def _narrowest(plan: Plan, level: Interfaces, place: Ints, rows: Ints, begun: Ints | None) -> Cut:
+def _slowest_place(
+    plan: Plan, copies: Copies, level: Interfaces, place: Ints, times: Floats, begun: Ints | None, inside: Bools | None
+) -> Cut:
     """Return the cut of the slowest place; rank r is in ``place[r]``."""
     n = len(level.out.rate)
     out, into = np.zeros(n), np.zeros(n)
-    sends = rows[plan.kind[rows] == SEND]
-    src, dst, nbytes = place[plan.rank[sends]], place[plan.peer[sends]], plan.nbytes[sends]
-    apart = src != dst
+    sends = np.flatnonzero((plan.kind == SEND) & (times > 0.0))
+    from_rank, to_rank = copies.ranks[:, plan.rank[sends]], copies.ranks[:, plan.peer[sends]]
+    counts = np.ones(from_rank.shape, dtype=np.bool_) if inside is None else inside[from_rank] & inside[to_rank]
+    src, dst = place[from_rank], place[to_rank]
+    nbytes = np.broadcast_to(plan.nbytes[sends] * times[sends], src.shape)
+    apart = (src != dst) & counts
     out += np.bincount(src[apart], weights=nbytes[apart], minlength=n)
     into += np.bincount(dst[apart], weights=nbytes[apart], minlength=n)
     together = float(nbytes[apart].sum())  # into all places
-    for _, least, total in _crossings(plan, level, place, rows):
-        out[least.place] += least.out * total
-        into[least.place] += least.into * total
-        together += least.together * total
-    for kind, least, total in _crossings(plan, level, place, begun) if begun is not None else ():
-        if kind in (ALL_REDUCE, PUSH_PULL):  # half of it makes the sum, half tells it to all
-            together += 0.5 * least.together * total
+    for kind, number, total in _totals(plan, times):
+        for group in copies.instances[number]:
+            members = np.array(group, dtype=np.int64)
+            crossing = _crossing(plan, level, kind, place[members], members)
+            if inside is None or inside[members].all():
+                out[crossing.place] += crossing.out * total
+                into[crossing.place] += crossing.into * total
+                together += crossing.together * total
+            elif kind == ALL_REDUCE:
+                own = np.isin(crossing.place, place[members[inside[members]]])
+                out[crossing.place[own]] += crossing.out[own] * total
+    for kind, number, total in () if begun is None else _totals(plan, np.isin(np.arange(len(plan)), begun).astype(np.float64)):
+        for group in copies.instances[number] if kind in (ALL_REDUCE, PUSH_PULL) else ():
+            members = np.array(group, dtype=np.int64)
+            if inside is None or inside[members].all():  # half of it makes the sum, half tells it to all
+                together += 0.5 * _crossing(plan, level, kind, place[members], members).together * total
     seconds = np.maximum.reduce([
         _seconds(out, *level.out), _seconds(into, *level.into), _seconds(out + into, *level.both),
     ])  # fmt: skip
-    used = np.unique(place)
+    used = np.unique(place if inside is None else place[inside])
     slowest = int(used[np.argmax(seconds[used])]) if len(used) else -1
     whole = float(_seconds(np.array(together), *map(np.array, level.together(used))))
     if slowest >= 0 and seconds[slowest] >= whole:
@@ -137,19 +225,421 @@ def _narrowest(plan: Plan, level: Interfaces, place: Ints, rows: Ints, begun: In
     return Cut(whole, f"all {len(used)} {level.what}s together", together, together)
 
 
-def _crossings(plan: Plan, level: Interfaces, place: Ints, rows: Ints) -> Iterator[tuple[int, Crossing, float]]:
-    """Yield the kind of collectives that are alike, what their buffers must cross, and the bytes of all of them."""
-    rows = rows[plan.kind[rows] >= ALL_REDUCE]
+def _totals(plan: Plan, times: Floats) -> list[tuple[int, int, float]]:
+    """Return the kind and group of collectives that are alike, and the bytes of all of them."""
+    rows = np.flatnonzero((plan.kind >= ALL_REDUCE) & (times > 0.0))
     rows = rows[np.unique(plan.key[rows], return_index=True)[1]]
     alike, which = np.unique(np.stack([plan.kind[rows], plan.peer[rows]]), axis=1, return_inverse=True)
-    totals = np.bincount(which.reshape(-1), weights=plan.nbytes[rows], minlength=alike.shape[1])
-    for kind, number, total in zip(*alike.tolist(), totals.tolist(), strict=True):
-        group = np.array(plan.groups[number], dtype=np.int64)
-        is_server, inside = np.isin(group, plan.servers), level.what != "machine"
-        yield kind, least_crossing(KINDS[kind], place[group], is_server, added_up=inside), total
+    totals = np.bincount(which.reshape(-1), weights=plan.nbytes[rows] * times[rows], minlength=alike.shape[1])
+    return [(kind, number, total) for (kind, number), total in zip(alike.T.tolist(), totals.tolist(), strict=True)]
+
+
+def _crossing(plan: Plan, level: Interfaces, kind: int, place: Ints, members: Ints) -> Crossing:
+    return least_crossing(KINDS[kind], place, np.isin(members, plan.servers), added_up=level.what != "machine")
 
 
 def _seconds(nbytes: Floats, rate: Floats, burst: Floats) -> Floats:
     """Return how long channels need for some bytes, at least; 0 where there are none."""
     left = np.where(rate > 0.0, np.maximum(nbytes - burst, 0.0), 0.0)
     return left / np.where(rate > 0.0, rate, 1.0)
+
+
+@functools.lru_cache(maxsize=8)
+def _levels(cluster: Cluster) -> tuple[Interfaces, Interfaces]:
+    return interfaces(cluster)
+
+
+@dataclass(frozen=True, eq=False)
+class Carriers:
+    """What carries the bytes of a program as it says: the cluster, and the node of every rank, (n_ranks,).
+
+    rerouted  messages may take other routes than the cluster's, because links fail
+    """
+
+    cluster: Cluster
+    nodes: Ints
+    rerouted: bool = False
+
+    @property
+    def levels(self) -> tuple[Interfaces, Interfaces]:
+        """The interfaces of devices and of machines."""
+        return _levels(self.cluster)
+
+    def messages(self, source: Ints, target: Ints) -> Floats:
+        """Return the s per byte of messages between ranks, at least: of the narrowest channel between, (n,)."""
+        a, b = self.nodes[source], self.nodes[target]
+        if not self.rerouted:
+            pairs, which = np.unique(a * self.cluster.n_nodes + b, return_inverse=True)
+            per_byte = _of_pairs(self.cluster, pairs.tobytes())
+            return np.take(per_byte, which.reshape(-1))
+        seconds = np.zeros(len(a))
+        for level in self.levels:
+            src, dst = level.place[a], level.place[b]
+            slower = np.minimum(known_rate(level.out, src), known_rate(level.into, dst))
+            seconds = np.maximum(seconds, np.where(src != dst, 1.0 / slower, 0.0))
+        return seconds
+
+    def members(self, kind: int, ranks: Ints, servers: Sequence[int]) -> list[tuple[Ints, Floats, Floats]]:
+        """Return, for devices and for machines, the place of each member of a collective, and the s per byte of the
+        buffer for what it gives to leave its place, and for what it gets to enter."""
+        share = 1.0 if kind in (ALL_REDUCE, PUSH_PULL) else 1.0 / len(ranks)
+        crossing = []
+        for level in self.levels:
+            place = level.place[self.nodes[ranks]]
+            part: float | Floats = share
+            label = place
+            if kind == PUSH_PULL:  # through servers, also to oneself
+                part = 1.0 - (level.place[self.nodes[list(servers)]][None, :] == place[:, None]).mean(axis=1)
+                label = np.full(len(place), -1, dtype=np.int64)
+            crossing.append((label, part / known_rate(level.out, place), part / known_rate(level.into, place)))
+        return crossing
+
+    def late_member(self, kind: int, ranks: tuple[int, ...]) -> float:
+        """Return the s per byte of the buffer that a collective goes on, at least, for some member after the last one
+        has entered it, whichever that is."""
+        return _after_last(self.cluster, kind, tuple(self.nodes[list(ranks)].tolist()))
+
+    def collective(self, kind: int, ranks: tuple[int, ...]) -> float:
+        """Return the s per byte of the buffer that a collective takes, at least, if all members enter it together."""
+        return _collective(self.cluster, KINDS[kind], tuple(self.nodes[list(ranks)].tolist()))
+
+
+@functools.lru_cache(maxsize=256)
+def _of_pairs(cluster: Cluster, pairs: bytes) -> Floats:
+    source, target = np.divmod(np.frombuffer(pairs, dtype=np.int64), cluster.n_nodes)
+    routes = cluster.split_routes(source, target)
+    seconds = np.zeros(len(source))
+    np.maximum.at(seconds, routes.of, _per_byte(cluster)[cluster.link_channel[routes.links]] * routes.share)
+    return seconds
+
+
+@functools.lru_cache(maxsize=4096)
+def _after_last(cluster: Cluster, kind: int, nodes: tuple[int, ...]) -> float:
+    n, at = len(nodes), np.array(nodes, dtype=np.int64)
+    late = np.zeros(n)
+    for level in _levels(cluster):
+        place = level.place[at]
+        places, which, count = np.unique(place, return_inverse=True, return_counts=True)
+        if len(places) == 1:
+            continue
+        which = which.reshape(-1)
+        none = np.zeros(1)
+        gives: Floats = {ALL_REDUCE: none + 1.0, ALL_GATHER: none + 1.0 / n, REDUCE_SCATTER: 1.0 - count[which] / n}.get(kind, none)
+        gets: Floats = {ALL_REDUCE: none + 1.0, ALL_GATHER: none + 1.0 / n, REDUCE_SCATTER: count / n}.get(kind, none)
+        enters = gets / known_rate(level.into, places)
+        others = np.where(np.arange(len(places)) == np.argmax(enters), np.delete(enters, np.argmax(enters)).max(),
+                          enters.max())[which]  # fmt: skip
+        late = np.maximum(late, np.maximum(gives / known_rate(level.out, place), others))
+    return float(late.min())
+
+
+#: of collectives among more, whose routes are too many to look at, nothing is said
+MOST_MEMBERS = 64
+
+
+@functools.lru_cache(maxsize=4096)
+def _collective(cluster: Cluster, kind: str, nodes: tuple[int, ...]) -> float:
+    """Whatever the algorithm, what leaves a member, or a machine, goes to others: through the channels that all routes
+    to them share."""
+    members = np.array(nodes, dtype=np.int64)
+    n = len(members)
+    if n > MOST_MEMBERS:
+        return 0.0
+    host = np.where(cluster.host_of[members] >= 0, cluster.host_of[members], len(cluster.host_names) + members)
+    slowest = 0.0
+    for place in (np.arange(n), np.unique(host, return_inverse=True)[1].reshape(-1)):
+        a, b = np.nonzero(place[:, None] != place[None, :])
+        if not len(a):
+            continue
+        crossing = least_crossing(kind, place, np.zeros(n, dtype=np.bool_))
+        routes = cluster.split_routes(members[a], members[b])
+        channel = cluster.link_channel[routes.links]
+        out, into = (_shared(cluster, place[each], routes.of, channel, routes.share) for each in (a, b))
+        rates = np.divide(1.0, into, out=np.full(len(into), np.inf), where=into > 0.0)
+        together = crossing.together / float(rates.sum())
+        slowest = max(slowest, float((crossing.out * out).max()), float((crossing.into * into).max()), together)
+    return slowest
+
+
+def _shared(cluster: Cluster, place: Ints, route: Ints, channel: Ints, share: Floats) -> Floats:
+    """Return the s per byte of the narrowest channel that all routes of each place share, (n_places,).
+
+    place    (n_routes,) of each route
+    channel  on the routes, of which each stands in `route`, and the `share` of a message's bytes that takes it
+    """
+    pairs, which, count = np.unique(place[route] * cluster.n_channels + channel, return_inverse=True,
+                                    return_counts=True)  # fmt: skip
+    smallest = np.ones(len(pairs))
+    np.minimum.at(smallest, which.reshape(-1), share)
+    smallest[count < np.bincount(place)[pairs // cluster.n_channels]] = 0.0  # not on all routes
+    slowest = np.zeros(int(place.max()) + 1)
+    np.maximum.at(slowest, pairs // cluster.n_channels, smallest * _per_byte(cluster)[pairs % cluster.n_channels])
+    return slowest
+
+
+@functools.lru_cache(maxsize=8)
+def _per_byte(cluster: Cluster) -> Floats:
+    """Return the s per byte of each channel, 0 where some bytes pass at once."""
+    seconds: Floats = 1.0 / cluster.channel_capacity
+    if cluster.details is not None:
+        free = np.bincount(cluster.link_channel, weights=cluster.details.burst, minlength=cluster.n_channels)
+        seconds = np.where(free > 0.0, 0.0, seconds)
+    return seconds
+
+
+# ---------------------------------------------------------------- steps
+
+
+class Bound(NamedTuple):
+    """The s that some steps take at least, by chains and by bytes; 0 where nothing is known."""
+
+    chains: float
+    crossing: float
+
+
+class _Step(NamedTuple):
+    """The tasks of one step of a template, numbered within it.
+
+    rows                of the template, (n,)
+    order               of events
+    first, members      CSR: the tasks of each event
+    offsets, following  CSR: the tasks of the step that come after each
+    before              (steps back, tasks, tasks of that earlier step that they come after)
+    last                tasks of ranks that are no servers, which no other one of the step comes after
+    """
+
+    rows: Ints
+    order: Ints
+    first: Ints
+    members: Ints
+    offsets: Ints
+    following: Ints
+    before: tuple[tuple[int, Ints, Ints], ...]
+    last: Ints
+
+
+class StepGraph:
+    """What comes after what in the steps of a template; step k beyond its last one is as that one."""
+
+    def __init__(self, template: Plan) -> None:
+        check_exchanges(template)
+        self.template, self._order = template, Order(template)
+        self._before, self._later = self._order.ends_after
+        self._rows = np.split(np.argsort(template.step, kind="stable"),
+                              np.cumsum(np.bincount(template.step, minlength=template.n_steps))[:-1])  # fmt: skip
+        self._place = np.empty(len(template), dtype=np.int64)
+        for rows in self._rows:
+            self._place[rows] = np.arange(len(rows))
+        self._steps: dict[int, _Step] = {}
+
+    def step(self, number: int) -> _Step:
+        """Return a step. Raises ConfigError where its tasks wait for each other in a circle."""
+        number = min(number, self.template.n_steps - 1)
+        if number not in self._steps:
+            self._steps[number] = self._new(number)
+        return self._steps[number]
+
+    def _new(self, number: int) -> _Step:
+        template, rows, place = self.template, self._rows[number], self._place
+        later = self._later[template.step[self._later] == number]
+        before = self._before[template.step[self._later] == number]
+        back = number - template.step[before]
+        if (back < 0).any():
+            raise ConfigError("plan: a task needs one of a later step")
+        earlier = tuple(
+            (steps, place[later[back == steps]], place[before[back == steps]])
+            for steps in np.unique(back[back > 0]).tolist()
+        )
+        first, second = place[before[back == 0]], place[later[back == 0]]
+        _, event = np.unique(self._order.event[rows], return_inverse=True)
+        event = event.reshape(-1).astype(np.int64)
+        n = int(event.max(initial=-1)) + 1
+        order, missing = np.empty(n, dtype=np.int64), np.bincount(event[second], minlength=n)
+        by_event, by_task = np.argsort(event, kind="stable"), np.argsort(first, kind="stable")
+        firsts = np.concatenate([[0], np.cumsum(np.bincount(event, minlength=n))])
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=len(rows)))])
+        following = second[by_task]
+        if order_events(event, firsts, by_event, offsets, following, missing, order) < n:
+            _ = self._order.events  # raises, naming the tasks
+        works = ~np.isin(template.rank[rows], template.servers)
+        followed = np.zeros(len(rows), dtype=np.bool_)
+        followed[first[works[first] & works[second]]] = True
+        return _Step(rows, order, firsts, by_event, offsets, following, earlier, np.flatnonzero(works & ~followed))
+
+    def chains(
+        self, begin: int, end: int, work: Floats, crossing: tuple[Ints, Floats, Floats], ends: Bools
+    ) -> tuple[Floats, list[tuple[Floats, Floats]]]:
+        """Return the s of the longest chain that ends with one of `ends` in the steps `begin` to `end` - 1: from the
+        end of each task of the step before, and from the start and the end of each task of these steps; -inf where
+        there is none.
+
+        work, crossing, ends  see :func:`ddlsim.network.chains.longest`, of all rows of the template
+        """
+        found: list[tuple[Floats, Floats]] = []
+        waiting: dict[int, Floats] = {}
+        for number in range(end - 1, begin - 1, -1):
+            step = self.step(number)
+            start, after = np.empty(len(step.rows)), waiting.pop(number, np.full(len(step.rows), NEVER))
+            places = (np.ascontiguousarray(each[:, step.rows]) for each in crossing)
+            graph = step.order, step.first, step.members, step.offsets, step.following
+            longest(*graph, work[step.rows], ends[step.rows], *places, after, start)
+            found.append((start, after))
+            for back, tasks, earlier in step.before:
+                n = len(self.step(number - back).rows)
+                np.maximum.at(waiting.setdefault(number - back, np.full(n, NEVER)), earlier, start[tasks])
+        before = np.zeros(0) if begin == 0 else np.full(len(self.step(begin - 1).rows), NEVER)
+        return waiting.get(begin - 1, before), found[::-1]
+
+    def later_than(self, begin: int, tasks: Ints, end: int) -> list[Bools]:
+        """Return which tasks of each of the steps `begin` to `end` - 1 come after some tasks of the first one."""
+        reached: list[Bools] = []
+        for number in range(begin, end):
+            step = self.step(number)
+            mark = np.zeros(len(step.rows), dtype=np.bool_)
+            if number == begin:
+                mark[tasks] = True
+            for back, own, earlier in step.before:
+                if number - back >= begin:
+                    mark[own[reached[number - back - begin][earlier]]] = True
+            reach(step.order, step.first, step.members, step.offsets, step.following, mark)
+            reached.append(mark)
+        reached[0][tasks] = False
+        return reached
+
+    @functools.cached_property
+    def sends(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Rows of messages; the (sender, receiver) that differ, and which of them each message is of."""
+        plan = self.template
+        rows = plan.rows(SEND)
+        pairs, which = np.unique(plan.rank[rows] * plan.n_ranks + plan.peer[rows], return_inverse=True)
+        return rows, *np.divmod(pairs, plan.n_ranks), which.reshape(-1)
+
+    @functools.cached_property
+    def collectives(self) -> tuple[Ints, list[tuple[int, int]], Ints]:
+        """Rows of collectives between all members; the (kind, group) that differ, and which of them each row is of."""
+        plan = self.template
+        rows = plan.rows(*TO_ALL)
+        code, which = np.unique(plan.kind[rows] * len(plan.groups) + plan.peer[rows], return_inverse=True)
+        return rows, [divmod(each, len(plan.groups)) for each in code.tolist()], which.reshape(-1)
+
+
+#: collectives that bring something from every member to every other one
+TO_ALL = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, PUSH_PULL)
+
+
+def of_steps(
+    program: StepProgram, begin: int, end: int, carriers: Carriers | None = None, seconds: Floats | None = None
+) -> Bound:
+    """Return the s that the steps `begin` to `end` - 1 of a program take at least; see the module.
+
+    carriers  None: messages and collectives may take no time
+    seconds   (n,) of the work of each task of the program's template, where it is not what that says (jitter)
+
+    Raises ConfigError for a program that can never end.
+    """
+    graph, copies = program.graph, program.copies
+    work, crossing = _durations(program, copies, carriers, seconds)
+    before, chains = graph.chains(begin, end, work, crossing, program.template.kind == UPDATE)
+    if begin == 0:
+        return Bound(max(0.0, *(float(start.max(initial=0.0)) for start, _ in chains)), 0.0)
+    last = graph.step(begin - 1).last
+    if not len(last):
+        return Bound(0.0, 0.0)
+    longest_chain = max(float(before[last].min()), 0.0)
+    if carriers is None or copies.ranks.shape[0] > 1 < copies.ranks.shape[1]:
+        return Bound(longest_chain, 0.0)
+    needed = [after > NEVER for _, after in chains]
+    return Bound(longest_chain, _bytes(program, copies, begin, end, carriers, work, crossing, needed))
+
+
+def _durations(
+    program: StepProgram, copies: Copies, carriers: Carriers | None, seconds: Floats | None
+) -> tuple[Floats, tuple[Ints, Floats, Floats]]:
+    """Return the s that tasks take at least, (n,), and how collectives of several tasks cross interfaces, as
+    :func:`ddlsim.network.chains.longest` takes it."""
+    plan, ranks = program.template, copies.ranks
+    work = (plan.seconds if seconds is None else seconds).copy()
+    none = np.zeros((0, len(plan)))
+    if carriers is None:
+        return work, (none.astype(np.int64), none, none)
+    sends, source, target, which = program.graph.sends
+    if len(sends):
+        of_copies = carriers.messages(ranks[:, source].ravel(), ranks[:, target].ravel())
+        per_byte = of_copies.reshape(len(ranks), -1).min(axis=0)
+        work[sends] = np.maximum(work[sends], plan.nbytes[sends] * per_byte[which])
+    rows, alike, which = program.graph.collectives
+    if len(ranks) > 1:
+        per_byte = np.zeros(len(alike))
+        lockstep = ranks.shape[1] > 1 and not plan.delays
+        takes = carriers.collective if lockstep else carriers.late_member
+        for i, (kind, group) in enumerate(alike):
+            if len(plan.groups[group]) == 1:
+                per_byte[i] = min(takes(kind, ranks_of) for ranks_of in copies.instances[group])
+        work[rows] += plan.nbytes[rows] * per_byte[which]
+        return work, (none.astype(np.int64), none, none)
+    place, out, into = np.full((2, len(plan)), -2), np.zeros((2, len(plan))), np.zeros((2, len(plan)))
+    for i, (kind, group) in enumerate(alike):
+        own, members = rows[which == i], np.array(copies.instances[group][0], dtype=np.int64)
+        at = np.searchsorted(np.sort(members), ranks[0, plan.rank[own]])
+        at = np.argsort(members)[at]
+        for level, crossing in enumerate(carriers.members(kind, members, plan.servers)):
+            place[level, own] = crossing[0][at]
+            out[level, own], into[level, own] = (plan.nbytes[own] * each[at] for each in crossing[1:])
+    return work, (place, out, into)
+
+
+def _bytes(
+    program: StepProgram, copies: Copies, begin: int, end: int, carriers: Carriers, work: Floats,
+    crossing: tuple[Ints, Floats, Floats], needed: Sequence[Bools],
+) -> float:  # fmt: skip
+    """Return the s for a chain to a collective that comes after all tasks that may end the step before, and the bytes
+    that come after it."""
+    plan, graph = program.template, program.graph
+    first = _first_joint(graph, copies, begin, end)
+    if first is None:
+        return 0.0
+    number, joint = first
+    step = graph.step(number)
+    ends = np.zeros(len(plan), dtype=np.bool_)
+    ends[step.rows[joint]] = True
+    work = np.where(ends, 0.0, work)
+    before, _ = graph.chains(begin, number + 1, work, crossing, ends)
+    until = float(before[graph.step(begin - 1).last].min())
+    if until == NEVER:
+        return 0.0
+    times = np.zeros(len(plan))
+    serves = np.isin(plan.rank, plan.servers)
+    members = np.array([len(set(group) - set(plan.servers)) for group in plan.groups])
+    for each, later in enumerate(graph.later_than(number, joint, end), number):
+        rows = graph.step(each).rows[later & needed[each - begin]]
+        workers = rows[(plan.kind[rows] >= ALL_REDUCE) & ~serves[rows]]
+        entering = np.bincount(plan.key[workers], minlength=len(plan))
+        # nobody has entered them before
+        times[workers[entering[plan.key[workers]] == members[plan.peer[workers]]]] += 1.0
+        times[rows[plan.kind[rows] == SEND]] += 1.0
+    begun = step.rows[joint]
+    groups = copies.instances[int(plan.peer[begun[0]])]
+    inside: list[Bools | None] = [None]
+    if len(copies.ranks) > 1 and len(groups) > 1:
+        inside = [np.isin(np.arange(len(carriers.nodes)), group) for group in groups]
+    nodes, levels = carriers.nodes, carriers.levels
+    return max(until, 0.0) + min(
+        _narrowest(plan, copies, levels, nodes, times, begun, ranks).seconds for ranks in inside
+    )
+
+
+def _first_joint(graph: StepGraph, copies: Copies, begin: int, end: int) -> tuple[int, Ints] | None:
+    """Return the first collective of several ranks in some steps: its step, and its tasks there."""
+    plan = graph.template
+    for number in range(begin, end):
+        step = graph.step(number)
+        size, row = np.diff(step.first)[step.order], step.rows[step.members[step.first[step.order]]]
+        if len(copies.ranks) > 1:
+            groups = np.array([len(each[0]) for each in copies.instances] or [0])
+            grouped = plan.kind[row] >= ALL_REDUCE
+            size = np.where(grouped, groups[np.where(grouped, plan.peer[row], 0)], size)
+        joint = np.flatnonzero(size > 1)
+        if len(joint):
+            event = int(step.order[joint[0]])
+            return number, step.members[step.first[event] : step.first[event + 1]]
+    return None

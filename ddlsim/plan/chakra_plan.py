@@ -12,8 +12,9 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import write_text
 from ddlsim.plan.chakra_file import COLLECTIVES, NODE_TYPES, Attribute, TraceNode, write_nodes
-from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COLUMNS, GATHER, KINDS, PUSH_PULL, RECEIVE, SEND, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COLUMNS, GATHER, KINDS, RECEIVE, SEND, Lane, Part, Plan
 from ddlsim.plan.queues import FusedQueue, UrgentQueue
+from ddlsim.plan.servers import as_messages
 from ddlsim.plan.text import what
 
 _PLAN, _LANES = "ddlsim.plan", "ddlsim.lanes"
@@ -29,15 +30,15 @@ def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
           are not of all ranks ``step.groups.json`` for its ``--comm-group-configuration``
 
     Times are whole microseconds there; attributes ``ddlsim.*`` have them as they are, and all else that
-    :func:`ddlsim.plan.read_chakra` needs for the same plan. Raises ConfigError for what no trace can say: parameter
-    servers, needs between ranks without a message, queues of one's own.
+    :func:`ddlsim.plan.read_chakra` needs for the same plan. Push-pulls become messages to servers
+    and back. Raises ConfigError for what no trace can say: needs between ranks without a message, custom queues.
     """
-    stem = Path(str(path).removesuffix(".et"))
+    stem, plan = Path(str(path).removesuffix(".et")), as_messages(plan)
     _check(plan)
     common = json.dumps({
         "groups": plan.groups, "parts": plan.parts, "names": plan.names, "n_layers": plan.n_layers,
         "n_ranks": plan.n_ranks, "queues": [_told(queue) for queue in plan.queues], "delays": plan.delays,
-        "tensor": plan.tensor,
+        "tensor": plan.tensor, "servers": plan.servers, "notes": plan.notes,
     })  # fmt: skip
     files = []
     for rank in range(plan.n_ranks):
@@ -53,8 +54,6 @@ def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
 
 
 def _check(plan: Plan) -> None:
-    for row in plan.rows(PUSH_PULL)[:1].tolist():
-        raise ConfigError(f"to_chakra: {plan.task(row)}: Chakra has no parameter servers; export an all-reduce")
     needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
         raise ConfigError(
@@ -151,6 +150,7 @@ def _plan(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNo
         parts=tuple(Part(float(size), *map(int, layers)) for size, *layers in common["parts"]),
         names=tuple(str(name) for name in common["names"]), n_layers=int(common["n_layers"]),
         delays=tuple(map(int, common["delays"])), tensor=int(common["tensor"]),
+        servers=tuple(map(int, common["servers"])), notes=tuple(map(str, common["notes"])),
         need_offsets=np.cumsum([0, *map(len, needs)]),
         needs=np.array([need for one in needs for need in one], dtype=np.int64), **columns,
     )  # fmt: skip

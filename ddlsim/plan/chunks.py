@@ -63,7 +63,7 @@ def crossing_nbytes(workload: Workload) -> Floats:
     return _crossing(workload).copy()
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=256)
 def _crossing(workload: Workload) -> Floats:
     model, sizes = workload.model, np.zeros(len(workload.model.layers) + 1)
     for made, used in _tensors(model):
@@ -83,6 +83,7 @@ def between_blocks(model: Model) -> list[int]:
     return np.flatnonzero(np.cumsum(count)[:-1] == 1)[1:].tolist() if len(model.layers) > 1 else []
 
 
+@functools.lru_cache(maxsize=256)
 def _tensors(model: Model) -> list[tuple[int, int]]:
     """Return (layer that makes it, last layer that uses it) of every tensor; -1 makes the model's input.
 
@@ -220,15 +221,14 @@ def _fewest_bytes(seconds: Sequence[Floats], crossing: Floats, slowest: float) -
     limit = slowest * (1.0 + 1e-12)
     cost = np.where(np.arange(places) == 0, 0.0, np.inf)
     chosen = np.zeros((n_chunks + 1, places), dtype=np.int64)
-    entering = np.append(np.where(np.arange(places - 1) == 0, 0.0, crossing), 0.0)
+    entering, here = np.append(np.where(np.arange(places - 1) == 0, 0.0, crossing), 0.0), np.arange(places)
     for n, until in enumerate(seconds, 1):
-        earliest = np.searchsorted(until, until - limit)  # where a chunk that ends here can begin
-        total, cost = cost + entering, np.full(places, np.inf)
-        for end in range(n, places):
-            begin = int(earliest[end])
-            if begin < end:
-                at = begin + int(np.argmin(total[begin:end]))
-                chosen[n, end], cost[end] = at, total[at]
+        if n == 1 or until is not seconds[n - 2]:
+            earliest = np.searchsorted(until, until - limit)  # where a chunk that ends here can begin
+            excluded = (here < earliest[:, None]) | (here >= here[:, None])
+        total = np.where(excluded, np.inf, cost + entering)
+        chosen[n] = np.argmin(total, axis=1)
+        cost = total[here, chosen[n]]
     cuts, end = [], places - 1
     for n in range(n_chunks, 1, -1):
         end = int(chosen[n, end])

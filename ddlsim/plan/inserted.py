@@ -4,7 +4,8 @@ for the samples of a micro-batch."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -150,3 +151,45 @@ def inserted(
     order = np.argsort(after, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(after, minlength=len(changed["lane"])))])
     return dataclasses.replace(plan, names=(*plan.names, *names), need_offsets=offsets, needs=first[order], **changed)
+
+
+class Task(NamedTuple):
+    """A task in place of another one: the columns that differ from those of that one, and the places of tasks beside it
+    that it needs; without these it needs what that one needed."""
+
+    columns: Mapping[str, float]
+    after: Sequence[int] = ()
+
+
+def expanded(plan: Plan, tasks: Mapping[int, Sequence[Task]], **fields: Any) -> Plan:
+    """Return a plan with several tasks in the place of some rows, and other `fields` (lanes, groups, ...).
+
+    What needed such a row needs those of its tasks that no other one of them needs. Keys can be any numbers.
+    """
+    counts = np.ones(len(plan), dtype=np.int64)
+    counts[list(tasks)] = [len(each) for each in tasks.values()]
+    begin = np.cumsum(counts) - counts
+    source = np.repeat(np.arange(len(plan)), counts)
+    column: dict[str, Any] = {name: getattr(plan, name)[source] for name in COLUMNS}
+    firsts, ends, pairs = dict[int, list[int]](), dict[int, list[int]](), list[tuple[int, int]]()
+    for old, each in tasks.items():
+        at = int(begin[old])
+        for place, task in enumerate(each, at):
+            for name, value in task.columns.items():
+                column[name][place] = value
+            pairs += [(place, at + need) for need in task.after]
+        firsts[old] = [place for place, task in enumerate(each, at) if not task.after]
+        needed = {need for task in each for need in task.after}
+        ends[old] = [at + place for place in range(len(each)) if place not in needed]
+    row, need = _pairs(plan)
+    plain = ~np.isin(row, list(tasks)) & ~np.isin(need, list(tasks))
+    for a, b in zip(row[~plain].tolist(), need[~plain].tolist(), strict=True):
+        pairs += [(i, j) for i in firsts.get(a, [int(begin[a])]) for j in ends.get(b, [int(begin[b])])]
+    more = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    after = np.concatenate([begin[row[plain]], more[0]])
+    before = np.concatenate([begin[need[plain]], more[1]])
+    order = np.argsort(after, kind="stable")
+    keys = np.unique(column["key"][column["key"] >= 0])
+    column["key"] = np.where(column["key"] >= 0, np.searchsorted(keys, column["key"]), -1)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(after, minlength=len(source)))])
+    return dataclasses.replace(plan, need_offsets=offsets, needs=before[order], **column, **fields)

@@ -7,20 +7,22 @@ from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.inserted import DECODE, ENCODE
-from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, UPDATE, Every, Part, Plan
+from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, UPDATE, Chosen, Every, Part, Plan
 from ddlsim.plan.program import N_STEPS, Row, StepProgram, step_of, template_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import activation_nbytes
 
 #: names of tasks: what ranks bring to an average is there, and has been averaged
 BRING, MERGE = "bring", "merge"
+#: steps between bringing something to an average and going on with it: they are written down one by one
+MOST_DELAY = 100_000
 
 
 @dataclass(frozen=True)
 class Average:
     """An all-reduce of what ranks bring in some steps, and that they go on with `delay` steps later.
 
-    steps     in which they bring something
+    steps     in which they bring something; steps that are chosen have no delay
     delay     0: they wait for it in the same step
     first     the first step in which they go on with an average; None: `delay` after the first in which they bring
               something. If it is earlier, there is nothing to wait for
@@ -30,7 +32,7 @@ class Average:
     groups    ranks that average together; None: all
     """
 
-    steps: Every
+    steps: Every | Chosen
     delay: int = 0
     first: int | None = None
     at_begin: bool = False
@@ -39,15 +41,18 @@ class Average:
     groups: Sequence[Sequence[int]] | None = None
 
     @property
-    def arrivals(self) -> Every:
+    def arrivals(self) -> Every | Chosen:
         """The steps in which an average is waited for."""
         steps, late = self.steps, self.delay
+        if isinstance(steps, Chosen):
+            return steps
         return steps._replace(offset=steps.offset + late, begin=steps.begin + late, end=steps.end + late)
 
     @property
-    def merges(self) -> Every:
+    def merges(self) -> Every | Chosen:
         """The steps in which ranks go on with an average."""
-        return self.arrivals if self.first is None else self.arrivals._replace(begin=self.first)
+        arrivals = self.arrivals
+        return arrivals if self.first is None or isinstance(arrivals, Chosen) else arrivals._replace(begin=self.first)
 
 
 def local_steps(
@@ -64,6 +69,8 @@ def local_steps(
     """
     if not workloads:
         raise ConfigError("local_steps: workloads is empty; give one for each rank")
+    if (longest := max((each.delay for each in averages), default=0)) > MOST_DELAY:
+        raise ConfigError(f"local steps: averages arrive {longest:,} steps late; use at most {MOST_DELAY:,}")
     n = len(workloads)
     return StepProgram.replicated(
         workloads,
@@ -76,12 +83,12 @@ def local_steps(
 def _template(workload: Workload, averages: Sequence[Average], accumulation: int, *, codes: bool) -> Plan:
     n_layers = len(workload.forward)
     stored = activation_nbytes(workload.model, workload.precision) * workload.batch_size
-    cycles: list[Every] = []
+    cycles: list[Every | Chosen] = []
     rows: list[Row] = []
     joined: dict[int, int] = {}  # row of each average's collective
     names = (ENCODE, DECODE, BRING, MERGE)
 
-    def number(every: Every) -> int:
+    def number(every: Every | Chosen) -> int:
         if every not in cycles:
             cycles.append(every)
         return cycles.index(every) + 1

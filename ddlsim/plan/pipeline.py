@@ -73,15 +73,15 @@ def pipeline(
                 )
         template = asynchronous_template(chunks, mesh, micro_batches, order, recompute=recompute, buckets=buckets)
         batches = (mesh.data, 1, micro_batches * mesh.data)
-        return _in_replicas(template, mesh, batches)
+        return in_replicas(template, mesh, batches)
     table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     if p2p == "in turns" and (order != "1f1b" or len(chunks) > mesh.pipeline):
         raise ConfigError("pipeline: p2p = 'in turns': goes with order '1f1b' and one chunk per stage; use 'exchange'")
     template = flushed_template(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, p2p=p2p)
-    return _in_replicas(template, mesh, (1, micro_batches, 0))
+    return in_replicas(template, mesh, (1, micro_batches, 0))
 
 
-def _in_replicas(template: Plan, mesh: Mesh, batches: tuple[int, int, int]) -> StepProgram:
+def in_replicas(template: Plan, mesh: Mesh, batches: tuple[int, int, int]) -> StepProgram:
     """Return the program of the replicas of a pipeline. A group of one stage is its replicas; one of several stages is
     there once in each replica."""
     ranks = mesh.ranks[:, :, 0]

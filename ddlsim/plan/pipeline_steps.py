@@ -87,7 +87,7 @@ class Template:
     """
 
     def __init__(self, chunks: Sequence[Chunk], order: PassOrder, buckets: Buckets, replicas: int, *,
-                 recompute: bool, sharded: bool) -> None:  # fmt: skip
+                 recompute: bool, sharded: bool, tie: Tie | None) -> None:  # fmt: skip
         self.chunks, self.order, self.replicas = chunks, order, replicas
         self.recompute, self.sharded = recompute, sharded and replicas > 1
         self.n_layers = chunks[-1].end
@@ -97,7 +97,7 @@ class Template:
         self.groups: list[tuple[int, ...]] = []
         self.parts: list[Part] = []
         self.n_alone = self.n_shared = 0
-        self.tie = tie_of(chunks)
+        self.tie = tie
         works = [self._alone(chunk) for chunk in chunks]
         self.buckets = [buckets(work) if len(work.tensor_layer) else () for work in works]
         self.ranges = [parts_of(*each) if each[1] else () for each in zip(works, self.buckets, strict=True)]
@@ -266,7 +266,9 @@ def flushed_template(
 ) -> Plan:
     """Return the template of steps in which all micro-batches go forward and back before the update; see
     :func:`ddlsim.plan.pipeline.pipeline`."""
-    blocks = _Blocks(chunks, order, buckets, replicas, recompute=recompute, sharded=sharded)
+    blocks = Blocks(
+        chunks, order, buckets, replicas, recompute=recompute, sharded=sharded, tie=tie_of(chunks)
+    )
     first, later = blocks.steps(p2p)
     return blocks.template([first, *[later] * (N_STEPS - 1)])
 
@@ -291,7 +293,9 @@ class _Passes(NamedTuple):
     micro: Ints
 
 
-class _Blocks(Template):
+class Blocks(Template):
+    """The rows of steps that are flushed."""
+
     def steps(self, p2p: str) -> tuple[Step, Step]:
         """Return the first step and a further one."""
         blocks, passes = self._different()
@@ -336,26 +340,23 @@ class _Blocks(Template):
 
     def _different(self) -> tuple[list[_Block], _Passes]:
         """Make the rows of all passes that differ; return them, and which of them each pass is."""
-        blocks: dict[tuple[int, str, int, bool, bool], int] = {}
-        made: list[_Block] = []
-        of_pass: list[int] = []
-        apart = self.apart
-        for stage, passes in enumerate(self.order):
-            last = {each.chunk: at for at, each in enumerate(passes)
-                    if each.kind == "W" or (each.kind == "B" and (each.chunk, each.micro) not in apart)}  # fmt: skip
-            for at, each in enumerate(passes):
-                kind, chunk, micro = each
-                key = stage, kind, chunk, bool(apart) and (chunk, micro) in apart, last[chunk] == at
-                if key not in blocks:
-                    blocks[key] = len(made)
-                    made.append(self._block(stage, each, key[-1]))
-                of_pass.append(blocks[key])
-        stages = np.repeat(np.arange(len(self.order)), [len(passes) for passes in self.order])
         every = [each for passes in self.order for each in passes]
-        kinds = np.array(["FBW".index(each.kind) for each in every], dtype=np.int64)
-        chunks = np.array([each.chunk for each in every], dtype=np.int64)
-        micros = np.array([each.micro for each in every], dtype=np.int64)
-        return made, _Passes(stages, np.array(of_pass, dtype=np.int64), kinds, chunks, micros)
+        stage = np.repeat(np.arange(len(self.order)), [len(passes) for passes in self.order])
+        names, *numbers = zip(*every, strict=True)
+        kind = np.array(list(map("FBW".index, names)), dtype=np.int64)
+        chunk, micro = (np.array(each, dtype=np.int64) for each in numbers)
+        split = chunk * (int(micro.max()) + 1) + micro
+        apart = np.isin(split, split[kind == 2])
+        ends = np.flatnonzero((kind == 2) | ((kind == 1) & ~apart))
+        at = np.full(len(self.chunks), -1)
+        np.maximum.at(at, chunk[ends], ends)
+        last = np.zeros(len(every), dtype=np.bool_)
+        last[at[at >= 0]] = True
+        code = (((stage * 3 + kind) * len(self.chunks) + chunk) * 2 + apart) * 2 + last
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        turn = np.argsort(first)
+        made = [self._block(int(stage[i]), every[i], bool(last[i])) for i in first[turn].tolist()]
+        return made, _Passes(stage, np.argsort(turn)[which.reshape(-1)], kind, chunk, micro)
 
     def _block(self, stage: int, each: Pass, last: bool) -> _Block:
         begin = len(self.rows)

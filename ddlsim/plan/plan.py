@@ -9,13 +9,15 @@ send ends when it has been delivered, and so does the receive, unless that start
 
 from __future__ import annotations
 
+import bisect
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +94,55 @@ class Every(NamedTuple):
         inside = self.begin <= step <= self.end and (step - self.offset) % self.period == 0
         return inside and not (self.unless and step % self.unless == 0)
 
+    def count(self, step: int) -> int:
+        """Return in how many of the steps 1, 2, ..., `step` the task takes place."""
+        last = int(min(step, self.end))
+        n = _n_congruent(self.begin, last, self.offset, self.period)
+        if not self.unless:
+            return n
+        both = math.lcm(self.period, self.unless)
+        left_out = [each for each in range(0, both, self.unless) if (each - self.offset) % self.period == 0]
+        return n - sum(_n_congruent(self.begin, last, each, both) for each in left_out)
+
+    def nth(self, number: int) -> int:
+        """Return the step in which the task takes place for the `number`-th time, from 1."""
+        return bisect.bisect_left(range(1 << 62), number, key=self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Steps in which a task takes place, in order, that somebody chooses while the steps before them are executed.
+
+    period  the most steps from one to the next that ranks are sure not to get too far apart in
+    by      what the choice depends on
+    """
+
+    steps: list[int]
+    period: int
+    by: str
+
+    @property
+    def first(self) -> Every:
+        """The steps if the first period is never changed."""
+        return Every(self.steps[0])
+
+    def includes(self, step: int) -> bool:
+        """Return whether the task takes place in a step."""
+        return self.count(step) > self.count(step - 1)
+
+    def count(self, step: int) -> int:
+        """Return in how many of the steps up to `step` the task takes place."""
+        return bisect.bisect_right(self.steps, step)
+
+    def nth(self, number: int) -> int:
+        """Return the step in which the task takes place for the `number`-th time, from 1."""
+        return self.steps[number - 1]
+
+
+def _n_congruent(first: int, last: int, rest: int, modulus: int) -> int:
+    """Return how many of the numbers `first`, ..., `last` are `rest` modulo `modulus`."""
+    return max(0, (last - rest) // modulus - (first - 1 - rest) // modulus)
+
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Plan:
@@ -114,6 +165,7 @@ class Plan:
                   (): steps begin with the updated weights, and end with all micro-batches
     tensor        ranks that share every layer: rank r computes part r mod tensor of each layer that it has, and what
                   must hold for a model holds for each of these parts
+    notes         what the plan leaves open, such as what is decided in a run, in one line each
 
     lane          the lane that does the task; rows of one lane are in its order
     kind          place in :data:`KINDS`. Passes are forward and backward ones, and of the latter those that make the
@@ -149,8 +201,9 @@ class Plan:
     n_layers: int
     servers: tuple[int, ...] = ()
     delays: tuple[int, ...] = ()
-    cycles: tuple[Every, ...] = ()
+    cycles: tuple[Every | Chosen, ...] = ()
     tensor: int = 1
+    notes: tuple[str, ...] = ()
     lane: Ints
     kind: Ints
     name: Ints
@@ -213,6 +266,12 @@ class Plan:
             raise ConfigError(f"plan: tensor = {self.tensor}: must divide the {self.n_ranks} ranks")
         if self.delays and (len(self.delays) != self.n_layers or min(self.delays) < 0):
             raise ConfigError(f"plan: delays = {self.delays}: must be a number of at least 0 for each of the layers")
+
+    def with_columns(self, **columns: npt.NDArray[Any]) -> Plan:
+        """Return the plan with other columns of the same shape, which are not checked."""
+        plan = copy.copy(self)
+        vars(plan).update(columns)
+        return plan
 
     def __len__(self) -> int:
         return len(self.lane)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,8 +15,9 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
 from ddlsim.network.executor import TaskColumns
+from ddlsim.plan.bounds import Bound, Carriers, Copies, StepGraph, of_steps, peak_memory
 from ddlsim.plan.execute import columns, key_sizes
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Every, Floats, Ints, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, Chosen, Every, Floats, Ints, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.workload.compute import Workload
 
@@ -104,11 +106,15 @@ class StepProgram:
         groups = templates[0].groups
         if len(groups) == len(self.templates[0].groups):
             return dataclasses.replace(self, templates=templates)
-        return dataclasses.replace(
-            self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :]
-        )
+        return dataclasses.replace(self, templates=templates, groups=groups, group_of=np.arange(len(groups))[None, :])
 
     # ------------------------------------------------------------ what follows
+
+    @property
+    def cycle(self) -> int:
+        """Steps after which the tasks repeat."""
+        first = (each.first if isinstance(each, Chosen) else each for each in self.template.cycles)
+        return math.lcm(*(n for every in first for n in (every.period, every.unless) if n))
 
     @property
     def template(self) -> Plan:
@@ -153,7 +159,12 @@ class StepProgram:
 
         Raises ConfigError for fewer than one step.
         """
-        return _taking_place(self.unroll_all(steps))
+        plan = self.unroll_all(steps)
+        for chosen in (each for each in plan.cycles if isinstance(each, Chosen)):
+            note = f"all periods are {chosen.steps[0]} steps here; the run sets later ones by {chosen.by}"
+            cycles = tuple(each.first if each is chosen else each for each in plan.cycles)
+            plan = dataclasses.replace(plan, cycles=cycles, notes=(*plan.notes, note))
+        return _taking_place(plan)
 
     def unroll_all(self, steps: int) -> Plan:
         """Return the plan of the first `steps` steps with all tasks, also those that do not take place in a step."""
@@ -191,9 +202,7 @@ class StepProgram:
             "batch": batch,
         }
         counts = np.diff(template.need_offsets)[source]
-        at = np.arange(counts.sum()) + np.repeat(
-            template.need_offsets[source] - (np.cumsum(counts) - counts), counts
-        )
+        at = np.arange(counts.sum()) + np.repeat(template.need_offsets[source] - (np.cumsum(counts) - counts), counts)
         need = template.needs[at]
         back = template.step[source].repeat(counts) - template.step[need]
         needed = step.repeat(counts) - back
@@ -212,10 +221,59 @@ class StepProgram:
             delays=template.delays,
             cycles=template.cycles,
             tensor=template.tensor,
+            notes=template.notes,
             need_offsets=np.concatenate([[0], np.cumsum(counts)]),
             needs=begins[needed] + copy.repeat(counts) * widths[needed] + need - begin_of,
             **column,
         )
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of ranks."""
+        return int(self.ranks.max()) + 1
+
+    def with_columns(self, **columns: npt.NDArray[Any]) -> StepProgram:
+        """Return the program with other columns of its only template, of which none may change what comes after what:
+        seconds, bytes and kinds of work."""
+        program = dataclasses.replace(self, templates=(self.template.with_columns(**columns),))
+        vars(program)["graph"] = self.graph
+        return program
+
+    def peak_memory(self) -> Floats:
+        """Return the bytes that the tasks of each rank hold at most in a step, (n_ranks,)."""
+        first = self.template.step == 0
+        held = np.stack([peak_memory(template, first) for template in self.templates])
+        peak = np.zeros(self.n_ranks)
+        peak[self.ranks] = held[self.template_of, np.arange(self.ranks.shape[1])]
+        return peak
+
+    def written_out(self, steps: int) -> StepProgram:
+        """Return the program in which every rank has its own tasks, of the first `steps` steps."""
+        is_written = len(self.ranks) == 1 and not self.template.cycles and self.template.n_steps == steps
+        return self if is_written else StepProgram.of(self.unroll(steps))
+
+    # ------------------------------------------------------------ bounds
+
+    @cached_property
+    def graph(self) -> StepGraph:
+        """What comes after what in the steps of a template."""
+        return StepGraph(self.template)
+
+    @cached_property
+    def copies(self) -> Copies:
+        """The ranks and groups that those of a template stand for."""
+        instances = [[self.groups[i] for i in np.unique(each).tolist()] for each in self.group_of.T]
+        return Copies(self.ranks, instances[: len(self.template.groups)])
+
+    def bound(
+        self, begin: int, end: int, carriers: Carriers | None = None, seconds: Floats | None = None
+    ) -> Bound:
+        """Return the s that the steps `begin` to `end` - 1 take at least: see :func:`ddlsim.plan.bounds.of_steps`.
+
+        A program of several kinds of devices, or with tasks that take place in some steps only, is written out first.
+        """
+        alike = len(self.templates) == 1 and not self.template.cycles
+        return of_steps(self if alike else self.written_out(end), begin, end, carriers, seconds)
 
     # ------------------------------------------------------------ execution
 
@@ -378,6 +436,14 @@ def _taking_place(plan: Plan) -> Plan:
     )  # fmt: skip
 
 
+class Folded(NamedTuple):
+    """What writes a program whose ranks stand for workers that do the same, and the worker that each rank is,
+    (n_ranks,)."""
+
+    program: Callable[[], StepProgram]
+    workers: Ints
+
+
 @dataclass(frozen=True, eq=False)
 class LiveSteps:
     """The first step of a program (slot 0) and those after it (slots 1 to `live`, over and over).
@@ -493,7 +559,8 @@ def step_of(rows: Sequence[Row], lanes: dict[tuple[int, str], int]) -> Step:
 def template_of(
     steps: Sequence[Step], lanes: Iterable[tuple[int, str]], *, groups: Sequence[tuple[int, ...]],
     parts: Sequence[Part], n_layers: int, names: tuple[str, ...] = (), queues: Sequence[Queue] = (),
-    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every, ...] = (),
+    queued: str = "", delays: tuple[int, ...] = (), cycles: tuple[Every | Chosen, ...] = (),
+    servers: Iterable[int] = (), notes: Iterable[str] = (),
 ) -> Plan:  # fmt: skip
     """Return the template of steps that follow each other.
 
@@ -520,7 +587,8 @@ def template_of(
     return Plan(
         lanes=tuple(Lane(place, name, 0 if queues and name == queued else -1) for place, name in lanes),
         groups=tuple(groups), parts=tuple(parts), names=names, n_layers=n_layers, queues=tuple(queues), delays=delays,
-        cycles=cycles, step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
+        cycles=cycles, servers=tuple(servers), notes=tuple(dict.fromkeys(notes)),
+        step=np.repeat(np.arange(len(steps)), sizes), key=np.where(number >= 0, key_begins + number, -1),
         peer=np.where(group >= 0, group, column.pop("to")), batch=micro, needs=need[order],
         need_offsets=np.concatenate([[0], np.cumsum(np.bincount(row, minlength=int(begins[-1])))]), **column,
     )  # fmt: skip

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, PUSH_PULL, Lane, Plan
+from ddlsim.plan.inserted import Task, expanded
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, PUSH_PULL, RECEIVE, SEND, Lane, Plan
 
 
 @checked
@@ -36,3 +39,52 @@ def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     offsets = np.append(plan.need_offsets, np.full(n_servers * len(copied), plan.need_offsets[-1]))
     groups = tuple((*group, *servers) for group in plan.groups)
     return dataclasses.replace(plan, lanes=lanes, groups=groups, servers=servers, need_offsets=offsets, **columns)
+
+
+class Service(NamedTuple):
+    """What a worker pushes to all servers together, and pulls from them, and the s that each server needs between."""
+
+    pushed: float
+    pulled: float
+    seconds: Sequence[float]
+
+
+def as_messages(plan: Plan, services: Mapping[int, Service] = MappingProxyType({})) -> Plan:
+    """Return a plan whose push-pulls are messages: each worker sends every server its part, which answers all workers
+    when it has all their parts.
+
+    services  by the key of a push-pull; by default its bytes, in no time
+    """
+    lanes = {lane: number for number, lane in enumerate(plan.lanes)}
+    servers, n = set(plan.servers), len(plan.servers)
+    tasks: dict[int, list[Task]] = {}
+
+    def message(row: int, to: int, nbytes: float, kind: int, name: str) -> dict[str, float]:
+        """Return the columns of an end of a message: its key is that of both ranks and the direction."""
+        rank = int(plan.rank[row])
+        ends = (rank, to) if kind == SEND else (to, rank)
+        key = (int(plan.key[row]) * plan.n_ranks + ends[0]) * plan.n_ranks + ends[1]
+        lane = lanes.setdefault(Lane(rank, name), len(lanes))
+        return {"kind": kind, "peer": to, "nbytes": nbytes / n, "key": len(plan) + key, "lane": lane, "part": -1}
+
+    for row in plan.rows(PUSH_PULL).tolist():
+        nbytes = float(plan.nbytes[row])
+        pushed, pulled, seconds = services.get(int(plan.key[row]), Service(nbytes, nbytes, (0.0,) * n))
+        own = plan.lanes[plan.lane[row]].name
+        others = [rank for rank in plan.groups[plan.peer[row]] if (rank in servers) != (int(plan.rank[row]) in servers)]
+        if int(plan.rank[row]) in servers:
+            tasks[row] = [Task(message(row, to, pushed, RECEIVE, f"{own} {to}")) for to in others]
+            arrived: Sequence[int] = range(len(others))
+            if (needed := seconds[plan.servers.index(int(plan.rank[row]))]) > 0.0:
+                work = {"kind": COMPUTE, "seconds": needed, "nbytes": 0.0, "peer": -1, "key": -1, "part": -1}
+                tasks[row].append(Task(work, arrived))
+                arrived = [len(others)]
+            tasks[row] += [Task(message(row, to, pulled, SEND, f"{own} {to}"), arrived) for to in others]
+            continue
+        tasks[row] = []
+        for place, to in enumerate(others):
+            tasks[row] += [
+                Task(message(row, to, pushed, SEND, f"{own} {to}")),
+                Task(message(row, to, pulled, RECEIVE, f"{own} {to}"), [2 * place]),
+            ]
+    return expanded(plan, tasks, lanes=tuple(lanes)) if tasks else plan

@@ -73,8 +73,9 @@ def cells(plan: Plan, n_rows: int = N_ROWS) -> list[list[str]]:
 
 
 def more(plan: Plan, n_rows: int = N_ROWS) -> list[str]:
-    """Return a line about the rows that are not among the first, if there are any."""
-    return [f"... and {len(plan) - n_rows} more"] if len(plan) > n_rows else []
+    """Return a line about the rows that are not among the first, if there are any, and the notes."""
+    rest = [f"... and {len(plan) - n_rows} more"] if len(plan) > n_rows else []
+    return [*rest, *(f"note: {note}" for note in plan.notes)]
 
 
 def _number(value: float) -> str:

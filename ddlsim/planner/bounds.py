@@ -1,9 +1,9 @@
 """What no simulation of a configuration can beat, worked out without simulating it, whatever its strategy is called.
 
-**Plans.** A strategy that tells its steps as a table (docs/models/plans.md) cannot be faster than the longest chain of
-that table, nor than the bytes of its exchanges cross the interfaces of devices and machines: :mod:`ddlsim.plan.window`.
-The work of jitter is that of the factors that the workers will draw. Bytes count where they are sent as the table says:
-uncompressed, and with collectives that are simulated. What is compressed is encoded before.
+**Programs.** A strategy with a step program cannot be faster than its longest chain, nor than the bytes of its
+exchanges cross the interfaces of devices and machines: :mod:`ddlsim.plan.bounds`. With jitter, work takes the factors
+that the workers will draw. Bytes count where they are sent as the program says: uncompressed, and with collectives that
+are simulated. What is compressed is encoded before.
 
 **Computing.** Of a strategy without a plan nothing is known but that every sample that counts has passed forward and
 backward through the model, on one worker or several: if it is measured from its begin, it has at most the throughput of
@@ -13,29 +13,26 @@ is said of that, nor where compute times vary.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.cluster import Cluster
 from ddlsim.cluster.levels import innermost
 from ddlsim.errors import ConfigError
-from ddlsim.plan import Plan
-from ddlsim.plan.interfaces import Interfaces, interfaces
-from ddlsim.plan.plan import COLUMNS, FORWARD
-from ddlsim.plan.window import Carriers, window
+from ddlsim.plan import StepProgram
+from ddlsim.plan.bounds import Carriers
+from ddlsim.plan.plan import FORWARD
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.target import Figures
 from ddlsim.run.costs import host_price
+from ddlsim.run.experiment import Experiment
 from ddlsim.run.outcome import alone, is_replicated
 from ddlsim.run.plans import encode_seconds, least_seconds
-from ddlsim.run.prepare import Placed, Prepared, place, prepare
+from ddlsim.run.prepare import Placed, Prepared, memory_use, place, prepare
 from ddlsim.strategies import contract
 from ddlsim.workload.jitter import NoJitter
-from ddlsim.workload.memory import check_memory, held_nbytes
 from ddlsim.workload.stage import n_copies
 
 #: sums in another order than the simulation's differ in the last bits
@@ -65,22 +62,14 @@ class Bound:
     fit: Callable[[], Fit] | None = None
 
 
-class _Window(NamedTuple):
-    """The micro-batches of the measured steps of a plan, and the s that they take at least, by chains and by bytes."""
-
-    batches: int
-    chains: float
-    crossing: float
-
-
 class _Prepared(NamedTuple):
-    """What candidates share that differ in their compression only: the plan, if there is one, and what tells it from
-    others."""
+    """What candidates share that differ in their compression only: the program of their steps, if there is one, the
+    micro-batches of the measured ones, and the program with so many steps of all ranks written out."""
 
     prepared: Prepared
-    plan: Plan | None
-    content: bytes
+    program: StepProgram | None
     n_batches: int
+    written_out: dict[int, StepProgram]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,34 +82,30 @@ class Bounds:
 
     priced: bool = False
     samples: float | None = None
-    _levels: dict[int, tuple[Cluster, tuple[Interfaces, Interfaces]]] = field(default_factory=dict)
-    _seconds: dict[bytes, tuple[float, float]] = field(default_factory=dict)
     _latest: dict[Hashable, dict[int, _Prepared]] = field(default_factory=dict)
     _placed: dict[Hashable, Placed] = field(default_factory=dict)
 
     def of(self, candidate: Candidate) -> Bound:
         """Return the bound of a candidate. Raises ConfigError if its parts do not fit together."""
-        told = self._outlook(candidate)
-        if told is not None:
-            return told
+        folded = self._folded(candidate)
+        if folded is not None:
+            return folded
         experiment = candidate.experiment
         shared = self._prepared(candidate)
         prepared = shared.prepared
         limits = {"computing alone": _computing(candidate, prepared)}
         at_a_time, batches = _batches(candidate)
         replicated = is_replicated(prepared.stages, prepared.workloads)
-        window = None if shared.plan is None else self._window(candidate, prepared, shared.plan, shared)
-        if window is not None:
-            n_samples = float(window.batches * at_a_time)
-            limits["what computing cannot hide"] = n_samples / window.chains if window.chains > 0.0 else np.inf
-            limits["bytes that must travel"] = n_samples / window.crossing if window.crossing > 0.0 else np.inf
+        if shared.program is not None:
+            chains, crossing = _bound(candidate, shared, shared.program)
+            limits |= _limits(float(shared.n_batches * at_a_time), chains, crossing)
             if not replicated:
                 copies = n_copies(prepared.stages, prepared.workloads)
-                batches = window.batches / experiment.window[1] / copies
+                batches = shared.n_batches / experiment.window[1] / copies
         limit = min(limits, key=lambda name: limits[name])
         throughput = (1.0 + ROUNDING) * limits[limit]
         efficiency = np.inf
-        if replicated or window is not None:
+        if replicated or shared.program is not None:
             efficiency = throughput / sum(alone(experiment, workload, batches) for workload in prepared.workloads)
         return Bound(self._figures(candidate, throughput, efficiency), limit, "; ".join(prepared.warnings))
 
@@ -129,12 +114,11 @@ class Bounds:
         total = None if self.samples is None else self.samples / throughput
         return Figures(throughput, efficiency, rate * (1.0 - ROUNDING), total)
 
-    def _outlook(self, candidate: Candidate) -> Bound | None:
-        """Return the bound of a strategy that tells it without a plan; None of others and where chance plays a part."""
+    def _folded(self, candidate: Candidate) -> Bound | None:
+        """Return the bound of a strategy with a folded program; None of others and where chance plays a part."""
         experiment, cluster = candidate.experiment, candidate.cluster
         strategy, (warmup, steps) = contract.of(experiment.strategy), experiment.window
-        varies = not isinstance(experiment.jitter, NoJitter) or bool(experiment.slow_downs or experiment.faults)
-        if varies or not warmup or not strategy.defines("outlook"):
+        if _varies(candidate) or not warmup or not strategy.defines("folded_program"):
             return None
         at_a_time = strategy.samples_at_once(experiment.batch_size, candidate.workers)
         key = id(cluster), candidate.workers, at_a_time
@@ -143,22 +127,23 @@ class Bounds:
         placed = self._placed[key]
         batches = strategy.micro_batches(experiment.batch_size, candidate.workers, experiment.accumulation)
         whole = [workload for workload, _ in placed.workloads]
-        outlook = strategy.outlook(whole, batches, steps, cluster, placed.nodes, whole=experiment.compression is None)
-        if outlook is None:
+        folded = strategy.folded_program(whole, batches, cluster, placed.nodes)
+        if folded is None:
             return None
-        samples = batches * at_a_time * strategy.n_replicas(candidate.workers)
-        throughput = (1.0 + ROUNDING) * samples * steps / outlook.seconds
+        carriers = None
+        if experiment.compression is None:
+            carriers = Carriers(cluster, np.array(placed.nodes)[folded.workers])
+        bound = folded.program().bound(warmup, warmup + steps, carriers)
+        limits = _limits(float(batches * at_a_time * strategy.n_replicas(candidate.workers) * steps), *bound)
+        limit = min(limits, key=lambda name: limits[name])
+        throughput = (1.0 + ROUNDING) * limits[limit]
         efficiency = throughput / (len(whole) * alone(placed.experiment, whole[0], float(batches)))
-        device = placed.workloads[0][1]
 
         def fit() -> Fit:
-            warning, held = "", 0.0
-            for stage, nbytes in outlook.holds():
-                warning = warning or check_memory(stage, device, candidate.workers, nbytes) or ""
-                held = max(held, sum(held_nbytes(stage, candidate.workers, nbytes)))
-            return Fit(warning, held)
+            fullest, warnings = memory_use(experiment, placed.workloads, strategy.stages_of(whole))
+            return Fit(warnings[0] if warnings else "", fullest.needed)
 
-        return Bound(self._figures(candidate, throughput, efficiency), outlook.limit, fit=fit)
+        return Bound(self._figures(candidate, throughput, efficiency), limit, fit=fit)
 
     def _prepared(self, candidate: Candidate) -> _Prepared:
         """Return what candidates share; those of a strategy and a number of workers come one after the other."""
@@ -170,43 +155,44 @@ class Bounds:
         sizes = self._latest[key]
         if candidate.batch_size not in sizes:
             prepared = prepare(experiment)
-            plan = _plan(candidate, prepared)
-            content, n_batches = (b"", 0) if plan is None else (_content(plan), _n_batches(plan, experiment.window[0]))
-            sizes[candidate.batch_size] = _Prepared(prepared, plan if n_batches else None, content, n_batches)
+            program = _program(candidate, prepared)
+            n_batches = 0 if program is None else _n_batches(program, experiment)
+            sizes[candidate.batch_size] = _Prepared(prepared, program if n_batches else None, n_batches, {})
         return sizes[candidate.batch_size]
 
-    def _window(self, candidate: Candidate, prepared: Prepared, plan: Plan, shared: _Prepared) -> _Window:
-        """Return what a plan says of the measured steps, worked out once for plans that are equal."""
-        experiment, cluster = candidate.experiment, candidate.cluster
-        strategy = contract.of(experiment.strategy)
-        simulated = strategy.collectives().cost == "simulated"
-        nodes = np.array(strategy.plan_nodes(cluster, prepared.nodes), dtype=np.int64)
-        carriers = None
-        if experiment.compression is None and simulated and len(nodes) == plan.n_ranks:
-            carriers = Carriers(self._interfaces(cluster), nodes)
-        encoding = encode_seconds(plan, experiment, prepared.workloads, innermost(cluster, prepared.nodes))
-        seconds = least_seconds(plan, experiment, encoding, candidate.workers)
-        begin, end = experiment.window[0], sum(experiment.window)
-        content = hashlib.blake2b(shared.content + seconds.tobytes(), digest_size=16)
-        if carriers is not None:
-            content.update(nodes.tobytes() + repr(id(carriers.levels)).encode())
-        key = content.digest() + repr((begin, end)).encode()
-        if key not in self._seconds:
-            self._seconds[key] = window(plan, begin, end, carriers, seconds)
-        return _Window(shared.n_batches, *self._seconds[key])
 
-    def _interfaces(self, cluster: Cluster) -> tuple[Interfaces, Interfaces]:
-        if id(cluster) not in self._levels:
-            self._levels[id(cluster)] = cluster, interfaces(cluster)
-        return self._levels[id(cluster)][1]
+def _varies(candidate: Candidate) -> bool:
+    """Return whether tasks take other times than the program says."""
+    experiment = candidate.experiment
+    return not isinstance(experiment.jitter, NoJitter) or bool(experiment.slow_downs or experiment.faults)
 
 
-def _content(plan: Plan) -> bytes:
-    """Return what plans have in common that are equal."""
-    content = hashlib.blake2b(repr((plan.lanes, plan.queues, plan.groups, plan.servers)).encode(), digest_size=16)
-    for name in (*COLUMNS, "need_offsets", "needs"):
-        content.update(getattr(plan, name).tobytes())
-    return content.digest()
+def _limits(samples: float, chains: float, crossing: float) -> dict[str, float]:
+    """Return the samples/s that some steps allow that take so many s at least."""
+    return {
+        "what computing cannot hide": samples / chains if chains > 0.0 else np.inf,
+        "bytes that must travel": samples / crossing if crossing > 0.0 else np.inf,
+    }
+
+
+def _bound(candidate: Candidate, shared: _Prepared, program: StepProgram) -> tuple[float, float]:
+    """Return the s that the measured steps take at least, by chains and by bytes."""
+    experiment, cluster, prepared = candidate.experiment, candidate.cluster, shared.prepared
+    strategy, (warmup, steps) = contract.of(experiment.strategy), experiment.window
+    simulated = strategy.collectives().cost == "simulated"
+    nodes = np.array(strategy.plan_nodes(cluster, prepared.nodes), dtype=np.int64)
+    carriers, seconds = None, None
+    if experiment.compression is None and simulated and len(nodes) == program.n_ranks:
+        carriers = Carriers(cluster, nodes, bool(experiment.faults))
+    if _varies(candidate) or experiment.compression is not None:
+        if warmup + steps not in shared.written_out:
+            shared.written_out[warmup + steps] = program.written_out(warmup + steps)
+        program = shared.written_out[warmup + steps]
+        encoding = encode_seconds(
+            program.template, experiment, prepared.workloads, innermost(cluster, prepared.nodes)
+        )
+        seconds = least_seconds(program.template, experiment, encoding, candidate.workers)
+    return program.bound(warmup, warmup + steps, carriers, seconds)
 
 
 def price_rate(candidate: Candidate) -> float:
@@ -220,19 +206,21 @@ def price_rate(candidate: Candidate) -> float:
     return sum(prices)
 
 
-def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
-    """Return the plan of the steps that are simulated, each of which is an update; None if the strategy has none."""
+def _program(candidate: Candidate, prepared: Prepared) -> StepProgram | None:
+    """Return the program of the steps that are simulated, each of which is an update; None if the strategy has none."""
     experiment = candidate.experiment
     strategy, warmup, last = contract.of(experiment.strategy), experiment.window[0], sum(experiment.window)
-    if not strategy.has_plan:
-        return None
     if any(strategy.updates(steps, candidate.workers) != steps for steps in (warmup, last)):
         return None
+    batches = int(_batches(candidate)[1])
     try:
-        plan = strategy.plan(prepared.workloads, last, int(_batches(candidate)[1]))
-    except ConfigError:  # an overlap, say, that does not tell its plan
+        if strategy.defines("plan"):
+            program = StepProgram.of(strategy.plan(prepared.workloads, last, batches))
+        else:
+            program = strategy.program(prepared.workloads, batches)
+    except ConfigError:  # without a step program
         return None
-    return plan if plan.n_ranks - len(plan.servers) == candidate.workers else None
+    return program if program.n_ranks - len(program.template.servers) == candidate.workers else None
 
 
 def _batches(candidate: Candidate) -> tuple[int, float]:
@@ -243,10 +231,14 @@ def _batches(candidate: Candidate) -> tuple[int, float]:
     return strategy.samples_at_once(batch_size, workers), float(n)
 
 
-def _n_batches(plan: Plan, begin: int) -> int:
-    """Return the micro-batches that go forward in the steps from `begin` on."""
-    rows = np.flatnonzero((plan.kind == FORWARD) & (plan.step >= begin))
-    return len(np.unique(plan.step[rows] * (int(plan.batch.max(initial=0)) + 1) + plan.batch[rows]))
+def _n_batches(program: StepProgram, experiment: Experiment) -> int:
+    """Return the micro-batches that go forward in the measured steps."""
+    template, begin = program.template, experiment.window[0]
+    forward, n = template.kind == FORWARD, 0
+    for step in range(begin, sum(experiment.window)):
+        here = forward & (template.step == min(step, template.n_steps - 1))
+        n += len(np.unique(template.batch[here])) * len(program.ranks)
+    return n
 
 
 def _computing(candidate: Candidate, prepared: Prepared) -> float:

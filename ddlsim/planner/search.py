@@ -24,6 +24,7 @@ from ddlsim.planner.bounds import Bound, Bounds
 from ddlsim.planner.candidates import LEAST_SIMPLE, Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.target import Figures, Target
+from ddlsim.strategies import contract
 from ddlsim.study.work import DONE, Outcome
 from ddlsim.ties import in_order, tie
 
@@ -183,7 +184,8 @@ class Search:
         self._held.clear()
         done: list[Found] = []
         rest: list[Found] = []
-        ready = sorted(item for candidate in candidates if (item := _bounded(candidate, self.target, bounds, rest)))
+        in_turn = sorted(candidates, key=_layout)
+        ready = sorted(item for candidate in in_turn if (item := _bounded(candidate, self.target, bounds, rest)))
         pruned: list[Found] = []
         open_ = ready
         while open_:
@@ -249,6 +251,17 @@ class Search:
                 reason = f"{at_most}: {len(better)} others are better"
                 pruned.append(Found(item.candidate, PRUNED, reason, bound=best.figures))
         return left, pruned
+
+
+def _layout(candidate: Candidate) -> tuple[str, int]:
+    """Return what splits of a model have in common whose programs differ in seconds and bytes only: one after the
+    other, these are written once."""
+    sizes, strategy = candidate.sizes, contract.of(candidate.experiment.strategy)
+    if not sizes:
+        return "", 0
+    names = ("pipeline", "interleave", "order", "p2p", "stage")
+    batches = strategy.micro_batches(candidate.batch_size, candidate.workers, 1)
+    return str([candidate.workers, *(sizes[name] for name in names)]), batches
 
 
 def _bounded(candidate: Candidate, target: Target, bounds: Bounds, rest: list[Found]) -> _Ready | None:

@@ -17,7 +17,7 @@ from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Training
-from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, RandomFaults, SlowDown, Stop
+from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, Pause, RandomFaults, SlowDown, Stop
 from ddlsim.life.faults import Fault
 from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
@@ -82,11 +82,12 @@ def _speeds(value: object, where: str) -> object:
 #: warm-up and measured steps by default, before rounding up to whole cycles
 WARMUP, STEPS = 2, 10
 
-AnyFault = Stop | LinkFault | RandomFaults | Fault
+AnyFault = Stop | Pause | LinkFault | RandomFaults | Fault
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0"], ...]))
 _SLOW_DOWNS = cast(Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...]))
 _FAULTS = cast(
-    Rule, rule_of(tuple[Annotated[AnyFault, "a Stop, a LinkFault, RandomFaults or an object with effects"], ...])
+    Rule,
+    rule_of(tuple[Annotated[AnyFault, "a Stop, a Pause, a LinkFault, RandomFaults or an object with effects"], ...]),
 )
 #: how many workers, or where
 WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(listed_places)]
@@ -138,8 +139,9 @@ class Experiment:
     device          device of all workers, instead of the cluster's own
     jitter          distribution of a factor on every step's compute time
     slow_downs      transient slow-downs of some workers
-    faults          workers that stand still for a while (Stop), links that are slow or down (LinkFault), what comes at
-                    random (RandomFaults), and faults of your own: objects with effects
+    faults          workers that stand still for a while (Stop), times in which nothing new starts (Pause), links that
+                    are slow or down (LinkFault), what comes at random (RandomFaults), and faults of your own: objects
+                    with effects
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
     input           where samples come from, an Input, or how they come into devices, Copies; None: they are there

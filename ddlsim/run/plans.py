@@ -1,4 +1,4 @@
-"""The plan of a run's step, and how long its tasks take in that run."""
+"""How long the tasks of a plan take in a run, at least."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.compression.choice import compression_of
-from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.plan.plan import ALL_REDUCE, PUSH_PULL, REDUCE_SCATTER
 from ddlsim.run.experiment import Experiment
@@ -25,18 +24,6 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: collectives of what is compressed
 SUMS = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
-
-
-def plan_of_run(experiment: Experiment, workloads: Sequence[Workload], steps: int = 1) -> Plan:
-    """Return what the workers of a run do in its first `steps` steps, without jitter and slow-downs.
-
-    Raises ConfigError where that is not a table yet.
-    """
-    if experiment.compression is not None:
-        raise ConfigError("plan: the step with compression is not a table yet; leave compression out to see it")
-    strategy = contract.of(experiment.strategy)
-    n_batches = strategy.micro_batches(experiment.batch_size, len(workloads), experiment.accumulation)
-    return strategy.plan(workloads, steps, n_batches)
 
 
 def encode_seconds(

@@ -71,8 +71,7 @@ def what_fits(
         if any(fewer.items() <= changes.items() or (mesh and mesh.items() <= fewer.items()) for fewer, _ in fit):
             continue
         try:
-            whole = [workload for workload, _ in workloads_of(other)]
-            held = _held(experiment.with_(strategy=other), cluster, nodes, whole)
+            held = _held(experiment.with_(strategy=other), cluster, nodes, workloads_of(other))
         except ConfigError:  # tensor groups that share machines with others, say
             continue
         if held <= room:
@@ -97,16 +96,13 @@ def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -
     return f"; of all workers together batch_size={largest * n_workers}" if largest > 0 else ""
 
 
-def _held(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], whole: list[Workload]) -> float:
-    strategy, n_workers = contract.of(experiment.strategy), len(whole)
-    batches = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
-    outlook = strategy.outlook(whole, batches, 1, cluster, list(nodes), whole=False)
-    holds: list[tuple[Stage, float | None]]
-    if outlook is None:
-        holds = [(stage, None) for stage in {id(stage): stage for stage in strategy.stages_of(whole)}.values()]
-    else:
-        holds = list(outlook.holds())
-    return max(sum(held_nbytes(stage, n_workers, nbytes)) for stage, nbytes in holds)
+def _held(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: Workloads) -> float:
+    """Return the bytes that the fullest worker needs. Raises ConfigError where workers cannot exchange what they
+    share."""
+    strategy, whole = contract.of(experiment.strategy), [workload for workload, _ in workloads]
+    batches = strategy.micro_batches(experiment.batch_size, len(whole), experiment.accumulation)
+    strategy.folded_program(whole, batches, cluster, list(nodes))
+    return memory_use(experiment, workloads, strategy.stages_of(whole))[0].needed
 
 
 #: (batch size, number of the phase)
@@ -276,7 +272,7 @@ def prepare(experiment: Experiment) -> Prepared:
     if experiment.elastic is not None:
         check_replicas(experiment, stages, [workload for workload, _ in workloads])
     phased = experiment.training is not None and bool(experiment.training.phases)
-    fullest, texts = _memory_warnings(experiment, workloads, stages)
+    fullest, texts = memory_use(experiment, workloads, stages)
     texts = [] if phased else texts
     if texts := list(dict.fromkeys(texts)):
 
@@ -323,11 +319,11 @@ def _regimes(
         regime = phase.batch or experiment.batch_size, number
         workloads = workloads_in(regime)
         regimes.stages[regime] = contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads])
-        warnings += _memory_warnings(experiment, workloads, regimes.stages[regime])[1]
+        warnings += memory_use(experiment, workloads, regimes.stages[regime])[1]
     return regimes
 
 
-def _memory_warnings(
+def memory_use(
     experiment: Experiment, workloads: list[tuple[Workload, Device]], stages: list[Stage]
 ) -> tuple[Fullest, list[str]]:
     """Return the fullest worker, and a line for each device whose memory is too small; parts of a model hold what their
@@ -336,9 +332,10 @@ def _memory_warnings(
     whole = [workload for workload, _ in workloads]
     held: list[float | None] = [None] * n_workers
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
-    if parts and strategy.has_plan:
+    if parts:
         accumulation = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
-        held = strategy.peak_memory(whole, accumulation)[:n_workers].tolist()
+        peaks = strategy.peak_memory(whole, accumulation)
+        held = held if peaks is None else peaks[:n_workers].tolist()
     different = {
         (id(stage), device.name, nbytes): (stage, device, nbytes)
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
@@ -382,11 +379,14 @@ def _workloads(
     """Return each worker's workload (in a phase) and device; equal ones are the same object."""
     speeds = experiment.speeds(len(nodes))
     batch_size = contract.of(experiment.strategy).samples_at_once(experiment.batch_size, len(nodes))
+    devices: dict[int, Device] = {}  # by what asks for them
     made: dict[tuple[str, float], tuple[Workload, Device]] = {}
     result = []
     for node, factor in zip(nodes, speeds, strict=True):
-        device = load_device(experiment.device or cluster.device_of[node] or DEFAULT_DEVICE)
-        speed = factor * float(cluster.speed[node])
+        wanted = experiment.device or cluster.device_of[node] or DEFAULT_DEVICE
+        if id(wanted) not in devices:
+            devices[id(wanted)] = load_device(wanted)
+        device, speed = devices[id(wanted)], factor * float(cluster.speed[node])
         key = (device.name, speed)
         if key not in made:
             make = functools.partial(_workload, device=device, speed=speed, batch_size=batch_size)

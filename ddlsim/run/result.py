@@ -19,7 +19,7 @@ from ddlsim.output_files import write_text
 from ddlsim.plan import Plan
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.outcome import Outcome
-from ddlsim.run.plans import plan_of_run
+from ddlsim.strategies import contract
 from ddlsim.workload.jitter import NoJitter
 
 if TYPE_CHECKING:
@@ -91,11 +91,19 @@ class Result(Outcome):
 
     @cached_property
     def plan(self) -> Plan:
-        """The first step as a table of undisturbed tasks: ``print`` it, ``check`` it, ``execute`` it on a cluster.
+        """The first step, or one cycle of steps or of asynchronous workers, as a table of undisturbed tasks: ``print``
+        it, ``check`` it, ``execute`` it on a cluster. See docs/models/plans.md.
 
-        Raises ConfigError where the step is not a table yet: see docs/models/plans.md.
+        Raises ConfigError for a custom strategy whose processes decide what comes next.
         """
-        return plan_of_run(self.experiment, self.workloads)
+        from ddlsim.run.simulate import plan_of_run
+
+        return plan_of_run(self.experiment)
+
+    @property
+    def plan_nodes(self) -> list[int]:
+        """The node of each rank of the :attr:`plan`: the workers, then the servers. For ``plan.execute``."""
+        return list(contract.of(self.experiment.strategy).plan_nodes(self.cluster, self.nodes.tolist()))
 
     @checked
     def known(self, quantity: Annotated[str, one_of("cost_rate", "cost", "energy", "power")]) -> float | None:

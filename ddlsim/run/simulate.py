@@ -33,6 +33,7 @@ from ddlsim.life.faults import (
     up_to_its_end,
 )
 from ddlsim.network import Network
+from ddlsim.plan import Plan
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.feeding import feed_notes, feed_of
@@ -166,12 +167,13 @@ class UnderWay:
     shift       a part of a training in which groups of workers take turns
     endless     it goes on when it has made its steps
     horizon     s of its own up to which faults are drawn that come at random; reaching it ends it with BeyondError
+    shows_plan  it is set up for its plan, and never goes on
     """
 
     def __init__(
         self, prepared: Prepared, given: Experiment, network: Network, *, start: float = 0.0, keep_spans: bool = False,
         progress: Progress | None = None, saved: Saved | None = None, shift: Shift | None = None, endless: bool = False,
-        horizon: float = math.inf,
+        horizon: float = math.inf, shows_plan: bool = False,
     ) -> None:  # fmt: skip
         self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
         experiment = self.experiment
@@ -187,7 +189,9 @@ class UnderWay:
         inject(effects, network, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
-        self.recorder = recorder = Recorder(n_workers, keep_spans, start=start, stops=stops_of(effects, start))
+        self.recorder = recorder = Recorder(
+            n_workers, keep_spans, start=start, stops=stops_of(effects, start), pauses=network.pauses
+        )
         n_updates = contract.of(experiment.strategy).updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)
@@ -199,6 +203,7 @@ class UnderWay:
             whole=prepared.workloads,
             crashes=[[(start + fall, start + back) for fall, back in own] for own in crashes],
             machines_crash=experiment.failures is not None and experiment.failures.per != "device",
+            shows_plan=shows_plan,
         )  # fmt: skip
         experiment.strategy.start(setting)
         self._check()
@@ -341,6 +346,23 @@ class UnderWay:
             *unsent_warnings(len(prepared.nodes), traffic.sent),
             *delay_warnings(self.experiment.training, self.recorder.staleness, self.reason),
         )
+
+
+def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
+    """Return what the ranks of a run do in its first `steps` steps (None: in one cycle of steps), without jitter,
+    slow-downs, faults and failures.
+
+    The run is set up as for a simulation, and what would execute it returns the plan. Raises ConfigError for processes
+    that have none.
+    """
+    calm = experiment.with_(slow_downs=(), faults=(), failures=None, checkpoints=None, elastic=None, beside=())
+    prepared = prepare(calm)
+    setting = UnderWay(prepared, calm, Network(prepared.cluster), shows_plan=True).setting
+    if setting.plan is not None:
+        return setting.plan(steps)
+    strategy = contract.of(experiment.strategy)
+    accumulation = strategy.micro_batches(experiment.batch_size, len(prepared.nodes), experiment.accumulation)
+    return strategy.plan(prepared.workloads, 1 if steps is None else steps, accumulation)
 
 
 def random_faults_of(experiment: Experiment) -> list[RandomFaults]:

@@ -25,8 +25,7 @@ from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import UnderWay
 from ddlsim.runtime.loop import Loop, Pause
-from ddlsim.runtime.shared_clock import Party, SharedClock
-from ddlsim.runtime.traffic import flow
+from ddlsim.runtime.shared_clock import Party, SharedClock, flow
 from ddlsim.units import si
 
 Floats = npt.NDArray[np.float64]

@@ -4,12 +4,7 @@ from ddlsim.runtime.communicator import Communicator as Communicator, communicat
 from ddlsim.runtime.codec import Message as Message, Messages as Messages
 from ddlsim.runtime.exchange import Averaging as Averaging, Exchange as Exchange
 from ddlsim.runtime.fabric import Fabric as Fabric, WithFabric as WithFabric
-from ddlsim.runtime.replica import Outer as Outer
-from ddlsim.runtime.replica import (
-    Replica as Replica,
-    local_steps as local_steps,
-    start_replicas as start_replicas,
-)
+from ddlsim.runtime.replica import Outer as Outer, Replica as Replica, start_replicas as start_replicas
 from ddlsim.runtime.servers import Servers as Servers
 from ddlsim.runtime.setting import Setting as Setting, Strategy as Strategy
 from ddlsim.runtime.worker import Process as Process, Worker as Worker

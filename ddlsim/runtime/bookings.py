@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.network.busy import busy_rows
+from ddlsim.network.pauses import pieces
 from ddlsim.network.tasks import SKIPPED
 from ddlsim.plan.folding import Folding, Timeline
 from ddlsim.plan.plan import (
@@ -282,6 +283,10 @@ class Bookings:
                 place, first, last = self.recorder.undisturbed(self._first[who], first, last)
                 np.add.at(self.idle, who, until - begins[which])
                 np.subtract.at(self.idle, who[place], last - first)
+            if kind == rc.COMMUNICATION and len(self.recorder.pauses):
+                place, first, last, waits = pieces(self.recorder.pauses, first, last)
+                np.add.at(self.seconds[rc.WAITING], who[place[waits]], (last - first)[waits])
+                place, first, last = place[~waits], first[~waits], last[~waits]
             np.add.at(self.seconds[kind], who[place], last - first)
             np.maximum.at(self.booked, who, until)
             if self.recorder.keep_spans:

@@ -281,7 +281,7 @@ class Codec:
         self.choice, self.ranks, self.vector, self.name, self.number = choice, ranks, vector, name, number
         self.seconds = Seconds(choice)
         self.learner: Learner = setting.learner
-        self.seed = setting.seed
+        self.seed, self._shows_plan = setting.seed, setting.shows_plan
         self.n_senders = len(ranks)
         timed = tensor_shapes(_clock_model(setting)) if tensors is None else tensors
         self.pieces = [Piece(part.stop - part.start, *self._fitted(timed, part)) for part in parts]
@@ -319,11 +319,20 @@ class Codec:
         compressors = (self.pieces[0].compressor, self.pieces[0].down)
         return all(each is None or each.expected_nbytes(1) is not None for each in compressors)
 
+    @property
+    def value_notes(self) -> list[str]:
+        """What a plan says of sizes that depend on values."""
+        name = title(self.choice.compressor)
+        return [] if self.sizes_known else [f"the sizes of what {name} sends depend on values; here they are dense"]
+
     def nbytes(self, step: int, piece: int, place: int) -> tuple[float, ...]:
-        """Return the bytes of a sender's messages for a piece, one per round."""
+        """Return the bytes of a sender's messages for a piece, one per round; dense to show a plan, where values
+        decide."""
         known = self.pieces[piece].compressor.expected_nbytes(self.pieces[piece].n, step)
         if known is not None:
             return tuple(float(size) for size in known)
+        if self._shows_plan:
+            return (FP32_NBYTES * self.pieces[piece].n,)
         sizes = self._at(step).nbytes
         if (piece, place) not in sizes:
             message = self._encoded(step, piece if self.by_piece else 0, place)
@@ -341,6 +350,8 @@ class Codec:
         known = down.expected_nbytes(n, step)
         if known is not None:
             return float(sum(known))
+        if self._shows_plan:
+            return FP32_NBYTES * n
         outcome = self._outcome(step, piece if self.by_piece else 0)
         size: float = self.learner.scalar(lambda: outcome.read().answer)
         return size * self._share(piece)
@@ -515,6 +526,24 @@ class Messages:
             return 0.0
         decode, compressor = self.seconds.decode, self.choice.compressor
         return sum(decode(worker.workload, compressor, self._n(i), size) for i, size in enumerate(message.sizes))
+
+    def size(self, worker: Worker, part: int = 0, *, down: bool = False) -> tuple[float, float]:
+        """Return the bytes of the first message with a `part`, up or ``down``, and the s to encode or decode it."""
+        choice, n = self.choice, self._n(part)
+        assert choice is not None
+        compressor = choice.down if down else choice.compressor
+        if compressor is None:
+            return FP32_NBYTES * n, 0.0
+        nbytes = sum(self._sender("down" if down else "up", worker.rank, part, compressor).codec.nbytes(0, 0, 0))
+        if down:
+            return nbytes, self.seconds.decode(worker.workload, compressor, n, nbytes)
+        return nbytes, self.seconds.encode(worker.workload, n, nbytes)
+
+    @property
+    def value_notes(self) -> list[str]:
+        """What a plan says of sizes that depend on values."""
+        assert self.choice is not None
+        return self._sender("up", 0, 0, self.choice.compressor).codec.value_notes
 
     def _n(self, part: int) -> int:
         n: int = self._clock[part].stop - self._clock[part].start

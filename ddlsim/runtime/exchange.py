@@ -25,7 +25,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import simpy
@@ -36,7 +36,8 @@ from ddlsim.compression.choice import Tensors
 from ddlsim.compression.exchange import shard_sizes, title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.plan.plan import KINDS
+from ddlsim.plan.plan import KINDS, Plan
+from ddlsim.plan.servers import Service
 from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
@@ -74,6 +75,15 @@ class Exchange:
         """What a part travels by."""
         return "process"
 
+    @property
+    def decides(self) -> bool:
+        """Whether what comes of it decides in which further steps it takes place."""
+        return False
+
+    def arrived(self, worker: Worker, step: int) -> bool:
+        """Let a worker go on with what has come of it in a step; return whether that has decided something."""
+        return False
+
     def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
         """Return the seconds that a worker computes when a part is ready, before it leaves."""
         if self.codec is None:
@@ -100,6 +110,19 @@ class Exchange:
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
         """Return what the one collective of parts consists of, where its time is known."""
         raise NotImplementedError
+
+    def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
+        """Return the collectives that a member enters in turn, for parts that are `nbytes` without codec."""
+        raise NotImplementedError
+
+    def service(self, step: int, part: int) -> Service:
+        """Return what servers get of an encoded part, and answer."""
+        raise NotImplementedError
+
+    @property
+    def plan_notes(self) -> list[str]:
+        """What a plan leaves open."""
+        return [] if self.codec is None else self.codec.value_notes
 
     def buffer_nbytes(self, part: int, nbytes: float) -> float:
         """Return the bytes that a worker puts into the buffer of a part of `nbytes`, in the first step."""
@@ -600,6 +623,18 @@ class ThroughServers(Exchange):
         """Return the bytes of a server's share of parts that travel as one."""
         return sum(size(step, part * len(self.nodes) + server, 0) for part in parts)
 
+    def service(self, step: int, part: int) -> Service:
+        servers = range(len(self.nodes))
+        pushed, pulled = (
+            sum(self._sum(step, [part], server, size) for server in servers) for size in (self._push, self._answer)
+        )
+        return Service(pushed, pulled, [self._mean_seconds(part, server) for server in servers])
+
+    @property
+    def plan_notes(self) -> list[str]:
+        working = ["threads of servers work on what arrives (ServerWork), which takes time beside these tasks"]
+        return [*super().plan_notes, *(working if self.codec is None else [])]
+
     def _push(self, step: int, piece: int, place: int) -> float:
         return sum(self._nbytes(step, piece, place))
 
@@ -628,10 +663,14 @@ class ThroughServers(Exchange):
 
     def _average(self, parts: Sequence[int], server: int) -> Process:
         """Decode, average and encode the answer, one piece after the other."""
+        for part in parts:
+            what, seconds = f"mean of piece {part * len(self.nodes) + server}", self._mean_seconds(part, server)
+            yield from self._handle(self._threads[server].of((0, 0), 0.0), server, what, seconds)
+
+    def _mean_seconds(self, part: int, server: int) -> float:
         assert self.codec is not None
-        for piece in (part * len(self.nodes) + server for part in parts):
-            seconds = self.codec.seconds.server(self.codec.pieces[piece].n, self.communicator.n_ranks)
-            yield from self._handle(self._threads[server].of((0, 0), 0.0), server, f"mean of piece {piece}", seconds)
+        piece = self.codec.pieces[part * len(self.nodes) + server]
+        return self.codec.seconds.server(piece.n, self.communicator.n_ranks)
 
     def _message(self, worker: Worker, step: int, parts: Sequence[int], share: _Share) -> Process:
         """Push and pull a share whose size depends on values."""
@@ -735,6 +774,15 @@ class InGroups(Exchange):
 # ---------------------------------------------------------------- the collectives of a plan
 
 
+#: kind of collective, group, whether it is of parts of the gradients
+Way = tuple[int, int, bool]
+
+
+def way_of(plan: Plan, row: int) -> Way:
+    """Return what says how a collective travels."""
+    return int(plan.kind[row]), int(plan.peer[row]), bool(plan.part[row] >= 0)
+
+
 class Exchanges(Protocol):
     """What exchanges by the collectives of a plan."""
 
@@ -791,99 +839,133 @@ def whole(communicator: Communicator) -> list[slice]:
 
 @dataclass
 class _Round:
-    """One exchange: its number among all, what members have brought, when the last did (s), what has come of it."""
+    """One exchange: what all knew when it began, what members have brought, what has come of it and for how many, and,
+    of processes, the arrival of each and when the last one had entered (s)."""
 
-    sequence: int
     common: Value[Array]
     brought: list[Value[Array] | None]
+    result: Any = None
+    n_done: int = 0
     arrived: dict[int, simpy.Event] = field(default_factory=dict)
     last_ready: float = 0.0
-    n_done: int = 0
-    result: Value[Array] | None = None
 
 
-class Averaging:
-    """The all-reduce that gives every member the mean of what all have brought, round after round; waited for at once,
-    or in the background while workers compute. It is compressed if the run compresses.
+class Rounds:
+    """The values of averages among the members of a communicator, round after round, numbered from 0. They are
+    compressed if the run compresses.
 
     then    what all have instead of the mean, made of it once for all of them; of models that is what the next round's
             models are differences to
     models  compressed as differences to what all had after the round before; otherwise as they are
+    by      the exchange that carries them
+    common  the model that all members know of each other: the initial one, then the latest result
+    """
+
+    def __init__(
+        self, communicator: Communicator, then: Callable[[Value[Array]], Any] | None = None, *, models: bool = True
+    ) -> None:
+        self.communicator, self.learner = communicator, communicator.setting.learner
+        self.then, self.models = then, models
+        self.by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
+        self.common = self.learner.initial
+        self._rounds: dict[int, _Round] = {}
+
+    def bring(self, number: int, worker: Worker, value: Value[Array]) -> _Round:
+        """Let a member bring something to a round."""
+        if number not in self._rounds:
+            self._rounds[number] = _Round(self.common, [None] * self.communicator.n_ranks)
+        current = self._rounds[number]
+        current.brought[self.communicator.place[worker.rank]] = value
+        return current
+
+    def result(self, number: int) -> Any:
+        """Return what comes of a round: once for each member."""
+        current = self._rounds[number]
+        if current.n_done == 0:
+            current.result = self._result(number, current)
+        current.n_done += 1
+        if current.n_done == len(current.brought):
+            del self._rounds[number]
+        return current.result
+
+    def _result(self, number: int, current: _Round) -> Any:
+        values = [value for value in current.brought if value is not None]
+        assert len(values) == len(current.brought), "a collective ended before all ranks had entered it"
+        mean = self.by.mean(number, values)
+        if self.models:
+            if self.by.codec is not None:
+                mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
+            self.common = mean
+        result = mean if self.then is None else self.then(mean)
+        if self.models and isinstance(result, Value):
+            self.common = result
+        return result
+
+    def _vector(self, number: int, place: int) -> Value[Array]:
+        """Return what a member's part of a round is compressed from."""
+        current = self._rounds[number]
+        value = current.brought[place]
+        assert value is not None
+        return self.learner.plane.apply(np.subtract, value, current.common) if self.models else value
+
+
+class Averaging(Rounds):
+    """The all-reduce that gives every member the mean of what all have brought, round after round; waited for at once,
+    or in the background while workers compute.
+
     share   of the bytes of all parameters that a vector has
     """
 
     def __init__(
         self,
         communicator: Communicator,
-        then: Callable[[Value[Array]], Value[Array]] = lambda mean: mean,
+        then: Callable[[Value[Array]], Value[Array]] | None = None,
         *,
         models: bool = True,
         share: float = 1.0,
     ) -> None:
-        self.communicator, self.learner = communicator, communicator.setting.learner
-        self.then, self.models, self.share = then, models, share
-        self.by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
-        #: the model that all members know of each other: the initial one, then the latest result
-        self.common = self.learner.initial
-        self._rounds: dict[object, _Round] = {}
-        self._by_sequence: dict[int, _Round] = {}
-        self._n_rounds = 0
+        super().__init__(communicator, then, models=models)
+        self.share, self._n_rounds = share, 0
+        self._numbers: dict[object, int] = {}
 
     def start(self, worker: Worker, key: object, value: Value[Array]) -> Process:
         """Enter round `key` with `value`, which then travels in the background.
 
         Every member enters the rounds in the same order.
         """
-        place = self.communicator.place[worker.rank]
-        if key not in self._rounds:
-            opened = _Round(self._n_rounds, self.common, [None] * self.communicator.n_ranks)
-            self._rounds[key] = self._by_sequence[self._n_rounds] = opened
+        if key not in self._numbers:
+            self._numbers[key] = self._n_rounds
             self._n_rounds += 1
-        current = self._rounds[key]
-        current.brought[place] = value
-        yield from worker.compute(self.by.encode_seconds(worker, current.sequence, 0), "encode")
+        number = self._numbers[key]
+        current = self.bring(number, worker, value)
+        yield from worker.compute(self.by.encode_seconds(worker, number, 0), "encode")
         current.last_ready = worker.loop.now
-        current.arrived[place] = worker.loop.env.process(self._travel(worker, current.sequence))
+        place = self.communicator.place[worker.rank]
+        current.arrived[place] = worker.loop.env.process(self._travel(worker, number))
 
     def finish(self, worker: Worker, key: object) -> Computation:
         """Wait for the end of a round, if it has not ended yet for this worker, and return its result.
 
         The wait is booked as waiting until the last worker had entered, as communication from then on.
         """
-        current, start = self._rounds[key], worker.loop.now
+        number, start = self._numbers[key], worker.loop.now
+        current = self._rounds[number]
         arrived = current.arrived[self.communicator.place[worker.rank]]
         if not arrived.processed:
             yield from worker.block(arrived, f"the {self.by.what} of step {key}")
             worker.book(start, current.last_ready, self.by.what)
-        yield from worker.compute(self.by.decode_seconds(worker, current.sequence, 0), "decode")
-        if current.result is None:
-            current.result = self.common = self.then(self._mean(current))
-        current.n_done += 1
-        if current.n_done == len(current.brought):
-            del self._rounds[key], self._by_sequence[current.sequence]
-        return current.result
+        yield from worker.compute(self.by.decode_seconds(worker, number, 0), "decode")
+        result: Value[Array] = self.result(number)
+        if number not in self._rounds:
+            del self._numbers[key]
+        return result
 
     def mean(self, worker: Worker, key: object, value: Value[Array]) -> Computation:
         """Return what comes of all that members bring to the round `key`, and wait for it."""
         yield from self.start(worker, key, value)
         return (yield from self.finish(worker, key))
 
-    def _vector(self, sequence: int, place: int) -> Value[Array]:
-        """Return what a member's part of a round is compressed from."""
-        current = self._by_sequence[sequence]
-        value = current.brought[place]
-        assert value is not None
-        return self.learner.plane.apply(np.subtract, value, current.common) if self.models else value
-
-    def _mean(self, current: _Round) -> Value[Array]:
-        values = [value for value in current.brought if value is not None]
-        assert len(values) == len(current.brought), "a collective ended before all ranks had entered it"
-        mean = self.by.mean(current.sequence, values)
-        if self.models and self.by.codec is not None:
-            mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
-        return mean
-
-    def _travel(self, worker: Worker, sequence: int) -> Process:
+    def _travel(self, worker: Worker, number: int) -> Process:
         start = worker.loop.now
-        yield self.by.carry(worker, sequence, [0], self.share * worker.workload.gradient_nbytes)
+        yield self.by.carry(worker, number, [0], self.share * worker.workload.gradient_nbytes)
         worker.recorder.background(f"{worker.name} network", self.by.what, start, worker.loop.now)

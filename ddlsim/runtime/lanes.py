@@ -13,13 +13,14 @@ import numpy as np
 import simpy
 
 from ddlsim.errors import DdlsimError, DeadlockError
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE
 from ddlsim.network.devices import SLOW
-from ddlsim.network.lanes import go_round
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
+from ddlsim.runtime.codec import Messages
+from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
@@ -41,6 +42,7 @@ class Lanes:
     batch    services of an update of servers that act together; 0: their staleness is no matter
     first    the operation that all begin with
     back     what follows when a worker that has crashed is back, besides that it takes the model that there is
+    messages what encodes them, and `notes` on what the run decides: for the plan
 
     Where nothing learns and nothing is asked, Python hears of blocks of the log alone.
     """
@@ -50,7 +52,7 @@ class Lanes:
         servers: Sequence[tuple[int, float]] = (), peers: Sequence[Sequence[int]] = (), depth: int = 1,
         served: Callable[[Worker, int, int, bool], None] | None = None, asks: bool = False,
         choose: Callable[[Worker], int] | None = None, batch: int = 1, first: int = 0,
-        back: Callable[[Worker], None] | None = None,
+        back: Callable[[Worker], None] | None = None, messages: Messages | None = None, notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.setting, self.ops, self.samples, self.served, self.batch = setting, list(ops), samples, served, batch
         self.together = any(op.kind == ls.TURN for op in ops)
@@ -83,6 +85,10 @@ class Lanes:
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
         counts[ls.FIRST_HANDLE] = network.first_handle
         counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, setting.recorder.keep_spans
+        setting.plan = plan_of_cycles(
+            workers, [*self.ops[first:], *self.ops[:first]], nbytes, servers=[seconds for _, seconds in servers],
+            peers=peers, choose=choose, messages=messages, notes=notes,
+        )  # fmt: skip
         counts[ls.MANNER] = ls.TOGETHER if self.together else ls.APART
         if choose is not None:
             counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
@@ -90,8 +96,9 @@ class Lanes:
 
     def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
         """Return when each worker, and servers on its machine, are not there. Those who wait for all others in every
-        step have no such times."""
-        setting, in_common = self.setting, any(op.kind == ls.STEP and op.number == ls.COMMON for op in self.ops)
+        step, or round, have no such times."""
+        setting, common = self.setting, {(ls.STEP, ls.COMMON), (ls.MEET, 1)}
+        in_common = any((op.kind, op.number) in common for op in self.ops)
         if in_common or not setting.crashes:
             return ()
         setting.recorder.down = setting.crashes
@@ -111,6 +118,10 @@ class Lanes:
         """Let a worker's work of a name take so many s from now on."""
         self._seconds[worker.rank, [op.kind == ls.WORK and op.name == name for op in self.ops]] = seconds
 
+    def set_rounds(self, worker: Worker, times: int) -> None:
+        """Let a worker do what is repeated so many `times` from now on."""
+        self._seconds[worker.rank, [op.kind == ls.AGAIN for op in self.ops]] = times
+
     def set_message(self, worker: Worker, seconds: float, sizes: Sequence[float]) -> None:
         """Let a worker encode for so many s, and its next messages have so many bytes."""
         self.set_seconds(worker, "encode", seconds)
@@ -124,6 +135,13 @@ class Lanes:
     def set_service(self, worker: Worker, seconds: float) -> None:
         """Let the peer that a worker's message has reached need so many s for its answer."""
         self.tables.ways["seconds"][worker.rank] = seconds
+
+    def invite(self, ranks: Sequence[int], *, now: bool = False) -> None:
+        """Let workers who wait for that go on after the update of now or, in their order, `now`."""
+        self.tables.actors["invited"][ranks] = 1
+        self.tables.counts[ls.INVITED] = len(ranks)
+        if now:
+            self._wake(ls.UPDATES)
 
     def chosen(self, worker: Worker) -> int:
         """Return whom a worker has chosen."""
@@ -151,7 +169,7 @@ class Lanes:
         n, woken = int(counts[N_CALENDAR]), int(counts[N_WOKEN])
         if counts[[ls.N_SENDS, ls.ENDING]].any() or (counts[[ls.PENDING, ls.RESUMED, ls.ASKING]] >= 0).any():
             return float(self.tables.reals[ls.NOW])
-        return float(min([*calendar[[*range(min(n, 1)), *range(n, n + woken)]].tolist(), self._next()]))
+        return float(min([*calendar[[*range(min(n, 1)), *range(n, n + woken)]].tolist(), self.setting.loop.next()]))
 
     def go(self, limit: float, pause: Callable[[], bool] | None) -> None:
         """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `pause` is asked after updates."""
@@ -165,14 +183,15 @@ class Lanes:
             return
         while status not in (ls.OVER, ls.LIMIT, ls.OTHERS):
             loop.check()
-            until = min(limit, self._next())
+            until = min(limit, loop.next())
             counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
-            status = go_round(loop.network.table, float(until), *self.tables)
+            status = ls.go_round(loop.network.table, float(until), *self.tables)
             now = float(self.tables.reals[ls.NOW])
             taken, counts[ls.N_TAKEN] = int(counts[ls.N_TAKEN]), 0
             loop.network.has_run(until if status == ls.LIMIT else now, taken, (), int(counts[ls.N_SENT]))
             self._follow()
-            if status == ls.LIMIT and self._turn(until):
+            if status == ls.LIMIT and loop.next() <= until < np.inf:
+                loop.turn(until)
                 status = ls.GOING
                 continue
             loop.env.pass_time(limit if status == ls.LIMIT else now)
@@ -206,27 +225,11 @@ class Lanes:
 
     # ------------------------------------------------------------ processes, such as those that bring samples
 
-    def _next(self) -> float:
-        """Return when processes (of samples, or of a user) do something next, s: no worker goes beyond."""
-        return self.setting.loop.next()
-
-    def _turn(self, now: float) -> bool:
-        """Let processes do all that comes at an instant; return whether there was anything."""
-        loop = self.setting.loop
-        if self._next() > now or now == np.inf:
-            return False
-        while loop.env.peek() == now:
-            loop.env.step()
-        loop.start_queued()
-        return True
-
     def _complete(self) -> None:
         """Tell processes what the network has ended of theirs."""
         loop, counts, when = self.setting.loop, self.tables.counts, float(self.tables.reals[ls.WHEN])
         n, counts[ls.N_ELSEWHERE] = int(counts[ls.N_ELSEWHERE]), 0
-        ids, ranks = loop.network.completed(n)
-        for number, rank in zip(ids.tolist(), ranks.tolist(), strict=True):
-            loop.complete(number, rank, when)
+        loop.complete(*loop.network.completed(n), when)
 
     def _fetch(self, worker: Worker) -> None:
         """Let a worker take its next batch."""
@@ -240,8 +243,12 @@ class Lanes:
         batch.callbacks.append(functools.partial(self._brought, worker.rank))
 
     def _brought(self, rank: int, _: simpy.Event) -> None:
+        self._wake(ls.FED + ls.N_EVENTS * rank)
+
+    def _wake(self, item: int) -> None:
+        """Let an event happen now."""
         counts = self.tables.counts
-        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.setting.loop.now, 0, ls.FED + 16 * rank)
+        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.setting.loop.now, 0, item)
         counts[N_WOKEN] += 1
 
     def _refill(self, rank: int) -> None:
@@ -420,9 +427,9 @@ Crashes = Sequence[Sequence[tuple[float, float]]]
 class Op:
     """What workers do in their cycles.
 
-    kind     (:mod:`ddlsim.network.lane_tables`)
+    kind     (:mod:`ddlsim.network.lanes`)
     name     of work and of waiting, in timelines
-    seconds  of a worker's work, or of a rest
+    seconds  of a worker's work, or of a rest; the number of rounds of AGAIN
     follow   what Python does when it is written down
     waits    what a worker waits for, in words, in which {begun} and {ended} are the numbers of its step from 0 and 1;
              its name if nothing is said
@@ -437,6 +444,11 @@ class Op:
     waits: str = ""
     number: int = 0
     redo: bool = False
+
+
+def repeated(ops: Sequence[Op], times: Callable[[Worker], int]) -> list[Op]:
+    """Return operations that a worker does so many `times`."""
+    return [*ops, Op(ls.AGAIN, seconds=times, number=len(ops))]
 
 
 OPTIMIZER = Op(ls.WORK, "optimizer", lambda worker: worker.workload.optimizer)
@@ -510,10 +522,12 @@ def tables_of(
     counts[ls.FAILING] = bool(down)
     counts[ls.DEPTH], counts[ls.BEHIND] = depth, n
     counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD, ls.ASKING]] = -1
-    happen = [(own[0][0], ls.FALLS + 16 * rank) for rank, own in enumerate(crashes) if own]
-    happen += [(own[-1][0], ls.GONE + 16 * rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf]
+    happen = [(own[0][0], ls.FALLS + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own]
+    happen += [
+        (own[-1][0], ls.GONE + ls.N_EVENTS * rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf
+    ]
     calendar = np.zeros(2 * (2 * n + 3 * n_ways) + 16 + len(happen), dtype=EVENT)
-    calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + 16 * np.arange(n)
+    calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + ls.N_EVENTS * np.arange(n)
     calendar["time"][:n] = actors["start"] = start
     for place, (time, item) in enumerate(sorted(happen), n):  # a sorted list is a heap
         calendar[place] = time, place, item
@@ -526,4 +540,5 @@ def tables_of(
         factors=np.zeros(n * ls.BLOCK), choices=np.zeros(n * ls.BLOCK, dtype=ls.CHOICE),
         slow=np.array(slow, dtype=SLOW), crashes=np.array(down, dtype=ls.CRASH), calendar=calendar,
         sends=np.zeros(n_ways + 1, dtype=np.int64), log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
+        pauses=workers[0].loop.network.pauses,
     )  # fmt: skip

@@ -10,7 +10,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -22,14 +24,31 @@ from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.network import BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
+from ddlsim.network.pauses import earliest_start
 from ddlsim.network.state import Floats, Ints, Records
-from ddlsim.runtime.watching import watch
 
 if TYPE_CHECKING:
     from ddlsim.plan.folding import Copies
 
 #: asked before time goes on: whether to stop here
 Pause = Callable[[], bool]
+Check = Callable[[], None]
+#: what loops that begin here call
+_CHECK: ContextVar[Check] = ContextVar("check", default=lambda: None)
+
+
+@contextmanager
+def watched(check: Check) -> Iterator[None]:
+    """Let every simulation that begins within call `check` now and then while its clock goes on; what that raises ends
+    it, without a result.
+
+    A BaseException passes what handles the mistakes of single runs. Work in other processes is not watched.
+    """
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
 
 
 class Driver(Protocol):
@@ -129,7 +148,7 @@ class Loop:
         #: what ends the run
         self.until: simpy.Event = self.env.event()
         #: called now and then while the clock goes on, by drivers, too
-        self.check = watch()
+        self.check = _CHECK.get()
 
     @property
     def now(self) -> float:
@@ -137,6 +156,19 @@ class Loop:
         return float(self.env.now)
 
     # ------------------------------------------------------------ for processes
+
+    def earliest(self, ready: float) -> float:
+        """Return when what is ready at a time starts (s): in a pause, when that is over."""
+        return earliest_start(self.network.pauses, ready)
+
+    def work(self, seconds: float) -> simpy.Event:
+        """Return an event for the end of work of `seconds` that is ready now."""
+        start = self.earliest(self.now)
+        if start == self.now:
+            return self.env.timeout(seconds)
+        event = self.env.event()
+        self.trigger_at(event, start + seconds)
+        return event
 
     def collective(self, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> int:
         """Prepare a collective over `nbytes` with rank r at node ``nodes[r]``; return its id."""
@@ -155,7 +187,7 @@ class Loop:
         """
         self._settle()
         channels = np.flatnonzero(traffic.busy)
-        start = max(start, float(self._free[channels].max(initial=0.0)))
+        start = self.earliest(max(start, float(self._free[channels].max(initial=0.0))))
         self._free[channels] = start + seconds
         collective = _Known(start, start + seconds, traffic)
         heapq.heappush(self._known, (collective.end, next(self._n_known), collective))
@@ -239,7 +271,13 @@ class Loop:
         event = self.env.event()
         self._events[collective, rank] = event
         self._joins.append((collective, rank))
+        self._wake_after_pause()
         return event
+
+    def _wake_after_pause(self) -> None:
+        """Let something happen when the present pause is over, so that what waits for that is handed over."""
+        if self.earliest(self.now) > self.now:
+            self.trigger_at(self.env.event(), self.earliest(self.now))
 
     def trigger_at(self, event: simpy.Event, time: float) -> None:
         """Trigger an `event` at an absolute time (s), not before now."""
@@ -254,6 +292,7 @@ class Loop:
         """
         event = self.env.event()
         self._sends.append((src, dst, nbytes, event, overhead))
+        self._wake_after_pause()
         return event
 
     # ------------------------------------------------------------ running
@@ -294,8 +333,7 @@ class Loop:
             if next_event > quiet_until:
                 done = self.network.advance(min(next_event, limit))
                 if done is not None:
-                    for number, rank in zip(done.ids.tolist(), done.ranks.tolist(), strict=True):
-                        self.complete(number, rank, done.time)
+                    self.complete(done.ids, done.ranks, done.time)
                     continue
                 if self.network.waiting_parties:
                     return
@@ -313,11 +351,14 @@ class Loop:
     @property
     def asks(self) -> bool:
         """Whether processes have started something at this instant that has not been handed over."""
-        return bool(self._joins or self._sends)
+        return bool(self._joins or self._sends) and self.earliest(self.now) == self.now
 
     def start_queued(self) -> bool:
-        """Hand over what processes started at this instant, all at once; return whether there was anything."""
-        now, found = self.now, self.asks
+        """Hand over what processes started at this instant, or in the pause before it, all at once; return whether
+        there was anything."""
+        now = self.now
+        if not self.asks:
+            return False
         if self._joins:
             joins, self._joins = self._joins, []
             self.network.join([c for c, _ in joins], [r for _, r in joins], now)
@@ -329,13 +370,20 @@ class Loop:
                 ids = self.network.send(src, dst, np.array(nbytes), now, overhead=overhead)
                 for number, event in zip(ids.tolist(), events, strict=True):
                     self._events[number, 0] = event
-        return found
+        return True
 
-    def complete(self, number: int, rank: int, time: float) -> None:
-        """Trigger what waits for the end of a message, or of a collective for a rank."""
-        event = self._events.pop((number, rank), None)
-        if event is not None:
-            self.trigger_at(event, time)
+    def complete(self, ids: Ints, ranks: Ints, time: float) -> None:
+        """Trigger what waits for the ends of messages, or of collectives for ranks, (n,)."""
+        for key in zip(ids.tolist(), ranks.tolist(), strict=True):
+            event = self._events.pop(key, None)
+            if event is not None:
+                self.trigger_at(event, time)
+
+    def turn(self, now: float) -> None:
+        """Let processes do all that comes at one instant."""
+        while self.env.peek() == now:
+            self.env.step()
+        self.start_queued()
 
     def _who_waits(self) -> str:
         who = "; ".join(f"{name} waits for {what}" for name, what in list(self.waiting.items())[:8])

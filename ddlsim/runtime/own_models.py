@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,14 +12,19 @@ import simpy
 from ddlsim.collectives import Schedule
 from ddlsim.learning import Array, Value
 from ddlsim.plan.local_steps import Average, local_steps
-from ddlsim.plan.plan import UPDATE, Every, Ints
+from ddlsim.plan.plan import UPDATE, Ints
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.costs import Phase
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Route, whole
+from ddlsim.runtime.exchange import Call, Exchange, Rounds, Route
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import TableRun
 from ddlsim.runtime.worker import Worker
+
+#: Tasks of the steps in flight. Workers that never average could be any number of steps apart, which needs memory.
+MOST_TASKS = 1_000_000
+#: steps that workers can be apart, however many tasks these have
+LEAST_APART = 1000
 
 
 @dataclass(eq=False)
@@ -32,6 +36,7 @@ class Rule:
     bring     what a worker brings; by default its model
     then      what comes of the mean, once for all of a group; by default the mean
     merge     lets a worker go on with that (None: there was nothing to wait for); by default that is its model
+    decides   `then` is called as soon as the mean is there: it chooses the next steps in which the average takes place
     models    models are brought, which are compressed as differences to what all know; otherwise what is brought is
               compressed as it is
     """
@@ -42,96 +47,60 @@ class Rule:
     then: Callable[[Value[Array]], Any] | None = None
     merge: Callable[[Replica, Any], None] | None = None
     models: bool = True
+    decides: bool = False
     rounds: list[_Rounds] = field(default_factory=list)
 
 
-class _Rounds(Exchange):
+class _Rounds(Exchange, Rounds):
     """The rounds of an average in one group: an exchange that counts the steps in which they take place."""
 
     def __init__(self, models: OwnModels, number: int, rule: Rule, communicator: Communicator) -> None:
-        super().__init__(communicator)
-        self._models, self._number, self.rule = models, number, rule
-        self._by = CollectiveExchange(communicator, parts=whole(communicator), vectors=self._vector)
-        self.what, self.decodes, self.codec = self._by.what, self._by.decodes, self._by.codec
-        self.common = models.learner.initial
-        #: by round: what all knew when it began, and what was brought
-        self._begun: dict[int, tuple[Value[Array], list[Value[Array] | None]]] = {}
-        self._results: dict[int, Any] = {}
+        Exchange.__init__(self, communicator)
+        Rounds.__init__(self, communicator, rule.then, models=rule.models)
+        self._own_models, self._number, self.rule = models, number, rule
+        self.what, self.decodes, self.codec = self.by.what, self.by.decodes, self.by.codec
 
-    def _round(self, step: int) -> int:
+    def round(self, step: int) -> int:
         """Return the number of the round of a step, 0-based: how many there were before."""
-        return _count(self.rule.average.steps, step)
-
-    # ------------------------------------------------------------ values
-
-    def brings(self, step: int, worker: Worker, value: Value[Array]) -> None:
-        _, brought = self._begun.setdefault(self._round(step), (self.common, [None] * self.communicator.n_ranks))
-        brought[self.communicator.place[worker.rank]] = value
-
-    def result(self, step: int) -> Any:
-        """Return what comes of the round of a step."""
-        number = self._round(step)
-        if number not in self._results:
-            common, brought = self._begun[number]
-            values = [value for value in brought if value is not None]
-            assert len(values) == len(brought), "a collective ended before all ranks had entered it"
-            mean = self._by.mean(number, values)
-            if self.rule.models:
-                if self.codec is not None:
-                    learner = self._models.learner
-                    mean = learner.plane.apply(np.add, common, mean).carrying(learner.mean(values))
-                self.common = mean
-            result = mean if self.rule.then is None else self.rule.then(mean)
-            if self.rule.models and self.rule.then is not None and isinstance(result, Value):
-                self.common = result
-            self._results = {number: result, **dict(itertools.islice(self._results.items(), 2))}
-            self._begun.pop(number - 2, None)
-        return self._results[number]
+        return self.rule.average.steps.count(step)
 
     def _vector(self, number: int, place: int) -> Value[Array]:
-        """Return what a member's part of a round is compressed from."""
-        step = _nth(self.rule.average.steps, number)
-        self._models.bring(self._number, step, self.communicator.workers[place].rank)
-        common, brought = self._begun[number]
-        value = brought[place]
-        assert value is not None
-        if not self.rule.models:
-            return value
-        return self._models.learner.plane.apply(np.subtract, value, common)
+        step = self.rule.average.steps.nth(number + 1) - 1
+        self._own_models.bring(self._number, step, self.communicator.workers[place].rank)
+        return super()._vector(number, place)
 
     # ------------------------------------------------------------ as an exchange
 
     @property
+    def decides(self) -> bool:
+        return self.rule.decides
+
+    def arrived(self, worker: Worker, step: int) -> bool:
+        current = self._rounds.get(self.round(step))
+        self._own_models.merge(self._number, step, worker.rank)
+        return current is None or current.n_done == 1
+
+    @property
     def route(self) -> Route:
-        return self._by.route
+        return self.by.route
 
     def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        return self._by.encode_seconds(worker, self._round(step), 0)
+        return self.by.encode_seconds(worker, self.round(step), 0)
 
     def decode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        return self._by.decode_seconds(worker, self._round(step - self.rule.average.delay), 0)
+        return self.by.decode_seconds(worker, self.round(step - self.rule.average.delay), 0)
 
     def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
-        return self._by.carry(worker, self._round(step), [0], nbytes)
+        return self.by.carry(worker, self.round(step), [0], nbytes)
 
     def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
-        return self._by.schedule(self._round(step), [0], nbytes)
+        return self.by.schedule(self.round(step), [0], nbytes)
+
+    def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
+        return self.by.calls(self.round(step), [0], nbytes, place)
 
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
-        return self._by.phases(self._round(step), [0], nbytes)
-
-
-def _count(every: Every, step: int) -> int:
-    """Return in how many steps before `step` (numbered from 0) something has taken place."""
-    if not every.unless and every.end == float("inf"):
-        first = every.begin + (every.offset - every.begin) % every.period
-        return max(0, -(-(step + 1 - first) // every.period))
-    return sum(every.includes(each + 1) for each in range(step))
-
-
-def _nth(every: Every, number: int) -> int:
-    """Return the step (numbered from 0) in which something takes place after so many times."""
-    return next(itertools.islice((step for step in itertools.count() if every.includes(step + 1)), number, None))
+        return self.by.phases(self.round(step), [0], nbytes)
 
 
 class OwnModels:
@@ -200,8 +169,14 @@ class OwnModels:
 
     def bring(self, number: int, step: int, rank: int) -> None:
         """Let a worker bring what it brings to an average in a step, if it has not yet."""
-        width = len(self._operations)
-        self._advance(rank, step * width + self._operations.index(("bring", number)) + 1)
+        self._until("bring", number, step, rank)
+
+    def merge(self, number: int, step: int, rank: int) -> None:
+        """Let a worker go on with an average of a step, if it has not yet."""
+        self._until("merge", number, step, rank)
+
+    def _until(self, operation: str, number: int, step: int, rank: int) -> None:
+        self._advance(rank, step * len(self._operations) + self._operations.index((operation, number)) + 1)
 
     def gradient(self, step: int, place: int) -> Value[Array]:
         raise AssertionError("workers with models of their own bring what their rules say")
@@ -233,14 +208,14 @@ class OwnModels:
                 value = self._gradients[rank] if rule.average.gradients else worker.params
                 value = value if rule.bring is None else rule.bring(replica)
                 assert value is not None
-                rounds.brings(step, worker, value)
+                rounds.bring(rounds.round(step), worker, value)
             elif operation == "merge" and rule.average.merges.includes(step + 1):
                 result: Any = None
                 if rule.average.arrivals.includes(step + 1):
                     of = step - rule.average.delay
                     for member in rounds.communicator.workers:
                         self.bring(number, of, member.rank)
-                    result = rounds.result(of)
+                    result = rounds.result(rounds.round(of))
                 if rule.average.gradients:
                     worker.params, replica.state = result
                     self._gradients[rank] = None  # it is in the parameters
@@ -269,11 +244,12 @@ def run_local_steps(setting: Setting, rules: Sequence[Rule], *, owner: str) -> l
     averages = [rule.average for rule in rules]
     accumulation = setting.workers[0].accumulation
     codes = setting.compression is not None
-    live = max([2, *(each.delay + each.steps.period for each in averages)]) + 2
+    apart = max([2, *(each.delay + each.steps.period for each in averages)]) + 2
+    n_tasks = len(models.replicas) * (2 * accumulation + 1 + 4 * len(averages))  # of a step, at most
     run = TableRun(
         setting, lambda workloads: local_steps(workloads, averages, accumulation, codes=codes),
-        lambda gradients, plan: _ByGroup([each for rule in rules for each in rule.rounds]), live=live, models=models,
-        owner=owner,
+        lambda gradients, plan: _ByGroup([each for rule in rules for each in rule.rounds]),
+        live=min(apart, max(LEAST_APART, MOST_TASKS // n_tasks)), models=models, owner=owner,
     )  # fmt: skip
     models.runs(run)
     setting.loop.drive(run)

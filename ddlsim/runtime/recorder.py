@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.network.pauses import NO_PAUSES, earliest_start, pieces
+
 COMPUTE = "compute"
 COMMUNICATION = "communication"  # a worker does nothing but wait for bytes
 WAITING = "waiting"  # a worker waits for other workers or for a server's queue
@@ -79,6 +81,8 @@ class Recorder:
     #: of workers, (s, s) of the times at which they stand still, by start: their devices are idle then, also in the
     #: middle of computing
     stops: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    #: (n_pauses, 2) s, in which nothing starts: who has nothing to compute waits for their end
+    pauses: Floats = field(default_factory=lambda: NO_PAUSES)
     #: ranks whose crashes take a server with them, without which nobody makes an update
     with_servers: list[int] = field(default_factory=list)
     #: what each worker is in the middle of: (kind, name, start)
@@ -135,6 +139,15 @@ class Recorder:
     def worker(self, rank: int, kind: str, name: str, start: float, end: float) -> None:
         """Book part of a worker's time."""
         self.open.pop(rank, None)
+        if len(self.pauses) and kind == COMMUNICATION:
+            _, starts, ends, waits = pieces(self.pauses, np.array([start]), np.array([end]))
+            for begin, over, is_waiting in zip(starts.tolist(), ends.tolist(), waits.tolist(), strict=True):
+                self._book(rank, WAITING if is_waiting else kind, name, begin, over)
+            return
+        if kind == COMPUTE:
+            begin = min(earliest_start(self.pauses, start), end)
+            self._book(rank, WAITING, name, start, begin)
+            start = begin
         for stop, goes_on in self.stops.get(rank, ()) if kind == COMPUTE else ():
             if stop < end and goes_on > start:
                 self._book(rank, kind, name, start, max(start, stop))
@@ -155,6 +168,16 @@ class Recorder:
 
     def keep(self, spans: Spans) -> None:
         """Show spans of workers."""
+        if len(self.pauses) and spans.kind == COMMUNICATION:
+            place, start, end, waits = pieces(self.pauses, spans.start, spans.end)
+            for kind, own in ((COMMUNICATION, ~waits), (WAITING, waits)):
+                self.columns.append(Spans(kind, spans.name, spans.ranks[place[own]], start[own], end[own]))
+            return
+        if len(self.pauses) and spans.kind == COMPUTE:
+            ready = spans.start
+            begin = np.minimum([earliest_start(self.pauses, each) for each in ready.tolist()], spans.end)
+            self.columns.append(Spans(WAITING, spans.name, spans.ranks, ready, begin))
+            spans = spans._replace(start=begin)
         if spans.kind == COMPUTE:
             place, start, end = self.undisturbed(spans.ranks, spans.start, spans.end)
             spans = spans._replace(ranks=spans.ranks[place], start=start, end=end)
@@ -172,6 +195,7 @@ class Recorder:
         return place, start, end
 
     def background(self, track: str, name: str, start: float, end: float) -> None:
-        """Show something that goes on beside a worker's own time."""
+        """Show something that is ready at `start` and goes on beside a worker's own time."""
+        start = earliest_start(self.pauses, start)
         if self.keep_spans and end > start:
             self._spans.append(Span(track, TRANSFER, name, start, end))

@@ -4,12 +4,10 @@ that workers hold together, moved by an optimizer of its own."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
-import simpy
 
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
@@ -19,9 +17,6 @@ from ddlsim.optim.layerwise import with_layers
 from ddlsim.runtime.fabric import WithFabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
-
-if TYPE_CHECKING:
-    pass
 
 
 class Periodic(WithFabric):
@@ -111,20 +106,6 @@ def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list
     for replica in replicas:
         setting.loop.env.process(work(replica))
     return replicas
-
-
-def local_steps(worker: Worker, n_steps: int) -> Generator[simpy.Event, object, list[Value[Array]]]:
-    """Make so many local steps from ``worker.params`` with a fresh optimizer and the learning rate of now; return the
-    gradients."""
-    learner, rate = worker.learner, worker.learner.rate(worker.stop.n_samples)
-    state, gradients = learner.optimizer_state(worker.params), []
-    for _ in range(n_steps):
-        gradient = yield from worker.gradient()
-        yield from worker.optimizer_step()
-        worker.params, state = learner.update(worker.params, gradient, state, rate)
-        gradients.append(gradient)
-        worker.end_step()
-    return gradients
 
 
 def need_values(setting: Setting, owner: str, why: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import simpy
 
@@ -20,8 +20,9 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import host_nodes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message, Messages
+from ddlsim.runtime.cycles import plan_of_cycles
 from ddlsim.runtime.lanes import Lanes, Op
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.setting import Setting
@@ -32,9 +33,26 @@ Placement = Annotated[str, one_of("own", "colocated")]
 ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
 
 
+class PlacesServers:
+    """Strategies with servers, which are the ranks of their plans behind the workers."""
+
+    servers: int
+    placement: str
+
+    def plan_nodes(self, cluster: Cluster, nodes: list[int]) -> list[int]:
+        """Return where the ranks of the plan are: the workers, on these `nodes`, and the servers."""
+        return nodes + server_nodes(cluster, nodes, self.servers, self.placement)
+
+
+class UpdatesServers(PlacesServers):
+    """Strategies whose servers need `apply_time` for an update."""
+
+    apply_time: float | str
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
-class WithServers:
+class WithServers(UpdatesServers):
     """The fields of strategies whose servers act together, for these to inherit: as for AsyncParameterServer."""
 
     servers: Count = 1
@@ -114,19 +132,8 @@ class Threads:
             with thread.request() as turn:
                 yield turn
                 begin = self._loop.now
-                yield self._loop.env.timeout(seconds)
+                yield self._loop.work(seconds)
             show(begin, self._loop.now)
-
-
-class HasServers(Protocol):
-    """A strategy with servers."""
-
-    @property
-    def servers(self) -> int: ...
-    @property
-    def placement(self) -> str: ...
-    @property
-    def apply_time(self) -> float | str: ...
 
 
 class Servers:
@@ -139,7 +146,7 @@ class Servers:
     Raises ConfigError if there are not enough machines.
     """
 
-    def __init__(self, strategy: HasServers, setting: Setting, *, models: bool = False) -> None:
+    def __init__(self, strategy: UpdatesServers, setting: Setting, *, models: bool = False) -> None:
         self.setting = setting
         self.nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
         self.apply_time = si(strategy.apply_time, "time")
@@ -150,6 +157,20 @@ class Servers:
     def follows(self) -> bool:
         """Whether values, or sizes, follow what workers of a run do at its servers."""
         return self.messages.choice is not None or self.setting.learner.task is not None
+
+    def plan(self, ops: Sequence[Op], notes: Sequence[str]) -> None:
+        """Show workers, who are processes, with cycles of `ops` (``Setting.plan``), and `notes` on what they decide."""
+        setting, n = self.setting, len(self.nodes)
+        ops = [*ops, Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull"), Op(ls.WORK, "decode")]
+        seconds = [self.apply_time + self.messages.server_seconds(i) for i in range(n)]
+        setting.plan = plan_of_cycles(
+            setting.workers,
+            ops,
+            setting.workers[0].workload.gradient_nbytes / n,
+            servers=seconds,
+            messages=self.messages,
+            notes=notes,
+        )
 
     def up(self, worker: Worker, message: Message) -> simpy.Event:
         """Send what a worker has packed; the event is when all servers have their part."""
@@ -184,13 +205,6 @@ def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
     worker.book(start, start, what)
 
 
-def wait(worker: Worker, event: simpy.Event, what: str) -> Process:
-    """Block the worker until `event`, booked as waiting for others."""
-    start = worker.loop.now
-    yield from worker.block(event, what)
-    worker.book(start, worker.loop.now, what)
-
-
 class Visit(NamedTuple):
     """What a worker has brought, `staleness` updates after it took what it rests on, of `n_samples`."""
 
@@ -207,13 +221,16 @@ class UpdateRule:
     late     visits count even if there has been an update since what they rest on was taken
     counted  an update of the servers is one of the run
     told     the staleness of visits matters
+    follows  values, or sizes, follow what workers do
+    notes    what the plan of a cycle leaves open
     """
 
     count = 1
+    notes: Sequence[str] = ()
     late = counted = told = True
 
     def __init__(self, servers: Servers) -> None:
-        self.servers = servers
+        self.servers, self.follows = servers, servers.follows
         self._visits: list[Visit] = []
         self._sent: dict[int, Message] = {}
 
@@ -229,23 +246,27 @@ class UpdateRule:
         """Return what a worker gets."""
         raise NotImplementedError
 
+    def samples(self, worker: Worker) -> int:
+        """Return the samples of what a worker brings."""
+        return worker.samples_per_step * self._steps
+
     def serve(
         self,
         before: Sequence[Op],
         after: Sequence[Op],
         held: Sequence[Op] = (),
         steps: int = 1,
-        first: int | None = None,
+        first: Op | None = None,
     ) -> None:
         """Let all workers do what comes ``before`` a visit, visit, and do what comes ``after`` it, for ever.
 
         held   for whom a worker waits after its turn: operations of MEET or CLOCK
         steps  of a worker between two visits
-        first  the number, in ``after``, of the operation that all begin with; ``before`` if None
+        first  the operation that all begin with; None: what comes first
 
         Values follow if the run has any, sizes if they are not known before.
         """
-        servers, follows, self._steps = self.servers, self.servers.follows, steps
+        servers, follows, self._steps = self.servers, self.follows, steps
         packs = servers.messages.choice is not None
         gather = Op(
             ls.GATHER if self.late else ls.GATHER_NEW, "update", lambda _: servers.apply_time, number=self.count
@@ -275,7 +296,9 @@ class UpdateRule:
             servers=[(node, 0.0) for node in servers.nodes],
             served=self._served if follows else None,
             batch=self.count if self.told else 0,
-            first=0 if first is None else len(ops) - len(after) + first,
+            first=0 if first is None else ops.index(first),
+            messages=servers.messages,
+            notes=self.notes,
         )
 
     def _packed(self, worker: Worker) -> None:
@@ -284,8 +307,7 @@ class UpdateRule:
             self.lanes.set_message(worker, message.seconds, message.sizes)
 
     def _served(self, worker: Worker, server: int, staleness: int, whole: bool) -> None:
-        value, n_samples = self._sent[worker.rank].value, worker.samples_per_step * self._steps
-        self._visits.append(Visit(worker.rank, value, staleness, n_samples))
+        self._visits.append(Visit(worker.rank, self._sent[worker.rank].value, staleness, self.samples(worker)))
 
     def _updated(self, worker: Worker) -> None:
         visits, self._visits = self._visits, []

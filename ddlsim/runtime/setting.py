@@ -13,6 +13,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.compression import Compression
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
+from ddlsim.plan import Plan
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.worker import StopRule, Worker
@@ -33,6 +34,10 @@ class Setting:
     the whole model. Where compute times do not vary by chance, ``jitter`` is NoJitter. ``crashes`` are the times
     (s) from when until when each worker would not be there, if workers do not stop for each other, and with
     ``machines_crash`` all else on its machine.
+
+    ``plan`` tells what ranks do in a number of steps (None: in one cycle of steps) as it is executed, without
+    disturbances; what executes tasks, or cycles of operations, sets it, and processes may. With ``shows_plan`` nothing
+    will be executed: every rank has tasks of its own, and sizes that depend on values are dense.
     """
 
     cluster: Cluster
@@ -55,6 +60,8 @@ class Setting:
     whole: Sequence[Workload] = ()
     crashes: Sequence[Sequence[tuple[float, float]]] = ()
     machines_crash: bool = False
+    plan: Callable[[int | None], Plan] | None = None
+    shows_plan: bool = False
 
     @property
     def nodes(self) -> list[int]:

@@ -8,24 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+import simpy
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DeadlockError
-from ddlsim.learning import Array, Value
+from ddlsim.learning import Array, Learner, Value
 from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
-from ddlsim.network.tasks import OPTIONAL, SKIPPED
+from ddlsim.network.tasks import ASKED, JOIN, MEETING, OPTIONAL, SKIPPED
 from ddlsim.plan.folding import Folding
-from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations, with_samples
+from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING, with_codes, with_evaluations, with_samples
+from ddlsim.plan.local_steps import MERGE
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import FORWARD, PUSH_PULL, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
+from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, PUSH_PULL, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
-from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds
+from ddlsim.runtime.exchange import Exchange, Exchanges, OfGroups, OfKinds, Vectors, Way, after, way_of
+from ddlsim.runtime.executed import as_executed
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.travel import SAMPLES, Travel, way_of
 from ddlsim.runtime.worker import UNVARIED, Worker
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import NO_SLOWDOWN
@@ -83,6 +84,8 @@ def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[
 
 
 EVALUATION = "evaluation"
+#: what a rank waits for before it passes a micro-batch through the first layer
+SAMPLES = "input"
 #: workloads of all workers -> their step
 Make = Callable[[Sequence[Workload]], StepProgram]
 #: kind of collective, group, bytes -> its schedule
@@ -100,10 +103,58 @@ class Models(Protocol):
 
 
 #: gradients and plan -> what carries its collectives
-MakeExchanges = Callable[[Gradients, Plan], Exchanges]
+MakeExchanges = Callable[[Vectors, Plan], Exchanges]
+#: step, gradients by place -> their mean
+Mean = Callable[[int, Sequence[Value[Array]]], Value[Array]]
+#: step, parameters before its update -> those that its micro-batches meet
+Met = Callable[[int, Value[Array]], Value[Array]]
 
 
-def planned(members: Communicator, make: Make, exchanges: Callable[[Gradients], Mapping[int, Exchange]]) -> None:
+class CommonModel:
+    """Parameters that all hold, made from the gradients of one step after the other.
+
+    A gradient is made when its step is learned from, or when somebody has to know it before.
+
+    n_learners  how many bring gradients: workers, or groups of workers that have a model together
+    mean        of gradients
+    samples     of each who learns in a step
+    began       when the gradient of a step was begun, s
+    met         which parameters the gradients of a step are of, given those before its update; by default these
+    """
+
+    def __init__(
+        self, learner: Learner, n_learners: int, mean: Mean, samples: Callable[[int], int],
+        began: Callable[[int, int], float], met: Met | None = None,
+    ) -> None:  # fmt: skip
+        self.learner, self.n_learners, self.samples, self.began = learner, n_learners, samples, began
+        self._mean, self._met = mean, met
+        self.params: Value[Array] = learner.initial
+        self.state = learner.optimizer_state(self.params)
+        self._n_samples = 0
+        self._n_steps = 0  # whose update is in the parameters
+        self._made: dict[int, dict[int, Value[Array]]] = {}
+
+    def gradient(self, step: int, place: int) -> Value[Array]:
+        """Return the gradient of a step that has been begun, and that is not in the parameters yet."""
+        made = self._made.setdefault(step, {})
+        if place not in made:
+            self.learn_until(step - 1)  # all have contributed to those
+            met = self.params if self._met is None else self._met(step, self.params)
+            made[place] = self.learner.gradient(place, met, self.samples(step), self.began(step, place))
+        return made[place]
+
+    def learn_until(self, step: int) -> None:
+        """w <- w - eta * (1/N) sum_i g_i, for all steps up to `step`"""
+        while self._n_steps <= step:
+            gradients = [self.gradient(self._n_steps, place) for place in range(self.n_learners)]
+            mean, rate = self._mean(self._n_steps, gradients), self.learner.rate(self._n_samples)
+            self.params, self.state = self.learner.update(self.params, mean, self.state, rate)
+            self._n_samples += self.samples(self._n_steps) * self.n_learners
+            del self._made[self._n_steps]
+            self._n_steps += 1
+
+
+def planned(members: Communicator, make: Make, exchanges: Callable[[Vectors], Mapping[int, Exchange]]) -> None:
     """Let the programs that `make` makes for all workers drive a run, with `exchanges` by the kind of collective, those
     that sum gradients first."""
     setting = members.setting
@@ -124,7 +175,7 @@ def run_table(
                worker r
     live       steps of which something can be under way at the same time
     exchanges  of gradients and the plan: what carries its collectives
-    met        which parameters the gradients of a step are of (:class:`~ddlsim.runtime.common_model.CommonModel`)
+    met        which parameters the gradients of a step are of (:class:`CommonModel`)
     owner      whose run it is, for messages
     beside_first
                steps in which devices are, or wait for what comes next, until the first one has ended, with it
@@ -151,7 +202,7 @@ def run_table(
 
 def is_one_step(setting: Setting, live: int = LIVE) -> bool:
     """Return whether a run ends with its first step, so that no step is gone through again."""
-    return live == LIVE and setting.stop.n_updates == 1 and setting.learner.task is None
+    return not setting.shows_plan and live == LIVE and setting.stop.n_updates == 1 and setting.learner.task is None
 
 
 def disturbed(setting: Setting) -> str:
@@ -159,8 +210,10 @@ def disturbed(setting: Setting) -> str:
     nothing does."""
     loop, workers = setting.loop, setting.workers
     reasons = {
+        "every rank is to be shown": setting.shows_plan,
         "others use the network": loop.network.is_shared,
         "faults change links": loop.network.changes,
+        "pauses": len(loop.network.pauses) > 0,
         "workers stand still": any(setting.recorder.stops.values()) or any(setting.crashes),
         "compute times vary": any(worker.factors is not UNVARIED or worker.slow_downs for worker in workers),
         "overlap_slowdown": any(worker.overlap_slowdown != NO_SLOWDOWN for worker in workers),
@@ -207,12 +260,12 @@ class TableRun:
         once = is_one_step(setting, live)
         program = make(workloads)
         self.exchanges = exchanges(self.model.gradient, program.unroll_all(1))
-        program = self._with_more(program)
+        program = self._program = self._with_more(program)
+        setting.plan = self.plan
         self.steps = steps = program.live_steps(beside_first - 1, repeat=False) if once else program.live_steps(live)
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
-        self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
-                             lambda step, rank: float(self._last[step][rank]))  # fmt: skip
-        said = {pair: exchange.what for pair, exchange in self.travel.exchanges.items()}
+        self.calls = calls = Calls(self, owner)
+        said = {way: exchange.what for way, exchange in calls.exchanges.items()}
         shapes = [Shape(steps.plan, steps.rows, steps.keys, step, said) for step in range(steps.plan.n_steps)]
         self.bookings = Bookings(setting.recorder, self.members, shapes, setting.loop.now, folding=folding)
         #: by the first worker's workload, which the list holds and so keeps the number of
@@ -228,18 +281,16 @@ class TableRun:
         self._n_armed = 0
         self._drawn = 0  # samples of each who learns in the steps that are armed
         self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
-        kind = np.where(_named(steps.plan, EVALUATION)[steps.row], OPTIONAL, self.travel.kinds)
-        self._kinds = [kind[own] for own in steps.rows[:2]]
-        tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=kind)
+        self._kinds = [calls.kinds[own] for own in steps.rows[:2]]
+        tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=calls.kinds)
         each = [[setting.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
-            with_slowdowns(tasks, steps, each, setting), setting.loop.network, self.travel.collective,
-            self.travel.buffer_nbytes, steps.plan.queues, self.travel.messages,
-            bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets, start=setting.loop.now,
+            with_slowdowns(tasks, steps, each, setting), setting.loop.network, calls.collective, calls.buffer_nbytes,
+            steps.plan.queues, calls.messages, bystanders=calls.n_bystanders, outside=calls, meets=calls.meets,
+            start=setting.loop.now,
         )  # fmt: skip
-        for step, own in enumerate(steps.rows if steps.plan.cycles else ()):
-            self.executor.tasks["kind"][own] = self._kind(step)
-        self.travel.executes(self.executor)
+        if steps.plan.cycles:
+            self.set_kinds()
 
     def _common_model(self, met: Met | None) -> CommonModel:
         """Return the model that all workers have in common, which the run then hands over."""
@@ -257,6 +308,22 @@ class TableRun:
             return kind
         left_out = np.array([False, *(not cycle.includes(step + 1) for cycle in plan.cycles)])
         return np.where(left_out[plan.every[self.steps.rows[min(step, 1)]]], SKIPPED, kind)
+
+    def set_kinds(self) -> None:
+        """Let the tasks of steps that no rank has begun take place as the program says now."""
+        for step in range(self.done, self._n_armed):
+            tasks = self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
+            if np.isnan(tasks["start"]).all():
+                tasks["kind"] = self._kind(step)
+
+    def plan(self, steps: int | None) -> Plan:
+        """Return the first steps, or one cycle of them, as they are executed."""
+        plan = self._program.unroll(self._program.cycle if steps is None else steps)
+
+        def exchange(kind: int, group: int, parts: bool) -> Exchange:
+            return self.calls.exchanges[kind, group, parts]
+
+        return as_executed(plan, exchange, self.workers)
 
     def tasks_of(self, step: int) -> Records:
         """Return the tasks of a step in flight."""
@@ -296,11 +363,11 @@ class TableRun:
             if pause is not None and pause():
                 break
             slot = self.executor.run(limit)
-            while slot is None and not loop.network.waiting_parties and self.travel.turn(limit):
+            while slot is None and not loop.network.waiting_parties and self.calls.turn(limit):
                 slot = self.executor.run(limit)
             loop.env.pass_time(self.executor.now)
             if slot is None:
-                if not self.travel.under_way:
+                if not self.executor.under_way and self.calls.next() == np.inf:
                     raise self._deadlock()
                 if not loop.network.waiting_parties:
                     loop.env.pass_time(limit)
@@ -312,7 +379,7 @@ class TableRun:
             while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
                 self._end_step()
         self.executor.end_instant()
-        while self.travel.meets and self.travel.turn(self.executor.now):
+        while self.calls.meets and self.calls.turn(self.executor.now):
             self.executor.end_instant()
 
     def _end_step(self) -> None:
@@ -356,13 +423,17 @@ class TableRun:
 
     # ------------------------------------------------------------ compute times
 
-    def _step_in(self, slot: int) -> int:
+    def step_in(self, slot: int) -> int:
         """Return the step that is executed in a slot."""
         return self._in_slot[slot]
 
+    def factor(self, step: int, rank: int) -> float:
+        """Return the factor of a rank's compute times in the last micro-step of a step."""
+        return float(self._last[step][rank])
+
     def _seconds(self, plan: Plan) -> list[Floats]:
         """Return the seconds of the tasks of a first and a later step, NaN where they are asked for."""
-        seconds = np.where(self.travel.asked[: len(plan)], np.nan, plan.seconds)
+        seconds = np.where(self.calls.asked[: len(plan)], np.nan, plan.seconds)
         return [seconds[each] for each in self.steps.rows[:2]]
 
     def _arm(self) -> Floats:
@@ -433,7 +504,7 @@ class TableRun:
         for step in range(self.done, self.done + self.steps.live):
             task = self._first_task(0, step)
             if np.isnan(task["start"]):
-                task["seconds"] += worker.owed * (float(self._last[step - 1][0]) if step else 1.0)
+                task["seconds"] += worker.owed * (self.factor(step - 1, 0) if step else 1.0)
                 worker.owed = 0.0
                 break
 
@@ -444,7 +515,7 @@ class TableRun:
         if not self.setting.recorder.keep_spans:
             return
         shape, plan, slot = self.bookings.shape(step), self.steps.plan, self.steps.slot(step)
-        launched, rank = self.travel.launched.pop(slot, []), plan.rank[shape.rows]
+        launched, rank = self.calls.launched.pop(slot, []), plan.rank[shape.rows]
         if plan.queues == ():
             for name, exchanged in shape.exchanges:
                 self.bookings.exchange(name, rank[exchanged], rows, exchanged)
@@ -488,6 +559,201 @@ class TableRun:
         return f"the parameters of layer {self.steps.plan.first[row]}"
 
 
-def _named(plan: Plan, name: str) -> Bools:
-    """Return which rows have a name."""
-    return np.asarray(plan.name == (plan.names.index(name) if name in plan.names else len(plan.names)))
+class Calls:
+    """What the tasks of a run ask of Python while the kernel executes them
+    (:class:`~ddlsim.network.executor.Outside`): collectives of known time, or by processes; the seconds of encoding and
+    decoding, which can depend on values; samples; and what an average decides.
+
+    Raises ConfigError for a collective that nothing exchanges.
+    """
+
+    def __init__(self, run: TableRun, owner: str) -> None:
+        self.run, self.setting, self.loop, self.steps = run, run.setting, run.setting.loop, run.steps
+        self.nodes = np.array([worker.node for worker in run.workers], dtype=np.int64)
+        self.launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
+        plan, steps = run.steps.plan, run.steps
+        rows = plan.collectives
+        self.exchanges: dict[Way, Exchange] = {}
+        ways = np.stack([plan.kind[rows], plan.peer[rows], plan.part[rows] >= 0])
+        _, first, which = np.unique(ways, axis=1, return_index=True, return_inverse=True)
+        for row in rows[np.sort(first)].tolist():
+            self.exchanges[way_of(plan, row)] = self._exchange(row, owner)
+        routes = [self.exchanges[way_of(plan, row)].route for row in rows[first].tolist()]
+        known, process = (np.zeros(len(plan), dtype=np.bool_) for _ in range(2))
+        for name, rows_of in (("known", known), ("process", process)):
+            rows_of[rows] = np.array([route == name for route in routes], dtype=np.bool_)[which.reshape(-1)]
+        #: whether what queues launch does not go by schedules
+        self.meets = any(route != "schedule" for route in routes)
+        #: ranks that enter every collective by themselves
+        self.n_bystanders = max((each.communicator.n_bystanders for each in self.exchanges.values()), default=0)
+        self._task = np.zeros(len(steps.key_sizes), dtype=np.int64)  # one of each key
+        collectives = np.flatnonzero(plan.kind[steps.row] >= ALL_REDUCE)
+        self._task[steps.tasks.key[collectives]] = collectives
+        self.coding, self.sampling = _named(plan, ENCODE, DECODE), _named(plan, SAMPLES)
+        self.deciding = _named(plan, MERGE)
+        for row in np.flatnonzero(self.deciding).tolist():
+            self.deciding[row] = self._summing[int(plan.rank[row]), int(plan.part[row])].decides
+        #: which rows take as long as Python says when they begin
+        self.asked = self.coding | self.sampling | self.deciding | (process & (plan.queue < 0))
+        #: what the tasks are for the executor
+        self.kinds = np.where(known[steps.row] & (steps.tasks.kind == JOIN), MEETING, steps.tasks.kind)
+        self.kinds[self.asked[steps.row]] = ASKED
+        self.kinds[_named(plan, EVALUATION)[steps.row]] = OPTIONAL
+        self._brought: dict[tuple[int, int], tuple[int, simpy.Event | None]] = {}
+
+    def _exchange(self, row: int, owner: str) -> Exchange:
+        """Return what exchanges by a collective."""
+        plan, exchanges = self.steps.plan, self.run.exchanges
+        kind, group, parts = way_of(plan, row)
+        exchange = exchanges.exchange(kind, group, parts=parts)
+        if exchange is None:
+            every = [exchanges.exchange(other, group, parts=parts) for other in range(len(KINDS))]
+            names = " and ".join(name for name, other in zip(KINDS, every, strict=True) if other is not None)
+            raise ConfigError(f"plan: {plan.task(row)}: a run of {owner} has no such exchange; it has {names}")
+        return exchange
+
+    @functools.cached_property
+    def _summing(self) -> dict[tuple[int, int], Exchange]:
+        """What sums a part, by rank and part."""
+        plan = self.steps.plan
+        rows = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))[::-1]
+        each = zip(rows.tolist(), plan.rank[rows].tolist(), plan.part[rows].tolist(), strict=True)
+        return {(rank, part): self.exchanges[way_of(plan, row)] for row, rank, part in each}
+
+    @functools.cached_property
+    def buffer_nbytes(self) -> Floats:
+        """Bytes of the buffer of each key, (n_keys,), as queues see it: encoded, if the run compresses."""
+        sizes, plan = self.steps.key_sizes, self.steps.plan
+        if self.setting.compression is None or not plan.queues:
+            return sizes
+        sizes, rows = sizes.copy(), self.steps.row[self._task]
+        for key in np.flatnonzero(np.isin(plan.kind[rows], SUMMING) & (plan.part[rows] >= 0)).tolist():
+            exchange = self.exchanges[way_of(plan, int(rows[key]))]
+            sizes[key] = exchange.buffer_nbytes(int(plan.part[rows[key]]), float(sizes[key]))
+        return sizes
+
+    # ------------------------------------------------------------ collectives and messages
+
+    def collective(self, keys: list[int]) -> int:
+        """Prepare a collective, simulated by a schedule, that carries `keys`; return its id."""
+        exchange, step, parts, nbytes = self._carried(keys)
+        schedule, size = exchange.schedule(step, parts, nbytes)
+        return self.loop.collective(schedule, exchange.communicator.all_nodes, size)
+
+    def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
+        """Return the nodes that messages leave and reach, and their bytes."""
+        plan, rows = self.steps.plan, self.steps.row[rows]
+        return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
+
+    def meet(self, keys: list[int], queue: int) -> None:
+        executor = self.run.executor
+        self.loop.env.pass_time(executor.now)
+        exchange, step, parts, nbytes = self._carried(keys)
+        members = [executor.members(key) for key in keys]
+        if exchange.route == "known":
+            finished = self.loop.env.event()
+
+            def ended(end: float) -> None:
+                executor.end(np.concatenate(members), end)
+                if queue >= 0:
+                    self.loop.trigger_at(finished, end)
+
+            exchange.communicator.run(exchange.phases(step, parts, nbytes), ended)
+        else:
+            ends = [exchange.carry(worker, step, parts, nbytes) for worker in exchange.communicator.workers]
+            for place, arrival in enumerate(ends):
+                self._end_after(arrival, [int(rows[place]) for rows in members])
+            finished = self.loop.env.all_of(ends)
+        if queue >= 0:
+            after(finished, lambda _: executor.dispatchers[queue].ended(executor.now))
+
+    def _carried(self, keys: list[int]) -> tuple[Exchange, int, list[int], float]:
+        """Return what exchanges `keys` as one, in which step, their parts, and their bytes."""
+        plan, tasks = self.steps.plan, self._task[keys]
+        row, slot = int(self.steps.row[tasks[0]]), self.steps.slot_of(int(tasks[0]))
+        if self.setting.recorder.keep_spans and plan.queues:
+            self.launched.setdefault(slot, []).append(keys)
+        nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
+        exchange = self.exchanges[way_of(plan, row)]
+        return exchange, self.run.step_in(slot), plan.part[self.steps.row[tasks]].tolist(), nbytes
+
+    def begins(self, task: int) -> float:
+        plan, run, row = self.steps.plan, self.run, int(self.steps.row[task])
+        step, part, rank = run.step_in(self.steps.slot_of(task)), int(plan.part[row]), int(plan.rank[row])
+        worker = run.workers[rank]
+        self.loop.env.pass_time(run.executor.now)
+        if self.coding[row]:
+            exchange, factor = self._summing[rank, part], run.factor(step, rank)
+            if plan.names[plan.name[row]] == ENCODE:
+                return exchange.encode_seconds(worker, step, part) * factor
+            if plan.queues:  # perhaps of the step before
+                step += int(plan.step[plan.needs[plan.need_offsets[row]]]) - int(plan.step[row])
+            return exchange.decode_seconds(worker, step, part) * factor
+        if self.deciding[row]:
+            if self._summing[rank, part].arrived(worker, step):
+                run.set_kinds()
+            return 0.0
+        if self.sampling[row]:
+            event = self._samples(step, row)
+            if event is None or event.triggered:
+                return 0.0
+        else:
+            event = self.exchanges[way_of(plan, row)].carry(worker, step, [part], float(plan.nbytes[row]))
+        self._end_after(event, [task])
+        return float("inf")
+
+    def _end_after(self, event: simpy.Event, tasks: list[int]) -> None:
+        """Let tasks end when an event happens."""
+        executor = self.run.executor
+        after(event, lambda _: executor.end(tasks, executor.now))
+
+    # ------------------------------------------------------------ samples
+
+    def _samples(self, step: int, row: int) -> simpy.Event | None:
+        """Return what a rank waits for that needs samples, None if they are there: the first of the ranks that share a
+        micro-batch reads it."""
+        batch, reader, n_ranks = self._batches[row]
+        left, event = self._brought.pop((step, batch), (n_ranks, None))
+        if left == n_ranks:
+            worker = self.run.workers[reader]
+            assert worker.feed is not None
+            event = worker.feed.take(worker.rank, worker.workload.batch_size)
+        if left > 1:
+            self._brought[step, batch] = left - 1, event
+        return event
+
+    @functools.cached_property
+    def _batches(self) -> dict[int, tuple[int, int, int]]:
+        """Of each row that waits for samples: its micro-batch, the rank that reads it, and how many ranks share it."""
+        plan = self.steps.plan
+        passes = np.flatnonzero((plan.kind == FORWARD) & (plan.first == 0))
+        batch = dict(zip(plan.previous[passes].tolist(), plan.batch[passes].tolist(), strict=True))
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row in np.flatnonzero(self.sampling).tolist():
+            groups.setdefault((int(plan.step[row]), batch.get(row, -1)), []).append(row)
+        return {
+            row: (number, int(min(plan.rank[rows])), len(rows)) for (_, number), rows in groups.items() for row in rows
+        }
+
+    # ------------------------------------------------------------ processes
+
+    def next(self) -> float:
+        return self.run.executor.now if self.loop.asks else self.loop.env.peek()
+
+    def completed(self, ids: Ints, ranks: Ints) -> None:
+        self.loop.env.pass_time(self.run.executor.now)
+        self.loop.complete(ids, ranks, self.run.executor.now)
+
+    def turn(self, limit: float) -> bool:
+        """Let processes do all that comes next at one instant, up to `limit` (s); return whether there was anything."""
+        now = self.next()
+        if now > limit or now == np.inf:
+            return False
+        self.run.executor.reach(now)
+        self.loop.turn(now)
+        return True
+
+
+def _named(plan: Plan, *names: str) -> Bools:
+    """Return which rows have one of these names."""
+    return np.isin(plan.name, [number for number, name in enumerate(plan.names) if name in names])

@@ -173,10 +173,10 @@ class Worker:
         start = self.loop.now
         duration = seconds * self.factor
         if self.slow_downs:
-            duration = slowed_duration(duration, start, self.slow_downs)
+            duration = slowed_duration(duration, self.loop.earliest(start), self.slow_downs)
         if duration > 0.0:
             self.recorder.begin(self.rank, COMPUTE, what, start)
-            yield self.loop.env.timeout(duration)
+            yield self.loop.work(duration)
             self.recorder.worker(self.rank, COMPUTE, what, start, self.loop.now)
 
     def begin_step(self) -> Process:

@@ -14,9 +14,8 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.norms import with_shared_norms
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator, communicator
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Vectors
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, OnFabric, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
@@ -61,7 +60,7 @@ class AllReduce(OnFabric):
         members, overlap = communicator(setting, self), as_compressed(overlap_named(self.overlap), setting)
         parts = backwards(buckets_of(overlap, setting.workers[0].workload))
 
-        def sums(gradients: Gradients) -> Exchange:
+        def sums(gradients: Vectors) -> Exchange:
             return CollectiveExchange(members, parts=parts, vectors=gradients)
 
         start_group(setting, overlap, members, sums, self.shared_norms, no_sync=self.no_sync)
@@ -87,7 +86,7 @@ def _program(
 
 
 def start_group(
-    setting: Setting, overlap: Overlap, members: Communicator, sums: Callable[[Gradients], Exchange],
+    setting: Setting, overlap: Overlap, members: Communicator, sums: Callable[[Vectors], Exchange],
     shared_norms: str | Collective | None = None, *, no_sync: bool = True,
 ) -> None:  # fmt: skip
     """Let the plan of `overlap` drive workers that exchange gradients by what `sums` makes.
@@ -110,7 +109,7 @@ def start_group(
         shared = shared_norms is not None
         return _program(overlap, workloads, accumulation, no_sync=no_sync, shared_norms=shared)
 
-    def exchanges(gradients: Gradients) -> dict[int, Exchange]:
+    def exchanges(gradients: Vectors) -> dict[int, Exchange]:
         norms = {} if shared_norms is None else {ALL_GATHER: CollectiveExchange(members, "all_gather", shared_norms)}
         return {ALL_REDUCE: sums(gradients), **norms}
 

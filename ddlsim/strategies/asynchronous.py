@@ -9,10 +9,10 @@ from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
-from ddlsim.runtime.servers import ApplyTime, Placement, Servers, check_layers, note_lock_step
+from ddlsim.runtime.servers import ApplyTime, Placement, Servers, UpdatesServers, check_layers, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
@@ -90,6 +90,7 @@ class _Downpour:
             served=self.served if follows else None,
             asks=packs,
             back=self.back,
+            messages=servers.messages,
         )
 
     def drawn(self, worker: Worker) -> None:
@@ -141,7 +142,7 @@ class _Downpour:
 
 @checked
 @dataclass(frozen=True)
-class AsyncParameterServer:
+class AsyncParameterServer(UpdatesServers):
     """Asynchronous SGD (Downpour, Dean et al. 2012, section 4.1): the server applies each gradient when it
     arrives, w <- w - eta * g_i(w_{t - tau}), and answers with the parameters; nobody waits for anybody.
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from ddlsim.arguments import Count, by, checked, whole
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
 from ddlsim.runtime.lanes import Op, gradient
 from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, check_layers, note_lock_step

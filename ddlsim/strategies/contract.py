@@ -17,10 +17,11 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan import Plan, StepProgram
 from ddlsim.plan.plan import Floats
+from ddlsim.plan.program import Folded
 from ddlsim.runtime.fabric import Collectives, Fabric
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import Model
-from ddlsim.workload.stage import Outlook, Stage
+from ddlsim.workload.stage import Stage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,7 +32,7 @@ REQUIRED: dict[str, Parameters] = {"start": (("setting",), ()), "buckets": (("wo
 OPTIONAL: dict[str, Parameters] = {}
 #: a method describes what another one does: a subclass that overrides the second must override the first, too
 _DESCRIBES = {
-    "program": ("start",), "plan": ("start", "program"), "outlook": ("start", "program", "plan"),
+    "program": ("start",), "plan": ("start", "program"), "folded_program": ("start", "program", "plan"),
     "peak_memory": ("program", "plan"), "stages": ("stage",),
 }  # fmt: skip
 
@@ -123,9 +124,10 @@ class Contract:
 
     @_optional
     def program(self, workloads: Sequence[Workload], accumulation: int) -> StepProgram:
-        """Step program of all workers. Default: ConfigError, as the step has no static task graph."""
+        """Step program of all workers. Default: ConfigError, as processes decide what comes next."""
         raise ConfigError(
-            f"plan: the step of {self.strategy.label} has no static task graph; those of {_with_plans()} have"
+            f"plan: {self.strategy.label} has no step program, as its processes decide what comes next; define "
+            "program(workloads, accumulation), or set setting.plan in start, to show what they do"
         )
 
     @_optional
@@ -139,22 +141,21 @@ class Contract:
         return list(nodes)
 
     @_optional
-    def peak_memory(self, workloads: Sequence[Workload], accumulation: int) -> Floats:
-        """Bytes that the tasks of each rank hold at most, (n_ranks,). Default: those of the plan."""
+    def peak_memory(self, workloads: Sequence[Workload], accumulation: int) -> Floats | None:
+        """Bytes that the tasks of each rank hold at most, (n_ranks,); None where that is unknown.
+
+        Default: those of the plan, None without a step program.
+        """
+        if not (self.defines("program") or self.defines("plan")):
+            return None
         return self.plan(workloads, 1, accumulation).peak_memory()
 
     @_optional
-    def outlook(
-        self,
-        workloads: Sequence[Workload],
-        micro_batches: int,
-        steps: int,
-        cluster: Cluster,
-        nodes: Sequence[int],
-        *,
-        whole: bool,
-    ) -> Outlook | None:
-        """Lower bound on the time of steps without making their plan; None where there is none. Default: None."""
+    def folded_program(
+        self, workloads: Sequence[Workload], micro_batches: int, cluster: Cluster, nodes: Sequence[int]
+    ) -> Folded | None:
+        """A smaller step program that takes no longer on some nodes than the strategy does: workers that do the same
+        are one rank, for example. None where there is none. Default: None."""
         return None
 
     # ------------------------------------------------------------ collectives
@@ -208,11 +209,6 @@ class Contract:
     def name(self) -> str:
         """Name of its class, for messages."""
         return type(self.strategy).__name__
-
-    @property
-    def has_plan(self) -> bool:
-        """Whether its step has a static task graph."""
-        return self.defines("program") or self.defines("plan")
 
     @property
     def shares_batch(self) -> bool:
@@ -320,16 +316,3 @@ def _bound(attribute: Any, owner: object, kind: type) -> Any:
     """Return what ``owner.attribute`` is for a function, static method, class method or callable of its class."""
     descriptor: Any = attribute
     return descriptor.__get__(owner, kind) if inspect.isroutine(attribute) else attribute
-
-
-def _with_plans() -> str:
-    """Return the names of the bundled strategies with a plan."""
-    import ddlsim.strategies as bundled
-
-    kinds: list[Any] = [kind for kind in vars(bundled).values() if isinstance(kind, type)]
-    *others, last = sorted(
-        kind.__name__
-        for kind in kinds
-        if "start" in (methods := _methods_of(kind)) and ("plan" in methods or "program" in methods)
-    )
-    return f"{', '.join(others)} and {last}"

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from ddlsim.arguments import Count, checked, number
 from ddlsim.learning import Array, Value
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message
-from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
+from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient, repeated
 from ddlsim.runtime.replica import replicas_of
 from ddlsim.runtime.servers import Servers, UpdateRule, Visit, WithServers, note_lock_step
 from ddlsim.runtime.setting import Setting
@@ -37,7 +37,8 @@ class _Springs(UpdateRule):
         end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.count > 1 else ls.EACH)
         step = [*gradient(setting, self._drawn if learns else None), OPTIMIZER, end]
         pull = [Op(ls.NOTE, follow=self._pull)] if learns else []
-        self.serve([], [*pull, *step * period], [Op(ls.MEET, "the other workers")], first=len(pull))
+        steps = repeated(step, lambda _: period)
+        self.serve([], [*pull, *steps], [Op(ls.MEET, "the other workers")], first=step[0])
 
     def pack(self, worker: Worker) -> Message:
         return self.servers.messages.model(worker, worker.params)

@@ -14,6 +14,7 @@ from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.plan import StepProgram
 from ddlsim.plan.embeddings import embeddings
+from ddlsim.plan.program import LIVE
 from ddlsim.plan.schedules import Schedules
 from ddlsim.readable import size
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
@@ -227,10 +228,9 @@ class EmbeddingParallel(DealtOut):
         nodes = np.array(setting.nodes)
         schedules = Schedules(program.unroll(1), self.algorithm, setting.cluster, nodes, self.rank_order)
         setting.notes.append(self._note(each[0], len(each)))
-        run_table(
-            setting, program, schedules,
-            samples=sum(workload.batch_size for workload in each),
-        )  # fmt: skip
+        # a rank awaits the indices of the step after the next one while others are still in the step before
+        live = LIVE + 1 if self.indices == "prefetched" else LIVE
+        run_table(setting, program, schedules, samples=sum(workload.batch_size for workload in each), live=live)
 
     def _note(self, workload: Workload, n_workers: int) -> str:
         """Say how full the fullest and the emptiest workers are, and what they look up."""

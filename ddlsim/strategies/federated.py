@@ -12,13 +12,13 @@ import numpy as np
 from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value, weighted_sum
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.optim import SGD, Optimizer
-from ddlsim.runtime import Outer, Process, Servers, Setting, Worker, local_steps
+from ddlsim.runtime import Outer, Servers, Setting, Worker
 from ddlsim.runtime.codec import Message
-from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
+from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient, repeated
 from ddlsim.runtime.replica import need_values
-from ddlsim.runtime.servers import WithServers, communicate, note_lock_step, wait
+from ddlsim.runtime.servers import UpdateRule, Visit, WithServers, note_lock_step
 from ddlsim.strategies.central import CentralModel
 from ddlsim.strategies.staleness import ScalingChoice, scaling_named
 from ddlsim.streams import stream
@@ -73,69 +73,76 @@ class FedAvg(WithServers):
         """Start all clients. Raises ConfigError for `epochs` where there is no data to count epochs of."""
         if self.epochs is not None:
             need_values(setting, f"FedAvg: epochs = {self.epochs:g}", "epochs are passes over data")
-        rounds = _Rounds(Servers(self, setting, models=True), self.n_drawn(len(setting.workers)))
-        for worker in setting.workers:
-            setting.loop.env.process(self.work(worker, rounds))
+        _Rounds(self, setting).go()
 
-    def work(self, worker: Worker, rounds: _Rounds) -> Process:
-        """One client's life."""
+    def steps_of(self, worker: Worker) -> int:
+        """Return how many steps a client makes in a round that begins now."""
         n_local = worker.learner.n_local(worker.rank)
-        while True:
-            yield from rounds.enter(worker)
-            n_steps = self.local_steps or math.ceil((self.epochs or 0.0) * n_local / worker.samples_per_step)
-            yield from local_steps(worker, n_steps)
-            yield from rounds.leave(worker, n_local, n_steps * worker.samples_per_step)
+        return self.local_steps or math.ceil((self.epochs or 0.0) * n_local / worker.samples_per_step)
 
 
-class _Rounds:
-    """Rounds of `n_drawn` clients each, drawn by chance, all different: :meth:`enter` them, compute, :meth:`leave`.
+class _Rounds(UpdateRule):
+    """The model at the servers, in rounds of `count` clients each, sampled at random, all different.
 
-    A round is an update, when all that were drawn have left it: the model at the ``servers`` (which exchange models)
-    is the mean of theirs then, weighted and summed in float64 in the order of the ranks.
+    A round is an update, when all its clients have pushed their models: the model is the mean of theirs then, weighted
+    by the samples of their shards and summed in float64 in the order of the ranks.
     """
 
-    def __init__(self, servers: Servers, n_drawn: int) -> None:
-        setting = servers.setting
-        self.servers, self.n_drawn, self.params = servers, n_drawn, setting.learner.initial
-        self._env, self._draws = setting.loop.env, stream(setting.seed, 0, "rounds")
-        self._drawn = [self._env.event() for _ in setting.workers]
-        #: by rank: model, weight and samples of those that have left the round
-        self._models: dict[int, tuple[Value[Array], float, int]] = {}
+    told = False
+
+    def __init__(self, strategy: FedAvg, setting: Setting) -> None:
+        super().__init__(Servers(strategy, setting, models=True))
+        self.count, self.params = strategy.n_drawn(len(setting.workers)), setting.learner.initial
+        self.notes = [f"{self.count} clients are drawn for each round, and the update takes the models of all of them"]
+        self.follows = True  # an update samples the clients of the next round
+        self._strategy, self._draws = strategy, stream(setting.seed, 0, "rounds")
+        self._clients = [_Client(worker) for worker in setting.workers]
+        self._n_steps = [strategy.steps_of(worker) for worker in setting.workers]
         setting.model = lambda: self.params
+
+    def go(self) -> None:
+        """Let clients wait for a round, pull the model, make local steps, and push theirs, for ever."""
+        clients = self._clients
+        step = [
+            *gradient(self.servers.setting, lambda worker: clients[worker.rank].draw()),
+            OPTIMIZER,
+            Op(ls.STEP, follow=lambda worker: clients[worker.rank].step()),
+        ]
+        steps = repeated(step, lambda worker: self._n_steps[worker.rank])
+        invited = Op(ls.MEET, "a round that it is drawn for", number=1)
+        self.serve([Op(ls.NOTE, follow=self._begin), *steps], [], [invited], first=invited)
+        self._draw(now=True)
+
+    def _begin(self, worker: Worker) -> None:
+        self._clients[worker.rank].begin()
+        self._n_steps[worker.rank] = self._strategy.steps_of(worker)
+        self.lanes.set_rounds(worker, self._n_steps[worker.rank])
+
+    def _draw(self, *, now: bool = False) -> None:
+        ranks = self._draws.choice(len(self._clients), self.count, replace=False)
+        self.lanes.invite(ranks.tolist(), now=now)
+
+    def samples(self, worker: Worker) -> int:
+        return self._n_steps[worker.rank] * worker.samples_per_step
+
+    def pack(self, worker: Worker) -> Message:
+        self._clients[worker.rank].gradients.clear()  # they are in the model
+        return self.servers.messages.model(worker, worker.params)
+
+    def answer(self, worker: Worker) -> Message:
+        message = self.servers.messages.answer(worker, self.params)
+        worker.params = message.value
+        return message
+
+    def update(self, visits: Sequence[Visit]) -> None:
+        learner, stop = self.servers.setting.learner, self.servers.setting.stop
+        in_order = sorted(visits, key=lambda visit: visit.rank)
+        weights = [float(learner.n_local(visit.rank)) for visit in in_order]
+        total = sum(weights)
+        shares = [weight / total for weight in weights]
+        self.params = weighted_sum(learner.plane, shares, [visit.value for visit in in_order])
+        stop.updated(sum(visit.n_samples for visit in visits))
         self._draw()
-
-    def _draw(self) -> None:
-        for rank in sorted(self._draws.choice(len(self._drawn), self.n_drawn, replace=False).tolist()):
-            self._drawn[rank].succeed()
-
-    def enter(self, worker: Worker) -> Process:
-        """Wait until the client is drawn, and pull the model: it is what the client works with then."""
-        yield from wait(worker, self._drawn[worker.rank], "a round that it is drawn for")
-        self._drawn[worker.rank] = self._env.event()
-        answer = self.servers.messages.answer(worker, self.params)
-        yield from self.servers.pull(worker, answer)
-        worker.params = answer.value
-
-    def leave(self, worker: Worker, weight: float, n_samples: int) -> Process:
-        """Push the client's model, which `n_samples` have gone into; the last one to come makes the update, waits for
-        it, and draws the next round."""
-        servers = self.servers
-        model = servers.messages.model(worker, worker.params)
-        yield from servers.push(worker, model)
-        with servers.turn.request() as turn:
-            yield from wait(worker, turn, "the servers' queue")
-            yield from communicate(worker, self._env.timeout(servers.messages.server_seconds()), "decode")
-            self._models[worker.rank] = model.value, weight, n_samples
-            if len(self._models) < self.n_drawn:
-                return
-            begin = worker.loop.now
-            yield from communicate(worker, self._env.timeout(servers.apply_time), "update")
-            servers.show_update(begin)
-            models, weights, samples = zip(*[self._models[rank] for rank in sorted(self._models)], strict=True)
-            self._models, total = {}, sum(weights)
-            self.params = weighted_sum(worker.learner.plane, [each / total for each in weights], models)
-            worker.stop.updated(sum(samples))
-            self._draw()
 
 
 @checked
@@ -187,7 +194,7 @@ class FedBuff(WithServers):
 
         begin = [Op(ls.NOTE, follow=after(_Client.begin))] if follows else []
         step = [*gradient(setting, after(_Client.draw)), OPTIMIZER, Op(ls.STEP, follow=after(_Client.step))]
-        buffer.serve([*begin, *step * self.local_steps], [], steps=self.local_steps)
+        buffer.serve([*begin, *repeated(step, lambda _: self.local_steps)], [], steps=self.local_steps)
 
 
 class _Buffer(CentralModel):
@@ -201,7 +208,7 @@ class _Buffer(CentralModel):
 
 
 class _Client:
-    """What a client of :class:`FedBuff` does between two visits."""
+    """What a client does between two visits of the servers."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

@@ -13,18 +13,15 @@ from typing import Annotated
 import numpy as np
 
 from ddlsim.arguments import Count, Index, by, checked, one_of, whole
-from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, listed
 from ddlsim.plan import Plan, StepProgram, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
-from ddlsim.plan.fully_sharded import costs_of, least_step
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import rounded
-from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.exchange import OfGroups
+from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import (
     AllReduceAlgorithm,
     Collectives,
@@ -48,7 +45,7 @@ from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.roles import blocks
-from ddlsim.workload.stage import Outlook, Stage
+from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 #: fields that go with a stage only
@@ -292,35 +289,6 @@ class FSDP:
         slices = [slice(end - size, end) for size, end in zip(sizes, ends.tolist(), strict=True)]
         return slices if self.stage == 3 else slices[::-1]
 
-    def outlook(
-        self,
-        workloads: Sequence[Workload],
-        micro_batches: int,
-        steps: int,
-        cluster: Cluster,
-        nodes: Sequence[int],
-        *,
-        whole: bool,
-    ) -> Outlook | None:
-        """Return what can be said of `steps` steps of stage 3 without their plan
-        (``ddlsim/plan/fully_sharded.py``); None of other stages, and where workers differ.
-
-        whole  gradients travel as they are, not compressed
-        """
-        if self.stage < 3 or len({id(workload) for workload in workloads}) > 1:
-            return None
-        n_workers, work = len(workloads), _recomputing(workloads[0], self.recompute)
-        shard = n_workers if self.shard is None else self.shard
-        costs = costs_of(
-            work, self._units(work.model), micro_batches, shard, reshard=self.reshard, no_sync=self.no_sync,
-            element=ELEMENT_NBYTES[self.param_dtype or work.precision],
-        )  # fmt: skip
-        least = least_step(costs, shard, cluster if whole else None, np.array(nodes))
-        stage = self.stages(workloads)[0]
-        assert stage.memory is not None
-        held = stage.memory.activations
-        return Outlook(steps * least, lambda: [(stage, held)], "passes and bytes of sharded steps")
-
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer, and for gradients
         that are not compressed."""
@@ -336,7 +304,7 @@ class FSDP:
         schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
         parts = [] if setting.compression is None else self._compressible(setting, first, accumulation)
 
-        def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+        def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
             dense = OfGroups(setting, setting.workers, plan.groups, schedules)
             fabric = Fabric(algorithms["all_reduce"], self.rank_order, self.cost)
             halves = {kind: algorithms[kind] for kind in ("reduce_scatter", "all_gather")}

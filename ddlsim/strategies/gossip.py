@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import by, checked, number
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
-from ddlsim.network import lane_tables as ls
+from ddlsim.network import lanes as ls
 from ddlsim.runtime.codec import Message, Messages
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.replica import Replica, replicas_of
@@ -96,7 +96,7 @@ class Neighbours:
         first = self.setting.workers[0]
         self.lanes = Lanes(
             self.setting, ops, first.workload.gradient_nbytes, first.samples_per_step * len(self.matrix),
-            peers=self.receivers, depth=1 + self._lead(),
+            peers=self.receivers, depth=1 + self._lead(), messages=self.messages,
         )  # fmt: skip
 
     def _lead(self) -> int:
@@ -292,7 +292,7 @@ class _Pairs:
         first = setting.workers[0]
         self.lanes = Lanes(
             setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
-            served=self._average if learns else None, asks=packs, batch=0,
+            served=self._average if learns else None, asks=packs, batch=0, messages=self.messages,
         )  # fmt: skip
 
     def _choose(self, worker: Worker) -> int:
@@ -437,7 +437,8 @@ class _Gossip:
         first = setting.workers[0]
         self.lanes = Lanes(
             setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
-            served=self._arrived if learns else None, batch=0,
+            served=self._arrived if learns else None, batch=0, messages=messages,
+            notes=[f"a rank pushes its model in a step with probability {self.probability:g}"],
         )  # fmt: skip
 
     def _choose(self, worker: Worker) -> int:

@@ -17,8 +17,7 @@ from ddlsim.plan.hybrid import hybrid, kept_nbytes, replicated
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.exchange import OfGroups
+from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
@@ -175,7 +174,7 @@ class Hybrid(DealtOut, WithFabric):
             if dense:
                 setting.notes.append(f"compression: what workers sum of {', '.join(dense)}, which are split, is dense")
 
-        def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+        def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
             dense = OfGroups(setting, setting.workers, plan.groups, schedules)
             return OfReplicas(dense, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
 

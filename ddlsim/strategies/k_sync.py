@@ -11,6 +11,7 @@ from ddlsim.arguments import Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.codec import Message
+from ddlsim.runtime.lanes import gradient
 from ddlsim.runtime.servers import Visit, WithServers, communicate
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
@@ -72,23 +73,23 @@ class _Rounds:
     def _receive(self, arrived: simpy.Event, visit: Visit, version: int) -> Process:
         """Take the gradient unless it is too late; make the update if there are enough."""
         center, servers = self.center, self.center.servers
-        env = servers.setting.loop.env
+        loop = servers.setting.loop
         yield arrived
         if (seconds := servers.messages.server_seconds()) > 0.0:
-            yield env.timeout(seconds)
+            yield loop.work(seconds)
         if version != center.version or len(self.gathered) == center.count:
             return
         self.gathered.append(visit)
         if len(self.gathered) < center.count:
             return
-        begin = servers.setting.loop.now
+        begin = loop.now
         if servers.apply_time > 0.0:
-            yield env.timeout(servers.apply_time)
+            yield loop.work(servers.apply_time)
             servers.show_update(begin)
         first, self.gathered = self.gathered, []
         center.update(first)
         for worker in servers.setting.workers:
-            env.process(self._send(worker, center.version, center.params))
+            loop.env.process(self._send(worker, center.version, center.params))
 
     def _send(self, worker: Worker, version: int, params: Value[Array]) -> Process:
         arrival = self.arrival(worker, version)
@@ -125,6 +126,9 @@ class _Rounds:
 
 def _start(setting: Setting, center: CentralModel, *, again: bool) -> None:
     rounds = _Rounds(center)
+    center.servers.plan(gradient(setting, None), [
+        f"an update takes the first {center.count} gradients; other workers drop what they do and start again"
+    ])  # fmt: skip
     for worker in setting.workers:
         setting.loop.env.process(rounds.work(worker, again=again))
 

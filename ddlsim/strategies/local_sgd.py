@@ -6,6 +6,7 @@ compute time beyond what the cluster charges for reductions.
 
 from __future__ import annotations
 
+import bisect
 import math
 import sys
 from collections.abc import Sequence
@@ -21,14 +22,12 @@ from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import State
 from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
-from ddlsim.plan.plan import Every
+from ddlsim.plan.plan import Chosen, Every
 from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.exchange import Averaging
 from ddlsim.runtime.fabric import cost_said, name_of
 from ddlsim.runtime.own_models import Rule, run_local_steps
-from ddlsim.runtime.replica import Periodic, Replica, need_values, start_replicas
+from ddlsim.runtime.replica import Periodic, Replica, need_values
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.worker import Process
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 
@@ -85,9 +84,11 @@ def _updated(replica: Replica, gradient: Value[Array]) -> tuple[Value[Array], St
 def _steps_before(setting: Setting, epoch: float) -> int:
     """Return how many steps begin before an epoch."""
     worker, n_samples, steps = setting.workers[0], 0, 0
+    if worker.workload_at is None:
+        of_step = worker.samples_per_step * len(setting.workers)
+        return bisect.bisect_left(range(1 << 62), epoch, key=lambda n: setting.learner.epoch(n * of_step))
     while epoch and (at := setting.learner.epoch(n_samples)) < epoch:
-        workload = worker.workload if worker.workload_at is None else worker.workload_at(at)
-        n_samples += workload.batch_size * worker.accumulation * len(setting.workers)
+        n_samples += worker.workload_at(at).batch_size * worker.accumulation * len(setting.workers)
         steps += 1
     return steps
 
@@ -179,27 +180,24 @@ class HierarchicalLocalSGD(Periodic):
 
 @dataclass
 class _AdaptivePeriod:
-    """The rule of :class:`AdaComm`, applied whenever an average is there.
-
-    ``next_time`` (s) or ``next_round`` is when it is applied again.
-    """
+    """The rule of :class:`AdaComm`, applied whenever an average is there: it chooses the step of the next one."""
 
     strategy: AdaComm
     setting: Setting
-    period: int
+    steps: list[int]
     first_loss: float
-    n_rounds: int = 0
+    period: int
     n_intervals: int = 1
 
     def adapt(self, mean: Value[Array]) -> Value[Array]:
         """Set how many local steps to make from the mean, and return it."""
-        self.n_rounds += 1
-        passed = self.setting.loop.now if isinstance(self.strategy.interval, str) else self.n_rounds
+        passed = self.setting.loop.now if isinstance(self.strategy.interval, str) else len(self.steps)
         if passed >= self.n_intervals * self.strategy.between():
             self.n_intervals = math.floor(passed / self.strategy.between()) + 1
             ratio = self.setting.learner.evaluate(mean)[0] / max(self.first_loss, sys.float_info.min)
             if math.isfinite(ratio):
                 self.period = max(1, math.ceil(math.sqrt(ratio) * self.strategy.period))
+        self.steps.append(self.steps[-1] + self.period)
         return mean
 
 
@@ -231,17 +229,7 @@ class AdaComm(Periodic):
         """Start all workers. Raises ConfigError without data: the loss decides when workers talk."""
         need_values(setting, "AdaComm", "it averages as often as the loss says")
         first_loss = setting.learner.evaluate(setting.learner.initial)[0]
-        rule = _AdaptivePeriod(self, setting, self.period, first_loss)
-        members = communicator(setting, self)
-        average = Averaging(members, rule.adapt)
-        start_replicas(setting, lambda replica: self.work(replica, average, rule))
-
-    def work(self, replica: Replica, average: Averaging, rule: _AdaptivePeriod) -> Process:
-        """One worker's life."""
-        worker = replica.worker
-        while True:
-            for left in reversed(range(rule.period)):
-                yield from replica.local_step()
-                if left == 0:
-                    worker.params = yield from average.mean(worker, replica.step, worker.params)
-                replica.end_step()
+        steps = Chosen([self.period], 4 * self.period, "the loss")
+        period = _AdaptivePeriod(self, setting, steps.steps, first_loss, self.period)
+        rule = Rule(Average(steps), [communicator(setting, self)], then=period.adapt, decides=True)
+        run_local_steps(setting, [rule], owner="AdaComm")

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -23,10 +23,10 @@ from ddlsim.plan.folding import Folding, fold
 from ddlsim.plan.folding import least_seconds as least_exchange_seconds
 from ddlsim.plan.gathered_ahead import with_shares
 from ddlsim.plan.norms import with_stage_norms
-from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
+from ddlsim.plan.pipeline_outline import Outline, activations_held, costs_of, outlined
 from ddlsim.plan.plan import Floats, Ints
-from ddlsim.plan.program import LIVE, N_STEPS
+from ddlsim.plan.program import LIVE, N_STEPS, Folded
 from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_ranks import (
     GroupSchedules,
@@ -38,8 +38,7 @@ from ddlsim.plan.tensor_ranks import (
     with_exchanges,
 )
 from ddlsim.readable import count
-from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.exchange import OfGroups
+from ddlsim.runtime.exchange import OfGroups, Vectors
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
@@ -50,7 +49,7 @@ from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_b
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.roles import blocks
-from ddlsim.workload.stage import Outlook, Stage
+from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
 #: tasks of all ranks of tensor groups that are executed; of more, one rank of each group is
@@ -216,13 +215,19 @@ class Parallel(WithFabric):
 
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
         """Return what each worker computes of the model, and the memory that it takes beside activations."""
-        cuts = self._cuts(workloads)
-        return [self._stage(rank, workloads, cuts) for rank in range(len(workloads))]
+        cuts, mesh = self._cuts(workloads), self.mesh(len(workloads))
+        stages: dict[tuple[int, int], Stage] = {}  # by workload and place; it takes long to ask for each of thousands
+        result = []
+        for rank, workload in enumerate(workloads):
+            key = id(workload), mesh.coordinates(rank).pipeline
+            if key not in stages:
+                stages[key] = self._stage(workload, key[1], mesh, cuts)
+            result.append(stages[key])
+        return result
 
-    def _stage(self, rank: int, workloads: Sequence[Workload], cuts: tuple[int, ...]) -> Stage:
-        mesh = self.mesh(len(workloads))
-        place = mesh.coordinates(rank).pipeline
-        chunks = _cut_at(self._shard(workloads[rank]).workload, cuts)
+    def _stage(self, workload: Workload, place: int, mesh: Mesh, cuts: tuple[int, ...]) -> Stage:
+        """Return what a worker does at a place of the pipeline."""
+        chunks = _cut_at(self._shard(workload).workload, cuts)
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         shards = mesh.data if self.sharded else 1
         return _stage(own, shards, self.tensor, self.sequence, self._again, 1 + self._delays[place])
@@ -328,13 +333,13 @@ class Parallel(WithFabric):
 
         Raises ConfigError as :meth:`plan` does.
         """
-        if self._asynchronous or not isinstance(self.order, str):
+        if self._asynchronous:
             return np.repeat(self._of_groups(workloads, 1, micro_batches).plans[0].peak_memory(), self.tensor)
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
-        order = representative_order(self.order, self.pipeline, micro_batches, len(cuts) + 1)
-        held = rank_holds(self._split(workloads[0], cuts), order, recompute=self.recompute == "stage")
+        outline = self._outline(mesh, micro_batches, len(cuts) + 1)
+        held = activations_held(outline, self._split(workloads[0], cuts))
         peak = np.empty(mesh.n_ranks)
-        peak[mesh.ranks] = np.array(held)[:, None]
+        peak[mesh.ranks] = held[:, None]
         return peak
 
     def _of_rank(
@@ -401,7 +406,7 @@ class Parallel(WithFabric):
         ages = self._delays if self._asynchronous else ()
         weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
 
-        def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+        def exchanges(gradients: Vectors, plan: Plan) -> OfReplicas:
             schedules: GroupSchedule = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
             if in_groups is not None and folding is None:
                 schedules = in_groups.beside(plan, schedules)
@@ -426,7 +431,8 @@ class Parallel(WithFabric):
         Where all ranks would be too many, one is executed nevertheless. Raises ConfigError where members share links
         that others use, too, or that change.
         """
-        many, why_not, network = groups.n_tasks > MOST_TASKS, disturbed(setting), setting.loop.network
+        many = groups.n_tasks > MOST_TASKS and not setting.shows_plan
+        why_not, network = disturbed(setting), setting.loop.network
         if (groups.kinds != groups.kinds[:, :1]).any():
             why_not = why_not or "members compute at different speeds"
         is_known = self.cost != "simulated" and len(members) > self.pipeline
@@ -463,45 +469,35 @@ class Parallel(WithFabric):
         check_groups(cluster, of_groups, inside=self.tp_comm_overlap)
         return GroupSchedules(cluster, of_groups, self.tp_comm_overlap, self.algorithm)
 
-    def outlook(
-        self,
-        workloads: Sequence[Workload],
-        micro_batches: int,
-        steps: int,
-        cluster: Cluster,
-        nodes: Sequence[int],
-        *,
-        whole: bool,
-    ) -> Outlook | None:
-        """Return what can be said of `steps` steps without their plan; None where workers differ, or the order is one
-        whose steps are not apart.
-
-        whole  gradients travel as they are, not compressed
+    def folded_program(
+        self, workloads: Sequence[Workload], micro_batches: int, cluster: Cluster, nodes: Sequence[int]
+    ) -> Folded | None:
+        """Return the program of one worker for each tensor group, which exchanges as fast as the fastest group on idle
+        links; None where workers differ, or steps are not apart.
 
         Raises ConfigError for sizes and an order that do not go with workers and micro-batches.
         """
-        if not isinstance(self.order, str) or self._asynchronous or len({id(workload) for workload in workloads}) > 1:
+        if self._asynchronous or len({id(workload) for workload in workloads}) > 1:
             return None
-        mesh, work, again = self.mesh(len(workloads)), workloads[0], self.recompute == "stage"
-        members = self._members(mesh)
-        shard, cuts = self._shard(work), self._cuts(workloads)
-        order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
+        mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
+        members, shard = np.array(self._members(mesh)), self._shard(workloads[0])
         groups = self._group_schedules(cluster, np.array(nodes))
-        seconds = None if groups is None else least_exchange_seconds(
-            cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
-        )  # fmt: skip
-        travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
-        least = least_seconds(
-            costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds), order,
-            Mesh(mesh.data, mesh.pipeline), micro_batches, steps, recompute=again, sharded=self.sharded, travel=travel,
-        )  # fmt: skip
 
-        def holds() -> Iterator[tuple[Stage, float]]:
-            held = rank_holds(self._split(work, cuts), order, recompute=again)
-            for place, nbytes in enumerate(held.tolist()):
-                yield self._stage(int(mesh.ranks[0, place, 0]), workloads, cuts), nbytes
+        def program() -> StepProgram:
+            seconds = None if groups is None else least_exchange_seconds(
+                cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
+            )  # fmt: skip
+            costs = costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds)
+            return outlined(self._outline(mesh, micro_batches, len(cuts) + 1), costs)
 
-        return Outlook(least, holds)
+        return Folded(program, members[:, 0])
+
+    def _outline(self, mesh: Mesh, micro_batches: int, n_chunks: int) -> Outline:
+        return Outline(
+            self.order if isinstance(self.order, str) else self._order(mesh, micro_batches),
+            Mesh(mesh.data, mesh.pipeline), micro_batches, n_chunks, self.recompute == "stage", self.sharded,
+            self.overlap != "none", self.p2p,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -564,8 +560,8 @@ class _Groups:
 #: every worker asks for these
 _named_order = functools.lru_cache(maxsize=4)(pass_order)
 _mesh = functools.lru_cache(maxsize=16)(mesh_of)
-_cut_at = functools.lru_cache(maxsize=64)(chunks_at)
-_tensor_parallel = functools.lru_cache(maxsize=64)(tensor_parallel)
+_cut_at = functools.lru_cache(maxsize=256)(chunks_at)
+_tensor_parallel = functools.lru_cache(maxsize=256)(tensor_parallel)
 
 
 @functools.lru_cache(maxsize=16)
@@ -583,7 +579,7 @@ def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, 
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _exchanging(shard: Shard, seconds: Seconds | None) -> Workload:
     """Return what a rank of a tensor group computes, and waits for."""
     return shard.workload if seconds is None else with_exchanges(shard, seconds)
@@ -628,7 +624,7 @@ def cut_places(workload: Workload, stages: int, chunks: int, of_chunks: Sequence
     return balanced_cuts(workload, stages, chunks, at, of_chunks)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _between_blocks(workload: Workload) -> tuple[int, ...]:
     return tuple(between_blocks(workload.model))
 

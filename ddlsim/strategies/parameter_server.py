@@ -10,19 +10,17 @@ from typing import Annotated
 import numpy as np
 
 from ddlsim.arguments import Count, checked, one_of
-from ddlsim.cluster import Cluster
 from ddlsim.cluster.levels import innermost
 from ddlsim.cluster.machines import memory_nodes
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, through_servers
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers, Vectors
 from ddlsim.runtime.fabric import Fabric, cost_said, name_of
 from ddlsim.runtime.server_work import ServerWork
-from ddlsim.runtime.servers import Placement, server_nodes
+from ddlsim.runtime.servers import Placement, PlacesServers, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import AllReduce, start_group
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named
@@ -31,7 +29,7 @@ from ddlsim.workload.compute import Workload
 
 @checked
 @dataclass(frozen=True)
-class ParameterServer:
+class ParameterServer(PlacesServers):
     """Synchronous SGD through servers: push g_i; server: w <- w - eta * (1/N) sum_i g_i; pull w.
 
     servers          number of shards, each on a server of its own (Li et al. 2014, OSDI)
@@ -73,10 +71,6 @@ class ParameterServer:
         """Return it with a fabric for the workers of each machine."""
         return dataclasses.replace(self, fabric=fabric)
 
-    def plan_nodes(self, cluster: Cluster, nodes: list[int]) -> list[int]:
-        """Return where the ranks of the plan are: the workers, on these `nodes`, and the servers."""
-        return nodes + server_nodes(cluster, nodes, self.servers, self.placement)
-
     def start(self, setting: Setting) -> None:
         """Start all workers; the servers only react."""
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
@@ -90,7 +84,7 @@ class ParameterServer:
         parts = backwards(buckets_of(overlap, setting.workers[0].workload))
         memory = memory_nodes(setting.cluster, setting.nodes)
 
-        def through(places: Sequence[int], gradients: Gradients, like: Exchange | None) -> Exchange:
+        def through(places: Sequence[int], gradients: Vectors, like: Exchange | None) -> Exchange:
             """Return what some of the workers exchange through the servers."""
             some = (
                 members if len(places) == members.n_ranks else members.part(places, Fabric(rank_order="given"), nodes)
@@ -110,7 +104,7 @@ class ParameterServer:
                 like=like if isinstance(like, ThroughServers) else None,
             )
 
-        def sums(gradients: Gradients) -> Exchange:
+        def sums(gradients: Vectors) -> Exchange:
             if self.fabric is None:
                 return through(range(members.n_ranks), gradients, None)
             groups = [np.flatnonzero(np.array(machines) == machine).tolist() for machine in dict.fromkeys(machines)]
@@ -122,7 +116,10 @@ class ParameterServer:
         """Return what workers with these workloads, and the servers, which are the ranks behind them, do in `steps`
         steps. ``local_reduction`` and ``fabric`` are a matter of execution."""
         if self.work is not None:
-            raise ConfigError("plan: the step of servers with work is not a table yet; leave work out to see it")
+            raise ConfigError(
+                "plan: servers with work decide in the run which of them gets a small tensor; leave work out, or "
+                "simulate it and use result.plan"
+            )
         program = AllReduce(overlap=self.overlap).program(workloads, accumulation)
         return through_servers(program.unroll(steps), self.servers)
 

@@ -18,9 +18,8 @@ from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.inserted import SUMMING
 from ddlsim.plan.plan import KINDS, SEND, Ints, Plan
 from ddlsim.runtime.codec import backwards, one_model, rounded
-from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange, OfGroups
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, OfGroups, Vectors
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.workload.buckets import Bucket
@@ -51,7 +50,7 @@ class OfReplicas:
         fabric: Fabric,
         replicas: int,
         parts: Sequence[slice],
-        gradients: Gradients,
+        gradients: Vectors,
         ages: Sequence[int] = (),
         *,
         owner: str = "Parallel",

@@ -14,9 +14,8 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.plan import StepProgram, sharded
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ddlsim.runtime.codec import backwards
-from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.exchange import CollectiveExchange, Exchange
+from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Vectors
 from ddlsim.runtime.fabric import Collectives, Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
@@ -102,7 +101,7 @@ class ShardedUpdate:
             )
         parts = backwards(buckets_of(policy, setting.workers[0].workload))
 
-        def exchanges(gradients: Gradients) -> dict[int, Exchange]:
+        def exchanges(gradients: Vectors) -> dict[int, Exchange]:
             scatter = CollectiveExchange(members, "reduce_scatter", self.reduce_scatter, parts=parts, vectors=gradients)
             gather = CollectiveExchange(members, "all_gather", self.all_gather)
             norms = {ALL_REDUCE: CollectiveExchange(members)} if setting.workers[0].workload.norms else {}

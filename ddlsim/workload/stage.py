@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddlsim.arguments import Count, Share, checked
@@ -30,20 +30,6 @@ class Stage:
     batches: Count = 1
     state: Share = 1.0
     memory: Memory | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Outlook:
-    """What a strategy that splits the model says of its steps without their plan.
-
-    seconds  that the steps asked for take at least after the end of the step before them
-    holds    tells what workers do that differ, and the bytes of activations that each holds at most
-    limit    what sets this bound
-    """
-
-    seconds: float
-    holds: Callable[[], Iterable[tuple[Stage, float]]]
-    limit: str = "the pipeline's longest chain"
 
 
 def n_copies(stages: Sequence[Stage], workloads: Sequence[Workload]) -> float:

@@ -9,7 +9,7 @@ from ddlsim.explore.jobs import CancelledError, Progress
 from ddlsim.explore.learning_runs import COLUMNS, Lesson, columns, learn, lessons
 from ddlsim.explore.screens.learning import files, outcome
 from ddlsim.explore.setup import Setup
-from ddlsim.runtime.watching import watched
+from ddlsim.runtime.loop import watched
 from ddlsim.study import load_study
 
 SMALL = Lesson("shapes", workers=2, batch_size=32, epochs=0.3, evaluate_every=1, clock=False)

@@ -236,6 +236,7 @@ CALLS = {
     "Trace": lambda: {"values": [0.9, 1.1]},
     "Elastic": dict,
     "Stop": lambda: {"ranks": [0], "start": 0.0, "duration": 1.0},
+    "Pause": lambda: {"start": 0.0, "duration": 1.0},
     "RandomFaults": lambda: {"mtbf": "1 h", "duration": "1 min", "factor": 2.0},
     "LinkFault": lambda: {"source": "h0", "target": "switch", "start": 0.0, "duration": 1.0},
     "SlowDown": lambda: {"ranks": [0], "start": 0.0, "duration": 1.0, "factor": 2.0},

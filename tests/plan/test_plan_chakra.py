@@ -108,6 +108,18 @@ def test_others_read_what_is_written(tmp_path):
     assert foreign.execute(SWITCH).seconds == draft.plan().execute(SWITCH).seconds == 2.5e-3 + 4e-3
 
 
+def test_push_pulls_become_messages(tmp_path):
+    plan = through_servers(two_ranks(3, steps=2), 2)
+    plan.to_chakra(tmp_path / "step.et")
+    again = read_chakra(tmp_path / "step.et")
+    assert (again.servers, len(again.rows(KINDS.index("push_pull")))) == ((3, 4), 0)
+    sent = again.nbytes[again.rows(KINDS.index("send"))].sum()
+    pushed = plan.collectives[plan.rank[plan.collectives] < 3]
+    assert sent == 2 * plan.nbytes[pushed].sum()
+    seconds = [each.execute(SWITCH, {"push_pull": "direct"}, nodes=range(5)).seconds for each in (plan, again)]
+    assert seconds[0] == pytest.approx(seconds[1])
+
+
 def test_what_a_trace_cannot_say(tmp_path):
     class Mine(UrgentQueue):
         pass
@@ -116,7 +128,6 @@ def test_what_a_trace_cannot_say(tmp_path):
     first = draft.work(0, 1.0)
     draft.work(1, 1.0, needs=[first])
     for plan, text in (
-        (through_servers(two_ranks()), "push-pull of part 0, step 0.: Chakra has no parameter servers"),
         (draft.plan(), r"to_chakra: row 1 .*needs row 0 .*: a trace has no needs between ranks"),
         (data_parallel(workload(), 2, queue=Mine()), "no trace can say how it decides"),
     ):

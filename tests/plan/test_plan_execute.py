@@ -14,8 +14,8 @@ from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
 from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, through_servers
-from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
-from ddlsim.run.plans import plan_of_run
+from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Every
+from ddlsim.run.simulate import plan_of_run
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies import contract
@@ -338,23 +338,19 @@ class Renamed(AllReduce):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "more", "text"),
+    ("strategy", "text"),
     [
-        (ddlsim.ParameterServer(placement="colocated", work=ddlsim.ServerWork()), {}, "with work is not a table"),
-        (ddlsim.AsyncParameterServer(placement="colocated"), {}, "the step of .* has no static task graph"),
-        (
-            ddlsim.DPSGD(),
-            {},
-            "has no static task graph; those of AllReduce, BMUF, .*, SPARTA, ShardedUpdate and SlowMo have$",
-        ),
-        (Later(), {}, "has no static task graph"),
-        (AllReduce(), {"compression": ddlsim.TopK(0.1)}, "the step with compression is not a table yet"),
+        (ddlsim.ParameterServer(placement="colocated", work=ddlsim.ServerWork()), "with work decide in the run"),
+        (ddlsim.AsyncParameterServer(placement="colocated"), "asynchronous parameter server .* has no step program"),
+        (Later(), "has no step program, as its processes decide what comes next; define program"),
     ],
 )
-def test_steps_that_are_no_table_yet(strategy, more, text):
-    result = ddlsim.simulate("minicluster", "alexnet", strategy, steps=1, warmup=0, **more)
+def test_strategies_without_a_step_program(strategy, text):
+    """Bounds and the planner need one; results have a plan all the same, of what was executed."""
+    result = ddlsim.simulate("minicluster", "alexnet", strategy, steps=1, warmup=0)
     with pytest.raises(ConfigError, match=text):
-        _ = result.plan
+        contract.of(strategy).plan(result.workloads, 1, 1)
+    assert len(result.plan) > 0
 
 
 def test_a_subclass_that_runs_like_its_parent_has_its_plan():
@@ -384,5 +380,14 @@ def test_step_times_of_an_execution_are_those_of_the_run(strategy):
     batch = 64 if isinstance(strategy, ddlsim.FSDP) else 16
     result = ddlsim.simulate("minicluster", "alexnet", strategy, batch, workers=4, steps=6, warmup=0)
     nodes = contract.of(strategy).plan_nodes(result.cluster, result.nodes.tolist())
-    run = plan_of_run(result.experiment, result.workloads, 7).execute("minicluster", "ring", nodes=nodes)
+    run = plan_of_run(result.experiment, 7).execute("minicluster", "ring", nodes=nodes)
     assert run.step_times[:6] == pytest.approx(result.step_times, rel=1e-9)
+
+
+@pytest.mark.parametrize("every", [
+    Every(1), Every(3), Every(4, 1), Every(2, unless=6), Every(3, 5, 4, 22), Every(6, 2, unless=4), Every(2, unless=2),
+])  # fmt: skip
+def test_steps_of_a_cycle_are_counted(every):
+    steps = [step for step in range(1, 100) if every.includes(step)]
+    assert [every.count(n) for n in range(100)] == [sum(step <= n for step in steps) for n in range(100)]
+    assert [every.nth(1 + i) for i in range(len(steps))] == steps

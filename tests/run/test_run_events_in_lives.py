@@ -20,6 +20,7 @@ from ddlsim import (
     LinkFault,
     LocalSGD,
     Measured,
+    Pause,
     RandomFaults,
     SlowDown,
     Stop,
@@ -52,6 +53,8 @@ def lived(model, **changes):
 EVENTS = {
     "stop": ({"faults": [Stop(1, "10 s", "50 s")]}, 9950),
     "stop after the simulated steps": ({"faults": [Stop(1, "1000 s", "50 s")]}, 9950),
+    "pause": ({"faults": [Pause("10 s", "50 s")]}, 9950),
+    "pause after the simulated steps": ({"faults": [Pause("1000 s", "50 s")]}, 9950),
     "slow-down": ({"slow_downs": [SlowDown(1, "10 s", "50 s", 2.0)]}, 9975),
     "slow-down that begins later": ({"slow_downs": [SlowDown(1, "2000 s", "50 s", 2.0)]}, 9975),
     "slow-down that lasts": ({"slow_downs": [SlowDown(1, "0 s", "5000 s", 2.0)]}, 7508),

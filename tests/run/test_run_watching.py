@@ -4,7 +4,7 @@ import pytest
 from bundled_strategies import some
 
 import ddlsim
-from ddlsim.runtime.watching import watched
+from ddlsim.runtime.loop import watched
 
 #: steps that take hours
 ENDLESS = 10_000_000

@@ -58,3 +58,14 @@ def test_scaling_and_studies_take_whole_cycles():
     assert windows == [(7, 14), (2, 10), (4, 12)]
     (result,) = ddlsim.scaling(base.with_(strategy=ddlsim.LocalSGD(7)), [4])
     assert result.step_time == pytest.approx(1.408, abs=1e-3)
+
+
+def test_workers_that_never_average_need_no_memory_for_all_steps_between():
+    """As many steps are in flight as the memory allows, not the billion that workers could be apart."""
+    case = {"steps": 20, "warmup": 0, **CASE}
+    ends = [simulate("office-1gbe", "digits-cnn", ddlsim.LocalSGD(n), **case).end_time for n in (10**9, 1000, 50)]
+    assert ends == [pytest.approx(20 * 0.4)] * 3
+    blocks = ddlsim.HierarchicalLocalSGD(2, 10**8, block=2)
+    assert simulate("office-1gbe", "digits-cnn", blocks, **case).end_time > 20 * 0.4
+    with pytest.raises(ddlsim.ConfigError, match="averages arrive 1,000,000 steps late; use at most 100,000"):
+        simulate("office-1gbe", "digits-cnn", ddlsim.OverlapLocalSGD(10**6), **case)

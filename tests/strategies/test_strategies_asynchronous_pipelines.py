@@ -14,8 +14,8 @@ from ddlsim.plan.asynchronous_pipeline import stage_delays
 from ddlsim.plan.plan import UPDATE
 from ddlsim.run import run
 from ddlsim.run.notes import delay_warnings
-from ddlsim.run.plans import plan_of_run
 from ddlsim.run.prepare import prepare
+from ddlsim.run.simulate import plan_of_run
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
 
@@ -240,7 +240,7 @@ def test_a_plan_with_a_step_more_for_each_stage_ends_as_the_run(strategy, worker
     """Its k-th step ends at the same instant to the last bit; with one step more that of PipeDream ends too early."""
     result = simulate("office-1gbe", "vgg16", strategy, batch_size=batch_size, workers=workers, steps=3, warmup=0)
     ends = [
-        float(plan_of_run(result.experiment, result.workloads, 3 + more).execute("office-1gbe", "ring")
+        float(plan_of_run(result.experiment, 3 + more).execute("office-1gbe", "ring")
               .step_ends[:, 2].max()) for more in (1, strategy.pipeline, strategy.pipeline + 3)
     ]  # fmt: skip
     assert ends[1] == ends[2] == result.end_time

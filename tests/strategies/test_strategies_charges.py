@@ -14,7 +14,7 @@ from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.collectives import build
 from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.network import Network
-from ddlsim.runtime.charges import Charge, Load, by_schedule, spread
+from ddlsim.runtime.costs import Charge, Load, by_schedule, spread
 
 
 def spread_alone(cluster, nodes, nbytes, algorithm, kind="all_reduce") -> Charge:

@@ -51,6 +51,7 @@ from ddlsim.cluster import racks
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.collectives import build, reorder
 from ddlsim.collectives.push_pull import push_pull
+from ddlsim.network import lanes as network_lanes
 from ddlsim.network import tasks
 from ddlsim.run import run
 from ddlsim.runtime import Averaging, Process, Worker, lanes
@@ -390,10 +391,10 @@ class Interrupted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, self.after = 0, 10**9
         self.step, self.execute = loop_module._Environment.step, tasks.execute
-        self.go_round = lanes.go_round
+        self.go_round = network_lanes.go_round
         monkeypatch.setattr(loop_module._Environment, "step", lambda env: self.counted(self.step, env))
         monkeypatch.setattr(tasks, "execute", lambda *arguments: self.counted(self.execute, *arguments))
-        monkeypatch.setattr(lanes, "go_round", lambda *arguments: self.counted(self.go_round, *arguments))
+        monkeypatch.setattr(network_lanes, "go_round", lambda *arguments: self.counted(self.go_round, *arguments))
         monkeypatch.setattr(lanes, "LOG_ROWS", 1)  # Python hears of all that happens
 
     def counted(self, call: Callable[..., object], *arguments: object) -> object:

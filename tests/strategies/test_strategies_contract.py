@@ -67,15 +67,16 @@ def test_what_is_wrong_with_a_method(attribute, said):
 
 
 def test_arguments_by_keyword_count():
-    def outlook(self, workloads, micro_batches, steps, cluster, nodes):
+    def folded_program(self, workloads, micro_batches, *, cluster, nodes):
         return None
 
-    with pytest.raises(ddlsim.ConfigError, match=r"must be outlook\(workloads, .*, nodes, \*, whole\)"):
-        contract.of(type("Own", (ddlsim.FSDP,), {"outlook": outlook})())
+    with pytest.raises(ddlsim.ConfigError, match=r"must be folded_program\(workloads, .*, nodes\)"):
+        contract.of(type("Own", (ddlsim.FSDP,), {"folded_program": folded_program})())
 
 
 @pytest.mark.parametrize(
-    ("defined", "lost"), [("start", {"program", "outlook"}), ("program", {"outlook", "peak_memory"})]
+    ("defined", "lost"),
+    [("start", {"program", "folded_program"}), ("program", {"folded_program", "peak_memory"})],
 )
 def test_what_describes_a_method_is_lost_with_it(defined, lost):
     def start(self, setting):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from strategy_plans import plan_of
 
 import ddlsim
 from ddlsim import AllReduce, ConfigError, EmbeddingParallel, Experiment, HostMemory, Training
+from ddlsim.cluster import star
 from ddlsim.optim import Adam, Momentum
 from ddlsim.run.files import load_experiment
 from ddlsim.workload.stage import Stage
@@ -173,3 +175,18 @@ def test_slow_workers_and_jitter_hold_up_all():
 
     assert seconds(speed=[1.0] * 7 + [0.25]) > seconds()
     assert seconds(jitter=ddlsim.Lognormal(0.3)) > seconds()
+
+
+def test_indices_are_prefetched_while_others_are_two_steps_behind() -> None:
+    """A rank awaits indices three steps after one that another rank is still in: four steps are in flight."""
+    strategy = ddlsim.EmbeddingParallel(
+        data_parallel="10 kB", indices="prefetched", bottom_mlp="one rank", overlap="layer", algorithm="ring"
+    )
+    times = [
+        ddlsim.simulate(
+            star(2, bandwidth="10 Gbit/s", latency="5 us"), "dlrm", dataclasses.replace(strategy, indices=indices), 48,
+            steps=4, warmup=0, compute=ddlsim.Affine(0.02, 0.02 / 6),
+        ).step_time
+        for indices in ("prefetched", "exchanged")
+    ]  # fmt: skip
+    assert times[0] <= times[1]

@@ -18,7 +18,9 @@ from ddlsim import (
     AsyncParameterServer,
     BackupWorkers,
     Compression,
+    Dirichlet,
     ElasticAveraging,
+    FedAvg,
     FedBuff,
     GossipSGD,
     KAsync,
@@ -130,9 +132,10 @@ def together(seed):
         (SoftSync(k, scaling, **where), processes.start_soft_sync),
         (StaleSynchronous(rng.choice([0, 1, 3, np.inf]), **where), processes.start_stale_synchronous),
         (FedBuff(rng.choice([1, 3]), k, scaling, outer=Momentum(0.3), **where), processes.start_fed_buff),
+        (FedAvg(rng.choice([0.3, 0.6, 1.0]), rng.choice([1, 3]), **where), processes.start_fed_avg),
         (ElasticAveraging(0.9 / n, rng.choice([1, 3]), rng.random() < 0.5, **where), processes.start_elastic),
     ])  # fmt: skip
-    if isinstance(strategy, ElasticAveraging) and isinstance(fields.get("compression"), ErrorFeedback):
+    if isinstance(strategy, ElasticAveraging | FedAvg) and isinstance(fields.get("compression"), ErrorFeedback):
         fields["compression"] = TopK(0.1)  # models take no feedback twice
     cluster = CLUSTERS[0] if placement == "own" else rng.choice(CLUSTERS)
     return ddlsim.Experiment(cluster, fields.pop("model"), strategy, **fields), start
@@ -178,3 +181,16 @@ def test_servers_that_act_together(seed, monkeypatch):
 @pytest.mark.parametrize("seed", seeds(4, 24))
 def test_gossip_without_steps_in_common(seed, monkeypatch):
     assert_same_when_cut(*freely(seed), seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", seeds(2, 12))
+def test_clients_with_shards_of_their_own_sizes(seed, monkeypatch):
+    """An epoch is a number of steps of its own for each of them, which falls as batches grow."""
+    rng = random.Random(seed)
+    fields = surroundings(rng, seed, SIMPLE) | {"model": "digits-cnn"}
+    fields.pop("steps", None)
+    growing = [None, ddlsim.GrowingBatch(8, (0.2,))][seed % 2]
+    fields["training"] = Training("digits", updates=4, sharding=Dirichlet(1.0), growing_batch=growing)
+    strategy = FedAvg(0.5, epochs=rng.choice([0.1, 0.3]), placement="colocated")
+    experiment = ddlsim.Experiment(CLUSTERS[1], fields.pop("model"), strategy, **fields)
+    assert_same(experiment, processes.start_fed_avg, monkeypatch)

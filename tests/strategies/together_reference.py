@@ -6,11 +6,33 @@ from typing import NamedTuple
 import numpy as np
 import simpy
 
-from ddlsim.learning import ABSENT, Value
-from ddlsim.runtime import local_steps, start_replicas
+from ddlsim.learning import ABSENT, Value, weighted_sum
+from ddlsim.runtime import start_replicas
 from ddlsim.runtime.replica import Outer
-from ddlsim.runtime.servers import Servers, communicate, wait
+from ddlsim.runtime.servers import Servers, communicate
 from ddlsim.strategies.staleness import Scaling, scaled, scaling_named
+from ddlsim.streams import stream
+
+
+def wait(worker, event, what):
+    """Block the worker until `event`, booked as waiting for others."""
+    start = worker.loop.now
+    yield from worker.block(event, what)
+    worker.book(start, worker.loop.now, what)
+
+
+def local_steps(worker, n_steps):
+    """Make so many local steps from ``worker.params`` with a fresh optimizer and the learning rate of now; return the
+    gradients."""
+    learner, rate = worker.learner, worker.learner.rate(worker.stop.n_samples)
+    state, gradients = learner.optimizer_state(worker.params), []
+    for _ in range(n_steps):
+        gradient = yield from worker.gradient()
+        yield from worker.optimizer_step()
+        worker.params, state = learner.update(worker.params, gradient, state, rate)
+        gradients.append(gradient)
+        worker.end_step()
+    return gradients
 
 
 class Gradient(NamedTuple):
@@ -320,3 +342,65 @@ def elastic(strategy, replica, spring):
         else:
             worker.end_step()
             worker.stop.updated(worker.samples_per_step)
+
+
+def start_fed_avg(strategy, setting):
+    """FedAvg.start."""
+    rounds = Rounds(Servers(strategy, setting, models=True), strategy.n_drawn(len(setting.workers)))
+    for worker in setting.workers:
+        setting.loop.env.process(fed_avg(strategy, worker, rounds))
+
+
+def fed_avg(strategy, worker, rounds):
+    """Wait for a round, pull, make local steps, push, for ever."""
+    n_local = worker.learner.n_local(worker.rank)
+    while True:
+        yield from rounds.enter(worker)
+        n_steps = strategy.steps_of(worker)
+        yield from local_steps(worker, n_steps)
+        yield from rounds.leave(worker, n_local, n_steps * worker.samples_per_step)
+
+
+class Rounds:
+    """Rounds of `n_drawn` clients each, sampled at random, all different."""
+
+    def __init__(self, servers, n_drawn):
+        setting = servers.setting
+        self.servers, self.n_drawn, self.params = servers, n_drawn, setting.learner.initial
+        self.env, self.draws = setting.loop.env, stream(setting.seed, 0, "rounds")
+        self.drawn = [self.env.event() for _ in setting.workers]
+        self.models = {}  # by rank: model, weight and samples of those that have left the round
+        setting.model = lambda: self.params
+        self.draw()
+
+    def draw(self):
+        for rank in sorted(self.draws.choice(len(self.drawn), self.n_drawn, replace=False).tolist()):
+            self.drawn[rank].succeed()
+
+    def enter(self, worker):
+        """Wait until the client is drawn, and pull the model: it is what the client works with then."""
+        yield from wait(worker, self.drawn[worker.rank], "a round that it is drawn for")
+        self.drawn[worker.rank] = self.env.event()
+        answer = self.servers.messages.answer(worker, self.params)
+        yield from self.servers.pull(worker, answer)
+        worker.params = answer.value
+
+    def leave(self, worker, weight, n_samples):
+        """Push the client's model; the last one to come makes the update, waits for it, and draws the next round."""
+        servers = self.servers
+        model = servers.messages.model(worker, worker.params)
+        yield from servers.push(worker, model)
+        with servers.turn.request() as turn:
+            yield from wait(worker, turn, "the servers' queue")
+            yield from communicate(worker, worker.loop.work(servers.messages.server_seconds()), "decode")
+            self.models[worker.rank] = model.value, weight, n_samples
+            if len(self.models) < self.n_drawn:
+                return
+            begin = worker.loop.now
+            yield from communicate(worker, worker.loop.work(servers.apply_time), "update")
+            servers.show_update(begin)
+            models, weights, samples = zip(*[self.models[rank] for rank in sorted(self.models)], strict=True)
+            self.models, total = {}, sum(weights)
+            self.params = weighted_sum(worker.learner.plane, [each / total for each in weights], models)
+            worker.stop.updated(sum(samples))
+            self.draw()

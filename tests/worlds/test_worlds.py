@@ -6,7 +6,7 @@ import pytest
 from documentation import public_names
 from draws import seeds
 from worlds_generator import BUNDLED, world
-from worlds_invariants import check_world
+from worlds_invariants import check_pauses, check_world
 
 from ddlsim import compression, strategies
 
@@ -16,10 +16,15 @@ def test_a_world_adds_up(seed):
     check_world(world(seed))
 
 
+@pytest.mark.parametrize("seed", seeds(8, 60))
+def test_nothing_starts_in_a_pause(seed):
+    check_pauses(world(seed))
+
+
 @pytest.mark.slow
 def test_every_part_can_be_drawn():
     """A strategy, overlap or compressor that is new must be drawn as well."""
-    named, overlaps = classes(strategies, "start", "updates") - {"Strategy"}, classes(strategies, "buckets")
+    named, overlaps = classes(strategies, "start", "label") - {"Strategy"}, classes(strategies, "buckets")
     assert (len(named), len(overlaps)) > (20, 4)
     missing = {*named, *overlaps, *classes(compression, "encode"), *BUNDLED, "ServerWork"} - {"Compressor"}
     for seed in range(3000):

@@ -5,13 +5,24 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import random
 from collections import defaultdict
 from unittest import mock
 
 import numpy as np
 from worlds_generator import JobsWorld, World
 
-from ddlsim import ConfigError, DdlsimError, Input, OverlapSlowdown, Result, simulate_jobs
+from ddlsim import (
+    ConfigError,
+    DdlsimError,
+    Input,
+    OverlapSlowdown,
+    Pause,
+    RandomFaults,
+    Result,
+    Stop,
+    simulate_jobs,
+)
 from ddlsim.errors import NoUpdateError
 from ddlsim.jobs import Jobs
 from ddlsim.learning import Learner
@@ -22,31 +33,14 @@ from ddlsim.run.costs import _computed
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies import (
-    ADPSGD,
-    CHOCOSGD,
-    DPSGD,
     AllReduce,
-    AsyncParameterServer,
-    BackupWorkers,
-    ElasticAveraging,
-    FedBuff,
-    GossipSGD,
-    KAsync,
-    KBatchAsync,
     ParameterServer,
     ShardedUpdate,
-    SoftSync,
-    StaleSynchronous,
     contract,
 )
 
-__all__ = ["check_jobs", "check_world"]
+__all__ = ["check_jobs", "check_pauses", "check_world"]
 
-#: of these, nothing is drawn where nothing learns
-LANES = (
-    ADPSGD, AsyncParameterServer, CHOCOSGD, DPSGD, ElasticAveraging, FedBuff, GossipSGD, KAsync, KBatchAsync, SoftSync,
-    StaleSynchronous,
-)  # fmt: skip
 NBYTES = Row._fields.index("nbytes")
 
 
@@ -71,9 +65,7 @@ def check_world(world: World) -> Result | None:
     except NoUpdateError:
         return None  # of a run with a max_time, or something stands still until the end
     learned = sum(n for _, n in result.recorder.updates)
-    strategy = world.experiment.strategy
-    lanes = isinstance(strategy, LANES) or (isinstance(strategy, BackupWorkers) and not strategy.restart)
-    if world.experiment.training is not None or not lanes:
+    if world.experiment.training is not None:  # where nothing learns, nothing is drawn
         assert learned <= drawn, f"updates learned from {learned} samples, but {drawn} were drawn"
     _check_tables(result)
     if result.has_life:
@@ -110,6 +102,35 @@ def check_jobs(world: JobsWorld) -> Jobs:
     np.testing.assert_allclose(columns, first.channel_nbytes[np.unique(first.cluster.link_channel)], rtol=1e-9, atol=1)
     _check_bills(first)
     return first
+
+
+def check_pauses(world: World) -> Result | None:
+    """Make the run with pauses in it; return its result, None if ddlsim refuses it.
+
+    Raises AssertionError, or whatever the run raises, if anything does not hold.
+    """
+    one, draw = world.experiment, random.Random(world.seed)
+    try:
+        plain = run(one)
+        lasts = plain.undisturbed.end_time if plain.has_life else plain.simulated_time
+        pauses = [
+            Pause(draw.uniform(0.0, 0.9) * lasts, draw.choice((0.01, 0.3, 2.0)) * lasts)
+            for _ in range(draw.choice((1, 1, 2, 3)))
+        ]
+        if draw.random() < 0.1:
+            pauses.append(Pause(0.0, 0.5 * lasts))
+        result, again = (run(one.with_(faults=[*one.faults, *pauses]), keep_spans=keep) for keep in (True, False))
+    except (ConfigError, NoUpdateError):
+        return None
+    assert (result.recorder.updates, result.recorder.seconds) == (again.recorder.updates, again.recorder.seconds)
+    goes_on = any(isinstance(fault, Stop | RandomFaults) for fault in one.faults)  # then computing is cut, not begun
+    for start, end in [(pause.start, pause.start + pause.duration) for pause in pauses]:
+        for span in result.recorder.spans:
+            if span.kind == "transfer" or (span.kind == "compute" and not goes_on):
+                assert not start < span.start < end, f"{span} starts in the pause of {start} s to {end} s"
+            elif span.kind == "communication":
+                assert min(end, span.end) - max(start, span.start) < 1e-12, f"{span} in the pause of {start} to {end} s"
+    return result
 
 
 def _check_bills(jobs: Jobs) -> None:

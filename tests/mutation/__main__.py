@@ -1,9 +1,10 @@
 """How many wrong programs do the tests notice? A sample of mutants, and the tests that reach each of them.
 
     pip install cosmic-ray coverage
-    python tests/mutation/run.py                      # about an hour and a half on two cores; goes on where it stopped
-    python tests/mutation/run.py --packages collectives --seed 2 --sample 20
-    python tests/mutation/run.py --again              # what has survived, once more (after tests were added)
+    python -m tests.mutation                      # hours on two cores; goes on where it stopped
+    python -m tests.mutation --packages collectives --seed 2 --each 20
+    python -m tests.mutation --again              # what has survived, once more (after tests were added)
+    python -m tests.mutation --sample -j 2        # the 40 mutants of sample.json, which stay the same
 
 See README.md beside this file.
 """
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import hashlib
 import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -24,16 +27,20 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-from mutants import Mutant, sample
+
+if TYPE_CHECKING:
+    from mutants import Mutant
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+sys.path.append(str(HERE))
 #: tests that read the sources, which no line of the package knows
 READING = (
     "tests/test_architecture.py::test_where_all_is_values_every_dataclass_is_frozen",
@@ -46,6 +53,10 @@ PACKAGES = {
     "strategies": (50, ["tests/strategies", *READING, "tests/learning", "tests/golden"]),
     "nn": (35, ["tests/nn"]),
     "network": (25, ["tests/network", *READING]),
+    "plan": (40, ["tests/plan", "tests/strategies"]),
+    "runtime": (40, ["tests/strategies", "tests/learning", "tests/run"]),
+    "run": (40, ["tests/run", "tests/jobs"]),
+    "life": (25, ["tests/run", "tests/life"]),
 }
 #: what a process has loaded before it forks; nothing of the package itself
 PRELOADED = ["numpy", "numba", "hypothesis.extra.numpy", "simpy", "networkx", "scipy.stats"]
@@ -221,22 +232,27 @@ def _become_pytest(
 
 
 def try_mutant(copy: Path, mutant: Mutant, reach: Reach, folders: list[str]) -> Outcome:
-    """Put the mutant in place, run its tests, and put everything back, times of change included."""
-    path = copy / mutant.module
-    source, times = path.read_text(encoding="utf-8"), path.stat()
+    """Return what the tests that reach a mutant say of it."""
+    source = (copy / mutant.module).read_text(encoding="utf-8")
     code = mutant.code(source)
     assert code is not None
     tests = reach.of(source, mutant.module, mutant.place[0], folders)
     seconds = dict(reach.tests)
     files = sorted({test.partition("::")[0] for test in tests})
+    patience = (COMPILING if _compiled(source) else PATIENCE) + sum(seconds[test] for test in tests)
+    return in_place(copy / mutant.module, code, lambda: _tests(copy, files, patience, selection=Selection(tests)))
+
+
+def in_place(path: Path, code: str, tests: Callable[[], Outcome]) -> Outcome:
+    """Run tests with other code in a file, and put everything back, times of change included."""
+    source, times = path.read_text(encoding="utf-8"), path.stat()
     caches, aside = path.parent / "__pycache__", path.parent / "__pycache__.aside"
     caches.mkdir(exist_ok=True)
     caches.rename(aside)
     try:
         path.write_text(code, encoding="utf-8")
         shutil.copytree(aside, caches, ignore=shutil.ignore_patterns(*(f"{name}.*" for name in _users(path))))
-        patience = (COMPILING if _compiled(source) else PATIENCE) + sum(seconds[test] for test in tests)
-        return _tests(copy, files, patience, selection=Selection(tests))
+        return tests()
     finally:
         path.write_text(source, encoding="utf-8")
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -299,30 +315,93 @@ def key(record: dict[str, object]) -> str:
     return f"{record['module']}: {record['before']} -> {record['after']}"
 
 
+# ------------------------------------------------------------ the sample that stays the same
+
+
+def replaced(source: str, before: str, after: str) -> str | None:
+    """Return the source with the only line that reads `before` changed, None if there is no such line, or several."""
+    lines = source.splitlines(keepends=True)
+    places = [i for i, line in enumerate(lines) if line.strip() == before]
+    if len(places) != 1:
+        return None
+    lines[places[0]] = lines[places[0]].replace(before, after)
+    return "".join(lines)
+
+
+def try_sample(copy: Path, rows: list[dict[str, Any]], file: Path) -> None:
+    """Try rows of sample.json on a copy of the tree, and write down what becomes of them."""
+    for row in rows:
+        path, begin = copy / row["module"], time.monotonic()
+        source = path.read_text(encoding="utf-8") if path.exists() else ""
+        code = replaced(source, row["before"], row["after"])
+        outcome = Outcome("gone", "no such line")
+        if code is not None:
+            known = [test for test in row["tests"] if (copy / test.partition("::")[0]).exists()]
+            patience = ENOUGH + (COMPILING if _compiled(source) else PATIENCE)
+            run = functools.partial(_tests, copy, ["-m", "not slow", *known], patience)
+            outcome = in_place(path, code, run)
+        seconds = round(time.monotonic() - begin, 1)
+        found = {**row, "state": outcome.state, "words": outcome.words, "seconds": seconds, "occurrence": 0}
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps({"operator": row["after"], **found}) + "\n")
+        print(f"{outcome.state:9}{seconds:6.0f} s  {key(found)}", flush=True)
+
+
+def fixed_sample(work: Path, jobs: int, again: bool) -> None:
+    """Try the mutants of sample.json that have not been tried in this folder, on a copy of the tree for each job."""
+    rows: list[dict[str, Any]] = json.loads((HERE / "sample.json").read_text(encoding="utf-8"))
+    file = work / "outcomes-sample.jsonl"
+    done = {key(r) for r in _records(file).values() if not (again and r["state"] == "survived")}
+    left = [row for row in rows if key(row) not in done]
+    own = []
+    for number in range(jobs):
+        copy = _copied(work / f"copy-{number}", again)
+        own.append(
+            multiprocessing.get_context("fork").Process(target=try_sample, args=(copy, left[number::jobs], file))
+        )
+        own[-1].start()
+    for process in own:
+        process.join()
+    names = {key(row) for row in rows}
+    print(report([r for r in _records(file).values() if key(r) in names and r["state"] != "gone"], {}))
+
+
+def _copied(copy: Path, again: bool) -> Path:
+    """Return a copy of the tree: the one that is there, `again` with the tests as they are now."""
+    ignored = shutil.ignore_patterns(".git", ".venv", ".mutation", ".hypothesis", "out")
+    if not copy.exists():
+        shutil.copytree(ROOT, copy, ignore=ignored)
+    elif again:  # the same mutants, of the same sources
+        shutil.rmtree(copy / "tests")
+        shutil.copytree(ROOT / "tests", copy / "tests", ignore=ignored)
+    return copy
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", nargs="+", choices=PACKAGES, default=list(PACKAGES))
-    parser.add_argument("--sample", type=int, help="mutants per package (default: 200 in all)")
+    parser.add_argument("--each", type=int, help="mutants per package (default: 345 in all)")
+    parser.add_argument("--sample", action="store_true", help="the mutants of sample.json instead")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="of --sample: processes (default 1)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--again", action="store_true", help="try once more what has survived")
     parser.add_argument("--work", type=Path, default=ROOT / ".mutation", help="where the copy and the outcomes are")
     arguments = parser.parse_args()
-    copy, file = arguments.work / "copy", arguments.work / f"outcomes-{arguments.seed}.jsonl"
-    ignored = shutil.ignore_patterns(".git", ".venv", ".mutation", ".hypothesis", "out")
-    if not copy.exists():
-        shutil.copytree(ROOT, copy, ignore=ignored)
-    elif arguments.again:  # the same mutants, of the same sources
-        shutil.rmtree(copy / "tests")
-        shutil.copytree(ROOT / "tests", copy / "tests", ignore=ignored)
     for name in PRELOADED:
         importlib.import_module(name)
+    if arguments.sample:
+        fixed_sample(arguments.work, arguments.jobs, arguments.again)
+        return
+    from mutants import sample  # needs cosmic-ray
+
+    copy, file = _copied(arguments.work / "copy", arguments.again), arguments.work / f"outcomes-{arguments.seed}.jsonl"
     folders = sorted({folder for package in arguments.packages for folder in PACKAGES[package][1]})
     reach = measure_reach(copy, arguments.work / "reach.json", folders)
     before = _records(file)
     places = set()
     for package in arguments.packages:
         n, own = PACKAGES[package]
-        chosen, n_places = sample(copy, package, arguments.sample or n, arguments.seed)
+        chosen, n_places = sample(copy, package, arguments.each or n, arguments.seed)
         print(f"{package}: {len(chosen)} of {n_places} places", flush=True)
         for mutant in chosen:
             place = (mutant.module, mutant.operator, mutant.occurrence)

@@ -1,0 +1,254 @@
+"""Episodes: what collectives do that enter an idle network together is simulated once, and then told again.
+
+An *episode* begins when all ranks of some collectives enter at one instant while nothing is under way. What follows
+depends on nothing else, as long as nothing else enters. The first time, the kernel simulates it; when the network is
+idle again, what each rank took and what each channel carried is noted. When the same collectives enter together again,
+ranks end after the same seconds, and the bytes and busy seconds are booked when the last one has. If something enters
+before that, or somebody reads what channels have carried, the kernel simulates the episode after all, from its start to
+the present instant, and goes on from there; an episode into which something enters is not told a second time.
+
+The kernel replays rounds *within* a collective (:mod:`ddlsim.network.replay`, :mod:`ddlsim.network.rounds`). That does
+not help between collectives, and not at all where two are under way whose rounds have no end in common, as when FSDP
+scatters gradients beside gathering weights. Ends are the same up to the rounding of the clock, not to the last bit: an
+offset is added to the beginning instead of the durations of all rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.network import kernel
+from ddlsim.network import state as st
+from ddlsim.network.busy import Logged
+from ddlsim.network.engine import Engine
+from ddlsim.network.state import Floats, Ints
+
+#: messages of a collective from which on it is noted: fewer are simulated in less time than Python needs to tell them
+LARGE = 1 << 14
+_SUMS = (st.ISSUED, st.ISSUED_HOPS, st.DELIVERED)  # places of compensated sums
+_KEPT = 64  # episodes that are kept at most
+
+#: (program, bytes) of each collective, in the order in which they enter
+_Key = tuple[tuple[int, float], ...]
+
+
+class _Books(NamedTuple):
+    """What the kernel has counted: of each channel bytes, as two words, and busy s; the sums in ``Net.reals``."""
+
+    nbytes: Floats  # (2, n_channels)
+    busy: Floats
+    sums: Floats  # (sums, 2)
+    n_messages: int
+    n_parts: int  # of the log
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What happens between the entry of collectives into an idle network and its falling idle again.
+
+    ends        of each collective: s until each rank has ended, (n_ranks,)
+    nbytes      (n_channels,) that each channel carries; busy: for so many s
+    sums        of each of the kernel's sums: bytes
+    n_messages  that are delivered
+    start       s, when it has been simulated
+    log         the parts that have been logged then
+    """
+
+    ends: tuple[Floats, ...]
+    nbytes: Floats
+    busy: Floats
+    sums: Floats
+    n_messages: int
+    start: float
+    log: list[Logged]
+
+
+class Ends(NamedTuple):
+    """What ends at one instant, `time` (s): rank ``ranks[i]`` of the collective number ``which[i]`` of an episode."""
+
+    time: float
+    which: Ints
+    ranks: Ints
+
+
+class _Entry(NamedTuple):
+    """Collectives that have entered at `start` (s): their ids, and what :func:`kernel.join` was given or would be."""
+
+    start: float
+    key: _Key
+    ids: list[int]
+    instances: Ints
+    ranks: Ints
+
+
+class Episodes:
+    """The episodes of a network that nobody else uses; one of them can be noted or told at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._episodes: dict[_Key, Episode | None] = {}  # None: something has entered before its end
+        self._noted: tuple[_Entry, _Books, int] | None = None  # what is simulated now, and what had entered before
+        self._told: _Entry | None = None
+        self._n_told = 0  # instants of it
+        self._ends: list[Ends] = []  # those that are left, the next one last
+
+    def is_large(self, instance: int) -> bool:
+        """Return whether a collective is worth being noted."""
+        return self._engine.n_messages(instance) >= LARGE
+
+    # ------------------------------------------------------------ noting
+
+    def note(self, ends: Callable[[int], Floats], n_entering: int) -> None:
+        """Note the episode that has been simulated if it is over; ``ends(i)`` are the s at which the ranks of its
+        collective number i have ended, `n_entering` the collectives that are prepared and will enter next."""
+        if self._noted is None or not self._is_idle(n_entering):
+            return
+        entry, before, n_entries = self._noted
+        self._noted = None
+        offsets = tuple(ends(i) - entry.start for i in range(len(entry.ids)))
+        alone = self._engine.n_entries == n_entries and not len(self._engine.net.changes)
+        if not alone or any(np.isnan(each).any() for each in offsets):
+            return
+        books = self._books()
+        sums, nbytes = books.sums - before.sums, books.nbytes - before.nbytes
+        self._episodes[entry.key] = Episode(
+            offsets, nbytes.sum(axis=0), books.busy - before.busy, sums.sum(axis=1),
+            books.n_messages - before.n_messages, entry.start, self._engine.logged[before.n_parts :],
+        )  # fmt: skip
+
+    def enter(self, ids: list[int], instances: Ints, ranks: Ints, now: float) -> bool:
+        """Let all ranks of collectives enter now, given as :meth:`Network.join` takes them; return whether :meth:`take`
+        tells what happens, and nothing is simulated."""
+        self.interrupt()
+        rows = self._engine.net.instances[ids]
+        key = tuple(zip(rows["program"].tolist(), rows["nbytes"].tolist(), strict=True))
+        entry = _Entry(now, key, ids, instances, ranks)
+        alone = self._is_idle(len(ids)) and self._is_plain()
+        episode = self._episodes.get(key)
+        if alone and episode is not None:
+            self._tell(entry, episode)
+            return True
+        if alone and key not in self._episodes and len(self._episodes) < _KEPT:
+            self._noted = entry, self._books(), self._engine.n_entries
+        self._join(entry)
+        return False
+
+    def _is_idle(self, n_entering: int) -> bool:
+        """Return whether nothing is under way besides collectives that nobody has entered."""
+        counts = self._engine.net.counts
+        timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
+        busy = counts[st.N_ACTIVE] + timers + counts[st.N_OUT] + counts[st.LIVE_SINGLE]
+        return bool(busy == 0 and counts[st.N_LIVE] == n_entering)
+
+    def _is_plain(self) -> bool:
+        """Return whether what happens depends on nothing that has happened before."""
+        net = self._engine.net
+        memory = net.counts[[st.SHARED, st.TRANSPORTED, st.N_PAUSED]].any() or len(net.changes)
+        return bool(net.counts[st.REPLAY]) and not memory and not net.buckets["burst"].any()
+
+    def _books(self) -> _Books:
+        engine = self._engine
+        if engine.net.counts[st.LOG_USED]:
+            engine.empty_log()
+        net = engine.net
+        return _Books(
+            np.array([net.channels["nbytes"], net.channels["nbytes_low"]]), net.channels["busy"].copy(),
+            np.array([net.reals[place : place + 2] for place in _SUMS]), int(net.counts[st.N_MESSAGES]),
+            len(engine.logged),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ telling
+
+    @property
+    def next(self) -> float:
+        """When something ends next in the episode that is told, s; infinity if none is."""
+        return self._ends[-1].time if self._ends else np.inf
+
+    def _tell(self, entry: _Entry, episode: Episode) -> None:
+        self._told, self._n_told = entry, 0
+        times = entry.start + np.concatenate(episode.ends)
+        which = np.repeat(np.arange(len(entry.ids)), [len(each) for each in episode.ends])
+        ranks = np.concatenate([np.arange(len(each)) for each in episode.ends])
+        order = np.lexsort((ranks, np.array(entry.ids)[which], times))  # as completions of the kernel are
+        first = np.flatnonzero(np.diff(times[order], prepend=-np.inf))
+        parts = np.split(order, first[1:])
+        self._ends = [Ends(float(times[part[0]]), which[part], ranks[part]) for part in reversed(parts)]
+        self._engine.untold = self.simulate
+
+    def take(self) -> tuple[list[int], Ends, bool]:
+        """Return the ids of the collectives, what ends next, and whether the episode is over with it."""
+        assert self._told is not None
+        entry, ends = self._told, self._ends.pop()
+        self._n_told += 1
+        if not self._ends:
+            self._close()
+        return entry.ids, ends, not self._ends
+
+    def _close(self) -> None:
+        """Book the episode that has been told, and let its collectives have ended."""
+        assert self._told is not None
+        entry, engine = self._told, self._engine
+        net, episode = engine.net, self._episodes[entry.key]
+        assert episode is not None
+        self._told = engine.untold = None
+        channels = net.channels
+        _add(channels["nbytes"], channels["nbytes_low"], episode.nbytes)
+        channels["busy"] += episode.busy
+        for place, nbytes in zip(_SUMS, episode.sums, strict=True):
+            _add(net.reals[place : place + 1], net.reals[place + 1 : place + 2], nbytes)
+        net.counts[st.N_MESSAGES] += episode.n_messages
+        net.counts[st.FAST_FORWARDED] += episode.n_messages
+        if episode.log:
+            engine.empty_log()
+            engine.logged += [_later(part, entry.start - episode.start) for part in episode.log]
+        engine.end(entry.ids)
+
+    # ------------------------------------------------------------ simulating after all
+
+    def interrupt(self) -> None:
+        """Simulate what has been told so far, as something enters, and do not note what is simulated now: this episode
+        is not told again."""
+        self._noted = None
+        if self._told is not None:
+            self._episodes[self._told.key] = None
+            self.simulate()
+
+    def simulate(self) -> None:
+        """Simulate the episode that is told up to now."""
+        assert self._told is not None
+        entry, engine = self._told, self._engine
+        self._told = engine.untold = None
+        self._ends = []
+        self._join(entry)
+        for _ in range(self._n_told):  # what has been told before
+            self._advance(np.inf)
+            engine.net.counts[st.N_OUT] = 0
+        engine.free(number for number in entry.ids if engine.net.instances["ranks_left"][number] == 0)
+        self._advance(engine.now)
+
+    def _join(self, entry: _Entry) -> None:
+        kernel.join(self._engine.table, entry.instances, entry.ranks, float(entry.start))
+
+    def _advance(self, until: float) -> None:
+        while kernel.advance(self._engine.table, float(until)) == st.FULL:
+            self._engine.make_room()
+
+
+def _add(high: Floats, low: Floats, term: Floats) -> None:
+    """Add to compensated sums (:mod:`ddlsim.network.sums`), in place."""
+    total = high + term
+    part = total - high
+    low += (high - (total - part)) + (term - part)
+    high[...] = total
+
+
+def _later(log: Logged, seconds: float) -> Logged:
+    rows, repeats = log.rows.copy(), log.repeats.copy()
+    rows["start"] += seconds
+    rows["end"] += seconds
+    repeats["now"] += seconds
+    return Logged(rows, repeats)

@@ -1,0 +1,61 @@
+"""Pauses: times in which nothing starts. What is under way goes on to its end; what is ready waits until they are over.
+
+Whatever starts a task, a message or a service asks :func:`earliest` when it may; the kernels and Python use the same
+function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import numpy as np
+
+from ddlsim.compiler import inlined
+from ddlsim.network.state import Bools, Floats, Ints
+
+#: (n, 2) s, s: from when until when each pause lasts, by time; they do not overlap
+NO_PAUSES: Floats = np.zeros((0, 2))
+
+
+@inlined
+def earliest(pauses, now):  # type: ignore[no-untyped-def]
+    """Return when what is ready at `now` (s) starts."""
+    for i in range(pauses.shape[0]):
+        if pauses[i, 0] <= now and now < pauses[i, 1]:
+            return pauses[i, 1]
+    return now
+
+
+@inlined
+def paused(pauses, begin, end):  # type: ignore[no-untyped-def]
+    """Return the s of pauses from `begin` to `end` (s)."""
+    seconds = 0.0
+    for i in range(pauses.shape[0]):
+        seconds += max(min(end, pauses[i, 1]) - max(begin, pauses[i, 0]), 0.0)
+    return seconds
+
+
+def earliest_start(pauses: Floats, now: float) -> float:
+    """Return when what is ready at `now` (s) starts, outside compiled code."""
+    return cast(float, earliest.py_func(pauses, now)) if len(pauses) else now  # type: ignore[attr-defined]
+
+
+def merged(windows: Iterable[tuple[float, float]]) -> Floats:
+    """Return the pauses of windows (s, s) in any order, which may overlap."""
+    pauses: list[tuple[float, float]] = []
+    for start, end in sorted(windows):
+        if pauses and start <= pauses[-1][1]:
+            pauses[-1] = pauses[-1][0], max(pauses[-1][1], end)
+        else:
+            pauses.append((start, end))
+    return np.array(pauses).reshape(-1, 2)
+
+
+def pieces(pauses: Floats, start: Floats, end: Floats) -> tuple[Ints, Floats, Floats, Bools]:
+    """Cut spans, each (n,) s, where pauses begin and end: (the span's number, start, end, whether it is in a pause) of
+    each piece, by time."""
+    edges = np.concatenate([[-np.inf], pauses.ravel(), [np.inf]])[:, None]
+    first, last = np.maximum(start, edges[:-1]), np.minimum(end, edges[1:])
+    window, span = np.nonzero(last > first)
+    return span, first[window, span], last[window, span], window % 2 == 1

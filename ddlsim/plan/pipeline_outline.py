@@ -1,0 +1,208 @@
+"""Pipelines whose chunks are not looked into: the programs that bound the steps and memory of many splits of a model.
+
+Of splits with the same stages, micro-batches and order only seconds and bytes differ. So the step is written once, for
+chunks of one layer, and gets the columns of every split. It takes no longer than the step that
+:func:`ddlsim.plan.pipeline.pipeline` writes: the gradients of a chunk are summed at once, beside its last backward pass
+where buckets are, and shares of weights (ZeRO stage 1) are gathered in no time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.plan.chunks import Chunk, crossing_nbytes
+from ddlsim.plan.mesh import Mesh
+from ddlsim.plan.pipeline import in_replicas
+from ddlsim.plan.pipeline_orders import PassOrder, pass_order
+from ddlsim.plan.pipeline_steps import Blocks, Tie, tie_of
+from ddlsim.plan.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    COMPUTE,
+    FORWARD,
+    RECEIVE,
+    REDUCE_SCATTER,
+    SEND,
+    UPDATE,
+    Floats,
+    Ints,
+    Plan,
+)
+from ddlsim.plan.program import StepProgram
+from ddlsim.plan.tensor_ranks import Seconds
+from ddlsim.workload.buckets import one_bucket
+from ddlsim.workload.compute import Workload, make_workload
+from ddlsim.workload.devices import load_device
+from ddlsim.workload.model import load_model
+
+
+class Costs(NamedTuple):
+    """What each chunk takes of a micro-batch and a step, (n_chunks,) each: s forward, backward, and of that for the
+    gradients of weights, bytes over the cut before it and of its gradients, s of its update; and the bytes of weights
+    that the first and the last one share, 0 if there are none."""
+
+    forward: Floats
+    backward: Floats
+    weights: Floats
+    enters: Floats
+    gradient: Floats
+    update: Floats
+    tied: float = 0.0
+
+
+class Outline(NamedTuple):
+    """How a pipeline is split and ordered; see :func:`ddlsim.plan.pipeline.pipeline`.
+
+    overlap  sums go on beside backward passes
+    """
+
+    order: str | PassOrder
+    mesh: Mesh
+    micro_batches: int
+    n_chunks: int
+    recompute: bool = False
+    sharded: bool = False
+    overlap: bool = True
+    p2p: str = "overlapped"
+
+
+def costs_of(workload: Workload, cuts: Sequence[int], tensor: int = 1, gather: Seconds | None = None) -> Costs:
+    """Return the costs of the chunks of a workload that is cut before some layers, for one of `tensor` ranks that
+    `gather` what enters them."""
+    first = np.array([0, *cuts], dtype=np.int64)
+    model = _in_one(workload)
+    forward, backward, weights, gradient = (
+        np.add.reduceat(each, first)
+        for each in (workload.forward, workload.backward, model.weight_seconds, workload.grad_nbytes)
+    )
+    enters = crossing_nbytes(workload)[first]
+    if gather is not None and tensor > 1:
+        seconds = np.array([gather(ALL_GATHER, each) for each in enters[1:].tolist()])
+        forward[1:] += seconds
+        backward[:-1] += seconds
+    enters[1:] /= tensor
+    total = float(gradient.sum())
+    update = workload.optimizer * gradient / total if total > 0.0 else np.zeros(len(first))
+    tie = _tie(workload)
+    if tie is not None:
+        gradient[0] -= tie.nbytes
+    return Costs(forward, backward, weights, enters, gradient, update, 0.0 if tie is None else tie.nbytes)
+
+
+@functools.lru_cache(maxsize=256)
+def _in_one(workload: Workload) -> Chunk:
+    return Chunk(0, len(workload.forward), workload, 0.0)
+
+
+@functools.lru_cache(maxsize=256)
+def _tie(workload: Workload) -> Tie | None:
+    return tie_of([_in_one(workload)])
+
+
+def outlined(outline: Outline, costs: Costs) -> StepProgram:
+    """Return the program of a pipeline with these costs. Raises ConfigError for an order that does not go with mesh,
+    chunks and micro-batches."""
+    template = _template_of(outline, several=outline.mesh.data > 1, tied=costs.tied > 0.0)
+    none, share = np.zeros(1), outline.mesh.data if outline.sharded else 1
+    seconds = np.concatenate([
+        none, costs.forward, costs.backward, costs.backward - costs.weights, costs.weights, costs.update / share,
+    ])  # fmt: skip
+    nbytes = np.concatenate([none, costs.enters, costs.gradient, np.array([costs.tied])])
+    columns = {"seconds": seconds[template.seconds], "nbytes": nbytes[template.nbytes]}
+    if not (costs.gradient > 0.0).all():  # a chunk without weights is not updated
+        plan = template.program.template
+        idle = (plan.kind == UPDATE) & (costs.gradient + costs.update == 0.0)[template.chunk]
+        columns["kind"] = np.where(idle, COMPUTE, plan.kind)
+    program = template.program.with_columns(**columns)
+    batches = (1, outline.micro_batches, 0)
+    replicated = in_replicas(program.template, Mesh(outline.mesh.data, outline.mesh.pipeline), batches)
+    vars(replicated)["graph"] = program.graph
+    return replicated
+
+
+def activations_held(outline: Outline, chunks: Sequence[Chunk]) -> Floats:
+    """Return the bytes of activations that each stage holds at most, (n_stages,)."""
+    stages, m = outline.mesh.pipeline, outline.micro_batches
+    # after a warm-up of at most (chunks per stage + 1) x stages passes 1F1B repeats itself
+    if outline.order == "1f1b" and m > 3 * stages and (outline.n_chunks == stages or m % stages == 0):
+        outline = outline._replace(micro_batches=3 * stages)
+    template = _template_of(outline._replace(sharded=False), several=False, tied=False)
+    stored = np.array([float(chunk.stored.sum()) for chunk in chunks])
+    kept = np.array([chunk.enters for chunk in chunks]) if outline.recompute else stored
+    plan, chunk = template.program.template, template.chunk
+    given = stored + kept if outline.recompute else stored
+    holds = np.select(
+        [plan.kind == FORWARD, plan.name >= 0, np.isin(plan.kind, (BACKWARD, BACKWARD_WEIGHT))],
+        [kept[chunk], stored[chunk], -given[chunk]],
+    )
+    return template.program.with_columns(holds=holds).peak_memory()
+
+
+class _Template(NamedTuple):
+    """A program, and for each task its chunk, and where its seconds and bytes are among those of :func:`outlined`."""
+
+    program: StepProgram
+    chunk: Ints
+    seconds: Ints
+    nbytes: Ints
+
+
+def _template_of(outline: Outline, *, several: bool, tied: bool) -> _Template:
+    mesh = Mesh(1 + several, outline.mesh.pipeline)
+    if not isinstance(outline.order, str):
+        return _written(outline._replace(mesh=mesh), tied)
+    return _known(outline._replace(mesh=mesh, sharded=outline.sharded and several), tied)
+
+
+def _written(outline: Outline, tied: bool) -> _Template:
+    n, mesh = outline.n_chunks, outline.mesh
+    order = pass_order(outline.order, mesh.pipeline, outline.micro_batches, n)
+    chunks = [Chunk(i, i + 1, _unit(), 1.0) for i in range(n)]
+    tie = Tie(0, n - 1, 0.5) if tied else None
+    blocks = Blocks(chunks, order, one_bucket, mesh.data, recompute=outline.recompute, sharded=False, tie=tie)
+    plan = blocks.template(blocks.steps(outline.p2p))
+    chunk = np.where(plan.name >= 0, np.append(plan.first[1:], 0), plan.first)  # forward again, then backward
+    part = np.array([[part.first, part.tied >= 0] for part in plan.parts] or [[0, 0]], dtype=np.int64)
+    code = np.full(len(plan), -1)
+    for i, kind in enumerate((FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, UPDATE)):
+        code[plan.kind == kind] = i
+    code[plan.name >= 0] = 0
+    sums = plan.kind == ALL_REDUCE
+    seconds = np.where(code >= 0, 1 + code * n + chunk, 0)
+    nbytes = np.where(np.isin(plan.kind, (SEND, RECEIVE)), 1 + chunk, 0)
+    nbytes = np.where(sums, np.where(part[plan.part, 1] > 0, 1 + 2 * n, 1 + n + part[plan.part, 0]), nbytes)
+    columns = {}
+    if outline.sharded:
+        alone = np.array([len(group) == 1 for group in plan.groups] or [False])
+        columns["kind"] = np.where(sums & alone[np.where(sums, plan.peer, 0)], REDUCE_SCATTER, plan.kind)
+    if outline.overlap:
+        columns["needs"] = _beside(plan, sums & (part[plan.part, 1] == 0))
+    return _Template(in_replicas(plan.with_columns(**columns), mesh, (1, 0, 0)), chunk, seconds, nbytes)
+
+
+_known = functools.lru_cache(maxsize=8)(_written)
+
+
+def _beside(plan: Plan, sums: np.typing.NDArray[np.bool_]) -> Ints:
+    """Return the needs of a plan whose sums go on beside the pass that they need: after what comes before it."""
+    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    before = plan.previous[plan.needs]
+    return np.where(sums[row] & (plan.kind[plan.needs] < SEND) & (before >= 0), before, plan.needs)
+
+
+@functools.lru_cache(maxsize=1)
+def _unit() -> Workload:
+    """Return a workload of one layer that takes 1 s and has gradients of a byte."""
+    work, one = make_workload(load_model("lenet5"), load_device("v100"), 1).cut(0, 1), np.ones(1)
+    return dataclasses.replace(
+        work, forward=one, backward=one, optimizer=1.0, grad_nbytes=one, tensor_nbytes=one,
+        tensor_layer=np.zeros(1, dtype=np.int64),
+    )  # fmt: skip
