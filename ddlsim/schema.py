@@ -444,7 +444,6 @@ def changed_arguments(value: Any) -> dict[str, Any]:
 
 
 def _as_text(kind: type, name: str, value: Any) -> Any:
-    """Return a quantity as a text, anything else as it is."""
     if isinstance(value, bool) or not isinstance(value, int | float | str) or value in (math.inf, -math.inf):
         return value
     annotation = _annotations(kind).get(name)

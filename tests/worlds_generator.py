@@ -32,7 +32,7 @@ from ddlsim.cluster import (
     with_storage,
 )
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
-from ddlsim.cluster.endpoints import Endpoints
+from ddlsim.cluster.storage import Endpoints
 from ddlsim.life import SlowDown
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Affine, Measured

@@ -25,7 +25,7 @@ Relations between arguments stay in ``__post_init__``. Texts with units are kept
 from typing import Annotated
 
 from ddlsim.arguments.checking import checked as checked
-from ddlsim.arguments.fields import takes_fields_of as takes_fields_of
+from ddlsim.arguments.checking import takes_fields_of as takes_fields_of
 from ddlsim.arguments.rules import (
     Rule as Rule,
     by as by,

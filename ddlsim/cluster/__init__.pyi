@@ -10,7 +10,7 @@ from .generators import (
     ring as ring,
     torus as torus,
 )
-from .endpoints import Endpoints as Endpoints
+from .storage import Endpoints as Endpoints
 from .generators import (
     dragonfly as dragonfly,
     fat_tree as fat_tree,

@@ -34,6 +34,7 @@ import numpy as np
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.cluster.details import LinkDetails, with_detail
+from ddlsim.cluster.machines import workers_by_machine
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import read_toml
 
@@ -67,13 +68,11 @@ def inside_hosts(cluster: Cluster) -> Bools:
 
 def reference_ends(cluster: Cluster, link_class: str) -> _Ends | None:
     """Return the nodes that the reference route of "between" or "inside" joins, or None if there are none."""
-    by_host: dict[int, list[int]] = {}
-    for node in cluster.workers.tolist():
-        by_host.setdefault(int(cluster.host_of[node]), []).append(node)
+    by_host = workers_by_machine(cluster)
     if link_class == "inside":
-        several = [nodes for nodes in by_host.values() if len(nodes) > 1]
+        several = [nodes for nodes in by_host if len(nodes) > 1]
         return (several[0][0], several[0][1]) if several else None
-    firsts = [nodes[0] for nodes in by_host.values()]
+    firsts = [nodes[0] for nodes in by_host]
     return (firsts[0], firsts[1]) if len(firsts) > 1 else None
 
 

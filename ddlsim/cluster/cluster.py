@@ -183,20 +183,21 @@ class Cluster:
     @cached_property
     def workers(self) -> Ints:
         """Endpoints of the workers in rank order: the GPUs, or the hosts of a cluster without GPUs."""
-        gpus = [node for node, kind in enumerate(self.node_kind) if kind == "gpu"]
-        return _frozen(np.array(gpus, dtype=np.int64)) if gpus else self.servers
+        gpus = self._of_kind("gpu")
+        return gpus if len(gpus) else self.servers
 
     @cached_property
     def servers(self) -> Ints:
         """Host (CPU) nodes, where parameter servers can be placed."""
-        hosts = [node for node, kind in enumerate(self.node_kind) if kind == "host"]
-        return _frozen(np.array(hosts, dtype=np.int64))
+        return self._of_kind("host")
 
     @cached_property
     def storages(self) -> Ints:
         """Storage nodes."""
-        nodes = [node for node, kind in enumerate(self.node_kind) if kind == "storage"]
-        return _frozen(np.array(nodes, dtype=np.int64))
+        return self._of_kind("storage")
+
+    def _of_kind(self, kind: str) -> Ints:
+        return _frozen(np.array([node for node, each in enumerate(self.node_kind) if each == kind], dtype=np.int64))
 
     def operation_seconds(self, node: int) -> float:
         """Return the s that an operation of a storage takes, however few bytes it reads or writes."""
@@ -259,7 +260,7 @@ class Cluster:
     def several_ports(self) -> bool:
         """Whether a node of a machine with GPUs has several interfaces, its own or nodes with no other link inside."""
         src, dst = self.host_of[self.link_src], self.host_of[self.link_dst]
-        hosts = np.unique(self.host_of[[node for node, kind in enumerate(self.node_kind) if kind == "gpu"]])
+        hosts = np.unique(self.host_of[self._of_kind("gpu")])
         leaves, inside = np.isin(src, hosts) & (src != dst), np.isin(src, hosts) & (src == dst)
         n_inside, n_leaving = (np.bincount(self.link_src[each], minlength=self.n_nodes) for each in (inside, leaves))
         is_card = (n_inside == 1) & (n_leaving > 0)
@@ -296,7 +297,6 @@ class Cluster:
         return split if routes is None else split.replaced({i: routes.path(i) for i in fixed})
 
     def _pairs(self, src: npt.ArrayLike, dst: npt.ArrayLike) -> tuple[Ints, Ints]:
-        """Return the numbers of both nodes of each pair."""
         # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
         ends = [np.require(self._nodes(nodes), np.int64, ["C", "W"]) for nodes in (src, dst)]
         if ends[0].shape != ends[1].shape:
@@ -336,7 +336,6 @@ class Cluster:
         )
 
     def _nodes(self, nodes: npt.ArrayLike) -> Ints:
-        """Return places of nodes as an array. Raises ConfigError for what is the place of none."""
         places = np.atleast_1d(np.asarray(nodes, dtype=np.int64))
         if places.ndim > 1:
             raise ConfigError(f"nodes are an array of shape {places.shape}; give a flat list")

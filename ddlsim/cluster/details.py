@@ -15,10 +15,11 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Decay, NotNegative, checked, number, one_of, quantity, takes_fields_of
+from ddlsim.arguments import Count, Decay, NotNegative, checked, number, one_of, quantity, takes_fields_of, whole
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
-from ddlsim.cluster.quantity import Quantity, nonnegative
+from ddlsim.cluster.quantity import Quantity
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.units import si
 
 #: bytes per Ethernet frame besides its payload: preamble 8, header 14, check sequence 4, gap 12 (IEEE 802.3)
 ETHERNET = 38.0
@@ -208,6 +209,7 @@ _Rate = Annotated[Quantity, quantity("bandwidth", zero=True)]
 _Part = Annotated[float, number(0.0, 1.0, below=True)]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """The details of a link as files and people write them: sizes are bytes or text such as "66 B", `flow_rate` is
@@ -224,7 +226,7 @@ class Told:
     reverse_load: _Part = 0.0
     transport: Annotated[str, one_of("", IDEAL, *PROTOCOLS)] = ""
     mtu: _Size = 0.0
-    connections: Count = 1
+    connections: Annotated[int, whole(1, 1 << 20)] = 1
     flow_rate: _Rate = 0.0
     window: _Size = 0.0
     rendezvous: _Size = 0.0
@@ -235,40 +237,21 @@ class Told:
 
     def detail(self, where: str = "") -> LinkDetail:
         """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""
-        header = nonnegative(self.frame_header, "bytes", f"{where}frame_header")
-        payload = nonnegative(self.frame_payload, "bytes", f"{where}frame_payload")
-        if bool(header) != bool(payload):
+        names = ("frame_header", "frame_payload", "burst", "window", "rendezvous", "buffer")
+        sizes: dict[str, Any] = {key: si(getattr(self, key), "bytes") for key in names}
+        if bool(sizes["frame_header"]) != bool(sizes["frame_payload"]):
             raise ConfigError(
                 f"{where}frame_header = {shown(self.frame_header)} and frame_payload = {shown(self.frame_payload)} "
                 "say together what a frame is; give both, like '66 B' and '1448 B'"
             )
-        for key, share in (("reverse_load", self.reverse_load), ("loss", self.loss)):
-            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-                raise ConfigError(f"{where}{key} = {shown(share)} must be a share in [0, 1), like 0.022")
         transport = "" if self.transport == IDEAL else self.transport
-        if not isinstance(transport, str) or transport not in {"", *PROTOCOLS}:
-            raise unknown_name("transport", str(transport), {IDEAL, *PROTOCOLS}, where.rstrip(": ") or "link")
-        connections = self.connections
-        if isinstance(connections, bool) or not isinstance(connections, int) or not 1 <= connections <= 1 << 20:
-            raise ConfigError(f"{where}connections = {shown(connections)} must be a whole number of at least 1")
-        for key, switch in (("unordered", self.unordered), ("warm", self.warm)):
-            if not isinstance(switch, bool):
-                raise ConfigError(f"{where}{key} = {shown(switch)} must be true or false")
-        frame = nonnegative(self.mtu, "bytes", f"{where}mtu")
-        detail = LinkDetail(
-            header, payload, nonnegative(self.burst, "bytes", f"{where}burst"), float(self.reverse_load), transport,
-            connections, nonnegative(self.flow_rate, "bandwidth", f"{where}flow_rate"),
-            nonnegative(self.window, "bytes", f"{where}window"),
-            nonnegative(self.rendezvous, "bytes", f"{where}rendezvous"), float(self.loss), self.unordered, self.warm,
-            nonnegative(self.buffer, "bytes", f"{where}buffer"),
-        )  # fmt: skip
-        return _consistent(detail, frame, where)
+        rest = {key: getattr(self, key) for key in ("reverse_load", "loss", "connections", "unordered", "warm")}
+        detail = LinkDetail(transport=transport, flow_rate=si(self.flow_rate, "bandwidth"), **rest, **sizes)
+        return _consistent(detail, si(self.mtu, "bytes"), where)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted(Told):
-    """What :func:`with_detail` takes."""
-
     cluster: Cluster = field(kw_only=False)
     kinds: Collection[str] | None = None
 

@@ -495,13 +495,11 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place
             raise ConfigError(f"{place}.between = {link.between!r} joins {a!r} to itself; name two nodes")
         n_switches = sum(graph.nodes[ports[end][0]]["kind"] == "switch" and ports[end] == [end] for end in (a, b))
         kind = link.kind or ("link", "nic", "trunk")[n_switches]
-        n_cables = max(len(ports[a]), len(ports[b]))  # one for each NIC
-        for i in range(n_cables):
-            connect(
-                graph, ports[a][i % len(ports[a])], ports[b][i % len(ports[b])], kind, link.bandwidth,
-                link.latency, efficiency=link.efficiency, reverse_bandwidth=link.reverse_bandwidth,
-                shared=link.shared, detail=link.detail(f"{place}: "),
-            )  # fmt: skip
+        rest: Any = {key: getattr(link, key) for key in ("efficiency", "reverse_bandwidth", "shared")}
+        rest["detail"] = link.detail(f"{place}: ")
+        for i in range(max(len(ports[a]), len(ports[b]))):  # one for each NIC
+            left, right = (ports[end][i % len(ports[end])] for end in (a, b))
+            connect(graph, left, right, kind, link.bandwidth, link.latency, **rest)
 
 
 def _matching(pattern: str, names: Iterable[str], place: str) -> list[str]:

@@ -15,15 +15,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias
 
 import networkx as nx
 
-from ddlsim.arguments import Bandwidth, checked, whole
+from ddlsim.arguments import Bandwidth, Density, Positive, takes_fields_of, whole
 from ddlsim.cluster.nodes import Graph, Host, Interior, Latency, add_host, connect, size_of
-from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity, check_size, fraction, nonnegative, positive
+from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity, check_size
 from ddlsim.errors import ConfigError, shown
+from ddlsim.units import si
 
 #: the nodes of a machine to which its NICs attach
 Ports: TypeAlias = list[str]
@@ -44,52 +45,74 @@ class Link:
 
     def join(self, graph: Graph, a: str, b: str, kind: str) -> None:
         """Add the pair between `a` and `b`."""
-        connect(
-            graph, a, b, kind, self.bandwidth, self.latency,
-            efficiency=self.efficiency, reverse_bandwidth=self.reverse_bandwidth, shared=self.shared,
-        )  # fmt: skip
+        connect(graph, a, b, kind, **vars(self))
 
 
-def checked_link(
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
-    shared: bool = False,
-    what: str = "",
-) -> Link:
-    if shared and reverse_bandwidth is not None:
-        raise ConfigError(f"reverse_bandwidth = {reverse_bandwidth!r} has no effect on a shared link; remove one")
-    return Link(
-        positive(bandwidth, "bandwidth", f"{what}bandwidth"),
-        nonnegative(latency, "time", f"{what}latency"),
-        fraction(efficiency, "efficiency"),
-        None if reverse_bandwidth is None else positive(reverse_bandwidth, "bandwidth", "reverse_bandwidth"),
-        shared,
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Fabric:
+    """What every generator takes (see the top of this module)."""
+
+    bandwidth: Bandwidth
+    latency: Latency
+    efficiency: Density = 1.0
+    host: Interior = PLAIN
+
+    @property
+    def link(self) -> Link:
+        """The link from a machine to the network, checked."""
+        return Link(si(self.bandwidth, "bandwidth"), si(self.latency, "time"), self.efficiency)
+
+    @property
+    def n_nics(self) -> int:
+        return 1 if isinstance(self.host, Host) else self.host.n_nics
 
 
-def trunk_of(link: Link, bandwidth: Quantity | None, latency: Quantity | None, what: str = "trunk_") -> Link:
+@dataclass(frozen=True, kw_only=True)
+class _Plain(_Fabric):
+    """Machines whose links may differ by direction, or be half duplex."""
+
+    n_hosts: Places = field(kw_only=False)
+    reverse_bandwidth: Bandwidth | None = None
+    shared: bool = False
+
+    @property
+    def link(self) -> Link:
+        back = self.reverse_bandwidth
+        if self.shared and back is not None:
+            raise ConfigError(f"reverse_bandwidth = {back!r} has no effect on a shared link; remove one")
+        reverse = None if back is None else si(back, "bandwidth")
+        return replace(super().link, reverse_bandwidth=reverse, shared=self.shared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trunked(_Fabric):
+    """Machines on several switches."""
+
+    trunk_bandwidth: Bandwidth | None = None
+    trunk_latency: Latency | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Oversubscribed(_Trunked):
+    oversubscription: Positive = 1.0
+
+    def trunk(self, link: Link, n_down: int, n_up: int) -> Link:
+        """Return the trunk of a switch with `n_down` links to machines and `n_up` trunks."""
+        if self.trunk_bandwidth is not None and self.oversubscription != 1:
+            raise ConfigError(
+                f"oversubscription = {self.oversubscription!r} and trunk_bandwidth = {self.trunk_bandwidth!r} "
+                f"say the same thing twice; remove one"
+            )
+        trunk = trunk_of(link, self.trunk_bandwidth, self.trunk_latency)
+        if self.trunk_bandwidth is not None:
+            return trunk
+        return replace(trunk, bandwidth=link.bandwidth * n_down / (n_up * self.oversubscription))
+
+
+def trunk_of(link: Link, bandwidth: Quantity | None, latency: Quantity | None) -> Link:
     """Return the link between switches: what is not given is as on the machines' links."""
-    return Link(
-        link.bandwidth if bandwidth is None else positive(bandwidth, "bandwidth", f"{what}bandwidth"),
-        link.latency if latency is None else nonnegative(latency, "time", f"{what}latency"),
-        link.efficiency,
-    )
-
-
-def oversubscribed(
-    link: Link, n_down: int, n_up: int, oversubscription: float, bandwidth: Quantity | None, latency: Quantity | None
-) -> Link:
-    """Return the trunk of a switch with `n_down` links to machines and `n_up` trunks."""
-    factor = positive(oversubscription, None, "oversubscription")
-    if bandwidth is not None and factor != 1:
-        raise ConfigError(
-            f"oversubscription = {oversubscription!r} and trunk_bandwidth = {bandwidth!r} "
-            f"say the same thing twice; remove one"
-        )
-    trunk = trunk_of(link, bandwidth, latency)
-    return trunk if bandwidth is not None else replace(trunk, bandwidth=link.bandwidth * n_down / (n_up * factor))
+    rate = link.bandwidth if bandwidth is None else si(bandwidth, "bandwidth")
+    return Link(rate, link.latency if latency is None else si(latency, "time"), link.efficiency)
 
 
 def start(
@@ -116,14 +139,24 @@ MAX_DIMS = 20  # of a torus: with more, all but a few have size 1
 
 
 def _direct(
-    kind: str, sizes: Sequence[Places], pairs: Iterable[tuple[int, int]], n_pairs: int, link: Link, host: Interior,
-    *, grid: bool,
-) -> Graph:  # fmt: skip
-    """Return machines joined without switches; machines with several NICs use them in turn."""
+    kind: str,
+    sizes: Sequence[Places],
+    wanted: _Fabric,
+    pairs: Iterable[tuple[int, int]] | None = None,
+    n_pairs: int = 0,
+) -> Graph:
+    """Return machines joined without switches, as a torus of these sizes or by `n_pairs` pairs.
+
+    Machines with several NICs use them in turn.
+    """
     n_hosts = math.prod(sizes)
-    graph, hosts = start(kind, "shortest", n_hosts, host, n_links=2 * n_pairs)
+    link, grid = wanted.link, pairs is None
+    if pairs is None:
+        pairs, n_pairs = _grid_pairs(sizes), sum(n_hosts // (1 + (size == 2)) for size in sizes if size > 1)
+    graph, hosts = start(kind, "shortest", n_hosts, wanted.host, n_links=2 * n_pairs)
     if grid:  # with one node per place routes follow by formula
-        graph.graph |= {"grid": list(sizes)} | ({"routing": "dimension-order"} if isinstance(host, Host) else {})
+        by_formula = {"routing": "dimension-order"} if isinstance(wanted.host, Host) else {}
+        graph.graph |= {"grid": list(sizes), **by_formula}
     used = [0] * n_hosts
     for a, b in pairs:
         ends = [hosts[i][used[i] % len(hosts[i])] for i in (a, b)]
@@ -145,155 +178,102 @@ def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
                 yield node, node - place * stride
 
 
-def _n_pairs(sizes: Sequence[Places]) -> int:
-    """Return how many neighbours `_grid_pairs` yields."""
-    n = math.prod(sizes)
-    return sum(0 if size == 1 else n // 2 if size == 2 else n for size in sizes)
-
-
-@checked
-def ring(
-    n_hosts: Places,
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Bandwidth | None = None,
-    shared: bool = False,
-    host: Interior = PLAIN,
-) -> Graph:
+@takes_fields_of(_Plain)
+def ring(wanted: _Plain) -> Graph:
     """Return machines joined in a circle, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
-    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    sizes = [n_hosts]
-    return _direct("ring", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)
+    return _direct("ring", [wanted.n_hosts], wanted)
 
 
-@checked
-def line(
-    n_hosts: Places,
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Bandwidth | None = None,
-    shared: bool = False,
-    host: Interior = PLAIN,
-) -> Graph:
+@takes_fields_of(_Plain)
+def line(wanted: _Plain) -> Graph:
     """Return machines joined in a row, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
-    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    n = n_hosts
-    return _direct("line", [n], itertools.pairwise(range(n)), n - 1, link, host, grid=False)
+    n = wanted.n_hosts
+    return _direct("line", [n], wanted, itertools.pairwise(range(n)), n - 1)
 
 
-@checked
-def fully_connected(
-    n_hosts: Places,
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Bandwidth | None = None,
-    shared: bool = False,
-    host: Interior = PLAIN,
-) -> Graph:
+@takes_fields_of(_Plain)
+def fully_connected(wanted: _Plain) -> Graph:
     """Return machines with a link between any two. `reverse_bandwidth` is that towards the lower number."""
-    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    n = n_hosts
-    pairs = itertools.combinations(range(n), 2)
-    return _direct("fully-connected", [n], pairs, n * (n - 1) // 2, link, host, grid=False)
+    n = wanted.n_hosts
+    return _direct("fully-connected", [n], wanted, itertools.combinations(range(n), 2), n * (n - 1) // 2)
 
 
-@checked
-def torus(
-    sizes: Sequence[Places], *, bandwidth: Bandwidth, latency: Latency, efficiency: float = 1.0, host: Interior = PLAIN
-) -> Graph:
+@dataclass(frozen=True, kw_only=True)
+class _Torus(_Fabric):
+    sizes: Sequence[Places] = field(kw_only=False)
+
+
+@takes_fields_of(_Torus)
+def torus(wanted: _Torus) -> Graph:
     """Return a torus of machines, e.g. sizes (8, 8) or (4, 4, 4), numbered in row-major order.
 
     Routes go one dimension after the other, the first one first. A dimension of size 2 has one link, not two.
     """
-    link = checked_link(bandwidth, latency, efficiency)
+    sizes = wanted.sizes
     if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
         raise ConfigError(f"sizes = {shown(sizes)} must be a list of 1 to {MAX_DIMS} sizes like [8, 8]")
-    checked = list(sizes)
-    return _direct("torus", checked, _grid_pairs(checked), _n_pairs(checked), link, host, grid=True)
+    return _direct("torus", sizes, wanted)
 
 
-@checked
-def hypercube(
-    n_dims: Places, *, bandwidth: Bandwidth, latency: Latency, efficiency: float = 1.0, host: Interior = PLAIN
-) -> Graph:
+@dataclass(frozen=True, kw_only=True)
+class _Cube(_Fabric):
+    n_dims: Places = field(kw_only=False)
+
+
+@takes_fields_of(_Cube)
+def hypercube(wanted: _Cube) -> Graph:
     """Return 2 ** n_dims machines, joined where their numbers differ in one bit (highest routed first)."""
+    n_dims = wanted.n_dims
     if n_dims > MAX_NODES.bit_length():
         raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower it")
-    sizes = [2] * n_dims
-    link = checked_link(bandwidth, latency, efficiency)
-    return _direct("hypercube", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)
+    return _direct("hypercube", [2] * n_dims, wanted)
 
 
 # ---------------------------------------------------------------- switched networks
 
 
-def _n_nics(host: Interior) -> int:
-    return 1 if isinstance(host, Host) else host.n_nics
-
-
-@checked
-def star(
-    n_hosts: Places,
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Bandwidth | None = None,
-    shared: bool = False,
-    host: Interior = PLAIN,
-) -> Graph:
+@takes_fields_of(_Plain)
+def star(wanted: _Plain) -> Graph:
     """Return `n_hosts` machines on one switch (non-blocking inside).
 
     `reverse_bandwidth` is that from the switch to the machine, if it differs; `shared` makes the links half
     duplex.
     """
-    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    n_nics = _n_nics(host)
-    graph, hosts = start("star", "shortest", n_hosts, host, n_switches=1, n_links=2 * n_hosts * n_nics)
+    link, n_hosts = wanted.link, wanted.n_hosts
+    graph, hosts = start("star", "shortest", n_hosts, wanted.host, n_switches=1, n_links=2 * n_hosts * wanted.n_nics)
     switch = add_switch(graph, "switch")
     for port in itertools.chain(*hosts):
         link.join(graph, port, switch, "nic")
     return graph
 
 
-@checked
-def leaf_spine(
-    n_leaves: Places,
-    hosts_per_leaf: Places,
-    n_spines: Places,
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    efficiency: float = 1.0,
-    oversubscription: float = 1.0,
-    trunk_bandwidth: Bandwidth | None = None,
-    trunk_latency: Latency | None = None,
-    rail_optimised: bool = False,
-    routing: str = "d-mod-k",
-    host: Interior = PLAIN,
-) -> Graph:
+@dataclass(frozen=True, kw_only=True)
+class _LeafSpine(_Oversubscribed):
+    n_leaves: Places = field(kw_only=False)
+    hosts_per_leaf: Places = field(kw_only=False)
+    n_spines: Places = field(kw_only=False)
+    rail_optimised: bool = False
+    routing: str = "d-mod-k"
+
+
+@takes_fields_of(_LeafSpine)
+def leaf_spine(wanted: _LeafSpine) -> Graph:
     """Return a two-level Clos network: every leaf switch has a trunk to every spine switch.
 
     A trunk has `trunk_bandwidth`, or what lets the leaf's machines use 1/oversubscription of their bandwidth
     through all spines together. With `rail_optimised`, NIC j of each machine of a group of `hosts_per_leaf`
     goes to the group's leaf j (so `n_leaves` must be a multiple of the number of NICs).
     """
-    link = checked_link(bandwidth, latency, efficiency)
-    n_nics = _n_nics(host)
-    rails = n_nics if rail_optimised else 1
+    link, n_nics, n_leaves, n_spines = wanted.link, wanted.n_nics, wanted.n_leaves, wanted.n_spines
+    hosts_per_leaf, rails = wanted.hosts_per_leaf, n_nics if wanted.rail_optimised else 1
     if n_leaves % rails:
         raise ConfigError(f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs of a machine on rails")
     n_down = hosts_per_leaf * n_nics // rails
-    trunk = oversubscribed(link, n_down, n_spines, oversubscription, trunk_bandwidth, trunk_latency)
+    trunk = wanted.trunk(link, n_down, n_spines)
     n_hosts = n_leaves // rails * hosts_per_leaf
     n_links = 2 * (n_hosts * n_nics + n_leaves * n_spines)
-    graph, hosts = start("leaf-spine", routing, n_hosts, host, n_switches=n_leaves + n_spines, n_links=n_links)
+    n_switches = n_leaves + n_spines
+    graph, hosts = start("leaf-spine", wanted.routing, n_hosts, wanted.host, n_switches=n_switches, n_links=n_links)
     leaves = [add_switch(graph, f"leaf{i}") for i in range(n_leaves)]
     spines = [add_switch(graph, f"spine{i}") for i in range(n_spines)]
     for i, ports in enumerate(hosts):
@@ -304,31 +284,27 @@ def leaf_spine(
     return graph
 
 
-@checked
-def fat_tree(
-    k: Annotated[int, whole(2, MAX_NODES)],
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    efficiency: float = 1.0,
-    trunk_bandwidth: Bandwidth | None = None,
-    trunk_latency: Latency | None = None,
-    routing: str = "d-mod-k",
-    host: Interior = PLAIN,
-) -> Graph:
+@dataclass(frozen=True, kw_only=True)
+class _FatTree(_Trunked):
+    k: Annotated[int, whole(2, MAX_NODES)] = field(kw_only=False)
+    routing: str = "d-mod-k"
+
+
+@takes_fields_of(_FatTree)
+def fat_tree(wanted: _FatTree) -> Graph:
     """Return the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008): k**3 / 4 machines.
 
     k pods of k/2 edge and k/2 aggregation switches; aggregation switch j of every pod reaches the core
     switches j*k/2 ... j*k/2 + k/2 - 1.
     """
+    k, link, n_nics = wanted.k, wanted.link, wanted.n_nics
     if k % 2:
         raise ConfigError(f"k = {k} must be even: half of a switch's ports go up")
     half = k // 2
-    link = checked_link(bandwidth, latency, efficiency)
-    trunk = trunk_of(link, trunk_bandwidth, trunk_latency)
-    n_nics = _n_nics(host)
+    trunk = trunk_of(link, wanted.trunk_bandwidth, wanted.trunk_latency)
     n_hosts, n_links = k * half * half, 2 * k * half * half * (n_nics + 2)
-    graph, hosts = start("fat-tree", routing, n_hosts, host, n_switches=2 * k * half + half * half, n_links=n_links)
+    n_switches = 2 * k * half + half * half
+    graph, hosts = start("fat-tree", wanted.routing, n_hosts, wanted.host, n_switches=n_switches, n_links=n_links)
     edges = [add_switch(graph, f"edge{pod}_{i}") for pod in range(k) for i in range(half)]
     middles = [add_switch(graph, f"agg{pod}_{i}") for pod in range(k) for i in range(half)]
     cores = [add_switch(graph, f"core{i}_{j}") for i in range(half) for j in range(half)]
@@ -342,30 +318,24 @@ def fat_tree(
     return graph
 
 
-@checked
-def racks(
-    n_racks: Places,
-    hosts_per_rack: Places,
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    efficiency: float = 1.0,
-    oversubscription: float = 1.0,
-    trunk_bandwidth: Bandwidth | None = None,
-    trunk_latency: Latency | None = None,
-    host: Interior = PLAIN,
-) -> Graph:
+@dataclass(frozen=True, kw_only=True)
+class _Racks(_Oversubscribed):
+    n_racks: Places = field(kw_only=False)
+    hosts_per_rack: Places = field(kw_only=False)
+
+
+@takes_fields_of(_Racks)
+def racks(wanted: _Racks) -> Graph:
     """Return racks with a switch each and one trunk to a core switch; two racks have a trunk between them
     instead.
 
     The trunk has `trunk_bandwidth`, or 1/oversubscription of what the rack's machines have together.
     """
-    link = checked_link(bandwidth, latency, efficiency)
-    n_nics = _n_nics(host)
-    trunk = oversubscribed(link, hosts_per_rack * n_nics, 1, oversubscription, trunk_bandwidth, trunk_latency)
+    link, n_nics, n_racks, hosts_per_rack = wanted.link, wanted.n_nics, wanted.n_racks, wanted.hosts_per_rack
+    trunk = wanted.trunk(link, hosts_per_rack * n_nics, 1)
     n_hosts = n_racks * hosts_per_rack
     n_links = 2 * (n_hosts * n_nics + n_racks)
-    graph, hosts = start("racks", "shortest", n_hosts, host, n_switches=n_racks + 1, n_links=n_links)
+    graph, hosts = start("racks", "shortest", n_hosts, wanted.host, n_switches=n_racks + 1, n_links=n_links)
     tops = [add_switch(graph, f"rack{i}") for i in range(n_racks)]
     for i, ports in enumerate(hosts):
         for port in ports:
@@ -379,45 +349,34 @@ def racks(
     return graph
 
 
-@checked
-def two_racks(
-    hosts_per_rack: Places,
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    efficiency: float = 1.0,
-    oversubscription: float = 1.0,
-    trunk_bandwidth: Bandwidth | None = None,
-    trunk_latency: Latency | None = None,
-    host: Interior = PLAIN,
-) -> Graph:
+@dataclass(frozen=True, kw_only=True)
+class _TwoRacks(_Oversubscribed):
+    hosts_per_rack: Places = field(kw_only=False)
+
+
+@takes_fields_of(_TwoRacks)
+def two_racks(wanted: _TwoRacks) -> Graph:
     """Return :func:`racks` with two racks: one trunk joins their switches."""
-    return racks(
-        2, hosts_per_rack, bandwidth=bandwidth, latency=latency, efficiency=efficiency,
-        oversubscription=oversubscription, trunk_bandwidth=trunk_bandwidth, trunk_latency=trunk_latency,
-        host=host,
-    )  # fmt: skip
+    return racks(2, **vars(wanted))
 
 
-@checked
-def dragonfly(
-    n_groups: Places,
-    group_shape: Sequence[Places],
-    hosts_per_router: Places,
-    *,
-    bandwidth: Bandwidth,
-    latency: Latency,
-    global_links: Places,
-    efficiency: float = 1.0,
-    local_bandwidth: Bandwidth | None = None,
-    local_latency: Latency | None = None,
-    local_cables: Sequence[Places] | None = None,
-    global_bandwidth: Bandwidth | None = None,
-    global_latency: Latency | None = None,
-    n_hosts: Places | None = None,
-    routing: str = "ecmp",
-    host: Interior = PLAIN,
-) -> Graph:
+@dataclass(frozen=True, kw_only=True)
+class _Dragonfly(_Fabric):
+    n_groups: Places = field(kw_only=False)
+    group_shape: Sequence[Places] = field(kw_only=False)
+    hosts_per_router: Places = field(kw_only=False)
+    global_links: Places
+    local_bandwidth: Bandwidth | None = None
+    local_latency: Latency | None = None
+    local_cables: Sequence[Places] | None = None
+    global_bandwidth: Bandwidth | None = None
+    global_latency: Latency | None = None
+    n_hosts: Places | None = None
+    routing: str = "ecmp"
+
+
+@takes_fields_of(_Dragonfly)
+def dragonfly(wanted: _Dragonfly) -> Graph:
     """Return a dragonfly (Kim, Dally, Scott and Abts, ISCA 2008) with minimal routing.
 
     group_shape   routers of a group: (a,) all joined to each other; (rows, columns), as in Cray's Aries
@@ -428,23 +387,23 @@ def dragonfly(
 
     Links inside a group are of kind "trunk", those between groups of kind "global".
     """
-    shape = list(group_shape)
-    cables = [1] * len(shape) if local_cables is None else list(local_cables)
+    n_groups, hosts_per_router, global_links = wanted.n_groups, wanted.hosts_per_router, wanted.global_links
+    shape = list(wanted.group_shape)
+    cables = [1] * len(shape) if wanted.local_cables is None else list(wanted.local_cables)
     if not shape or len(cables) != len(shape):
         raise ConfigError(f"local_cables = {cables} must have one number per dimension of group_shape = {shape}")
     per_group = math.prod(shape)
     places = n_groups * per_group * hosts_per_router
-    n_hosts = places if n_hosts is None else n_hosts
+    n_hosts = places if wanted.n_hosts is None else wanted.n_hosts
     if n_hosts > places:
         raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} places of this dragonfly; lower it")
-    link = checked_link(bandwidth, latency, efficiency)
-    local = trunk_of(link, local_bandwidth, local_latency, "local_")
-    between = trunk_of(link, global_bandwidth, global_latency, "global_")
-    n_nics = _n_nics(host)
+    link = wanted.link
+    local = trunk_of(link, wanted.local_bandwidth, wanted.local_latency)
+    between = trunk_of(link, wanted.global_bandwidth, wanted.global_latency)
     n_routers, n_between = n_groups * per_group, n_groups * (n_groups - 1) // 2 * global_links
     n_local = n_routers * sum(size - 1 for size in shape) // 2
-    n_links = 2 * (n_hosts * n_nics + n_local + n_between)
-    graph, hosts = start("dragonfly", routing, n_hosts, host, n_switches=n_routers, n_links=n_links)
+    n_links = 2 * (n_hosts * wanted.n_nics + n_local + n_between)
+    graph, hosts = start("dragonfly", wanted.routing, n_hosts, wanted.host, n_switches=n_routers, n_links=n_links)
     routers = [add_switch(graph, f"group{g}.router{i}") for g in range(n_groups) for i in range(per_group)]
     for i, ports in enumerate(hosts):
         for port in ports:

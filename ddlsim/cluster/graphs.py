@@ -261,8 +261,11 @@ def _checked_link(data: Attributes, place: str) -> _Checked:
         fraction(data.get("efficiency", 1.0), f"{place}: efficiency"),
         nonnegative(data.get("latency", 0.0), "time", f"{place}: latency"),
     )
-    detail = Told(**{key: data[key] for key in ("mtu", *DETAIL_KEYS) if key in data}).detail(f"{place}: ")
-    return shared, _text(data, "kind", "link", place) or "link", speed, detail
+    try:
+        told = Told(**{key: data[key] for key in ("mtu", *DETAIL_KEYS) if key in data})
+    except ConfigError as error:
+        raise type(error)(f"{place}: {str(error).removeprefix('Told: ')}") from None
+    return shared, _text(data, "kind", "link", place) or "link", speed, told.detail(f"{place}: ")
 
 
 def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Link], where: str) -> None:
@@ -355,7 +358,6 @@ def _node_attributes(cluster: Cluster, node: int) -> Attributes:
 
 
 def _costs(cluster: Cluster, node: int) -> Attributes:
-    """Return the prices and the power draw to be written at a node."""
     found = {}
     host = int(cluster.host_of[node])
     if cluster.host_price is not None and host >= 0:

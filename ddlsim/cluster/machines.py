@@ -21,6 +21,14 @@ def memory_nodes(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
     return [host_node.get(int(cluster.host_of[node]), node) for node in nodes]
 
 
+def workers_by_machine(cluster: Cluster) -> list[list[int]]:
+    """Return the nodes of the workers on each machine, machines in the order of their first worker."""
+    by_host: dict[int, list[int]] = {}
+    for node in cluster.workers.tolist():
+        by_host.setdefault(int(cluster.host_of[node]), []).append(node)
+    return list(by_host.values())
+
+
 def machines_of(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
     """Return the number of the machine that each worker is on, in the order of the workers, from 0."""
     number: dict[int, int] = {}

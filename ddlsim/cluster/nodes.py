@@ -14,8 +14,9 @@ import networkx as nx
 
 from ddlsim.arguments import Bandwidth, Density, Positive, checked, one_of, quantity
 from ddlsim.cluster.details import LinkDetail
-from ddlsim.cluster.quantity import Places, Quantity, fraction, nonnegative, positive
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.cluster.quantity import Places, Quantity
+from ddlsim.errors import ConfigError
+from ddlsim.units import si
 
 if TYPE_CHECKING:
     Graph: TypeAlias = nx.MultiDiGraph[str]
@@ -171,22 +172,20 @@ def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, An
     if device is not None:
         data["device"] = device
     if interior.speed != 1:
-        data["speed"] = positive(interior.speed, None, "host: speed")
+        data["speed"] = interior.speed
     for field in ("send_overhead", "recv_overhead"):
-        seconds = nonnegative(getattr(interior, field), "time", f"host: {field}")
+        seconds = si(getattr(interior, field), "time")
         if seconds:
             data[field] = seconds
     if interior.reduce_bandwidth is not None:
-        data["reduce_time"] = 1 / positive(interior.reduce_bandwidth, "bandwidth", "host: reduce_bandwidth")
+        data["reduce_time"] = 1 / si(interior.reduce_bandwidth, "bandwidth")
     for field in ("price", "device_price"):
         if getattr(interior, field) is not None:
-            data[field] = nonnegative(getattr(interior, field), "price", f"host: {field}")
+            data[field] = si(getattr(interior, field), "price")
     return data
 
 
 def _check(host: MultiGpu) -> None:
-    if host.inside not in INTERIORS:
-        raise unknown_name("inside", host.inside, INTERIORS, "host")
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
         raise ConfigError(f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8")
     if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
@@ -213,11 +212,11 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
         graph.add_node(switch, kind="switch", host=name)
     if host.inside != "pcie_tree":
         _add_nvlink(graph, name, host, gpus)
-    pcie = positive(host.pcie_bandwidth, "bandwidth", "host: pcie_bandwidth")
-    latency = nonnegative(host.pcie_latency, "time", "host: pcie_latency")
+    pcie = si(host.pcie_bandwidth, "bandwidth")
+    latency = si(host.pcie_latency, "time")
     for i, gpu in enumerate(gpus):
         connect(graph, gpu, switches[i * len(switches) // len(gpus)], "pcie", pcie, latency)
-    uplink = pcie if host.cpu_bandwidth is None else positive(host.cpu_bandwidth, "bandwidth", "host: cpu_bandwidth")
+    uplink = pcie if host.cpu_bandwidth is None else si(host.cpu_bandwidth, "bandwidth")
     for switch in switches:
         connect(graph, switch, cpu, "pcie", uplink, latency)
     if host.n_nics == 1:
@@ -226,9 +225,9 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
 
 
 def _add_nvlink(graph: Graph, name: str, host: MultiGpu, gpus: list[str]) -> None:
-    bandwidth = positive(host.nvlink_bandwidth, "bandwidth", "host: nvlink_bandwidth")
-    latency = nonnegative(host.nvlink_latency, "time", "host: nvlink_latency")
-    efficiency = fraction(host.nvlink_efficiency, "host: nvlink_efficiency")
+    assert host.nvlink_bandwidth is not None  # _check has seen to it
+    bandwidth, latency = si(host.nvlink_bandwidth, "bandwidth"), si(host.nvlink_latency, "time")
+    efficiency = host.nvlink_efficiency
     if host.inside == "nvswitch":
         crossbar = f"{name}.nvswitch"
         graph.add_node(crossbar, kind="switch", host=name)

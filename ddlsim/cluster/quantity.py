@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import numbers
-from typing import Annotated, TypeAlias
+import functools
+from typing import Annotated, TypeAlias, cast
 
-from ddlsim import units
-from ddlsim.arguments import whole
-from ddlsim.errors import ConfigError, UnitError, shown
+from ddlsim.arguments import Density, Rule, number, quantity, whole
+from ddlsim.arguments.annotations import rule_of
+from ddlsim.errors import ConfigError, shown
 
 #: a cluster is built in memory, node by node and link by link (half a minute and 1.5 GB at these sizes); more is a slip
 MAX_NODES, MAX_LINKS = 500_000, 2_000_000
@@ -17,53 +16,27 @@ MAX_NODES, MAX_LINKS = 500_000, 2_000_000
 Places = Annotated[int, whole(1, MAX_NODES)]
 #: What a Python caller may pass for a bandwidth or a time: SI float or text with a unit.
 Quantity: TypeAlias = float | str
+_SHARE = cast(Rule, rule_of(Density))
 
 
-def _number(value: object, dimension: str | None, where: str, rule: str) -> float:
-    example = units.DIMENSIONS[dimension][2] if dimension else "1.0"
-    if isinstance(value, str) and dimension is not None:
-        try:
-            return units.parse(value, dimension)
-        except UnitError as error:
-            raise UnitError(f"{where}: {error}") from None
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ConfigError(f"{where} = {shown(value)} is not a number; write {rule} like {example!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if math.isfinite(number) and not units.in_range(number):
-        raise ConfigError(
-            f"{where} = {shown(value)} is out of range ({units.SMALLEST:g} to {units.LARGEST:g}); "
-            f"write {rule} like {example!r}"
-        )
-    return number
+@functools.cache
+def _rule(dimension: str | None, *, zero: bool) -> Rule:
+    return quantity(dimension, zero=zero, si=True) if dimension else number(0.0, above=not zero)
 
 
 def positive(value: object, dimension: str | None, where: str) -> float:
     """Return `value` as a finite SI float above 0, or raise :class:`ConfigError` naming `where`."""
-    example = units.DIMENSIONS[dimension][2] if dimension else "1.0"
-    number = _number(value, dimension, where, "a value")
-    if not (math.isfinite(number) and number > 0):
-        raise ConfigError(f"{where} = {shown(value)} must be finite and greater than 0; write it like {example!r}")
-    return number
+    return float(cast(float, _rule(dimension, zero=False)(value, where)))
 
 
 def nonnegative(value: object, dimension: str, where: str) -> float:
     """Return `value` as a finite SI float of at least 0, or raise :class:`ConfigError` naming `where`."""
-    number = _number(value, dimension, where, "a value")
-    if not (math.isfinite(number) and number >= 0):
-        example = units.DIMENSIONS[dimension][2]
-        raise ConfigError(f"{where} = {shown(value)} must be finite and not negative; write it like {example!r}")
-    return number
+    return float(cast(float, _rule(dimension, zero=True)(value, where)))
 
 
 def fraction(value: object, where: str) -> float:
     """Return `value` as a float in (0, 1], or raise :class:`ConfigError` naming `where`."""
-    number = _number(value, None, where, "a share")
-    if not 0 < number <= 1:
-        raise ConfigError(f"{where} = {shown(value)} must lie in (0, 1]; write the usable share like 0.94")
-    return number
+    return float(cast(float, _SHARE(value, where)))
 
 
 def limit_size(n_nodes: int, n_links: int) -> None:

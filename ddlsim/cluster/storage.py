@@ -1,4 +1,6 @@
-"""Storages: nodes that data sets are read from and checkpoints are written to, behind a link that is their disks.
+"""Nodes added to a cluster: storages (`with_storage`), and cores that drive messages (`Endpoints`).
+
+Storages are nodes that data sets are read from and checkpoints are written to, behind a link that is their disks.
 
 Disks are a link of kind "disk" between the storage and its network port, which reads in one direction and writes in the
 other, so that all who use them share their rates by the rules of the network.
@@ -10,16 +12,21 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from ddlsim.arguments import Bandwidth, Positive, checked, quantity
+import numpy as np
+
+from ddlsim.arguments import Bandwidth, Count, Positive, checked, quantity
+from ddlsim.cluster.catalogue import load_cluster
 from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail
 from ddlsim.cluster.nodes import PLAIN_LINK, Graph, connect
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.readable import size
 from ddlsim.units import si
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
+
 
 _Latency = Annotated[float | str, quantity("time", "10 us", zero=True)]
 
@@ -67,7 +74,6 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
 
 
 def _place(graph: Graph, at: str | None, where: str) -> str:
-    """Return the node to which a storage is joined."""
     if at is not None:
         if at not in graph:
             raise unknown_name("node", at, map(str, graph.nodes), f"{where}: at")
@@ -107,8 +113,6 @@ def with_storage(
 
     Raises ConfigError for a node that there is not, or a name that is taken.
     """
-    from ddlsim.cluster.catalogue import load_cluster
-
     loaded = load_cluster(cluster)
     storage = Storage(
         name=name, at=at, read=read, write=write, operations=operations, bandwidth=bandwidth, latency=latency
@@ -117,3 +121,61 @@ def with_storage(
     add_storage(graph, storage, "with_storage")
     made = Cluster.from_graph(graph)
     return dataclasses.replace(made, calibration=loaded.calibration)
+
+
+@checked
+@dataclass(frozen=True)
+class Endpoints:
+    """Of the `of` cores of each machine `cores` are taken from computing to drive messages (Sridharan et al. 2018,
+    arXiv:1801.08030; oneCCL's workers): each is an endpoint, which sends and receives while the others compute.
+
+    cores         endpoints of a machine
+    of            cores of a machine
+    bandwidth     that one endpoint drives each way: a machine has the smaller one of its network's and all endpoints'
+    message_rate  messages/s that one endpoint sends. Every message is shared out over all endpoints of its machine, so
+                  each of them does its piece of one message after the other
+
+    ``Endpoints(2, 32).on("cori-haswell")`` is a cluster for any strategy. Machines without endpoints have all their
+    cores to compute with, and messages that go on only while these wait: ``overlap=WhileWaiting("layer")``.
+    """
+
+    cores: Count
+    of: Count
+    bandwidth: Bandwidth | None = None
+    message_rate: Annotated[float | str, quantity("rate")] | None = None
+
+    def __post_init__(self) -> None:
+        if self.cores >= self.of:
+            raise ConfigError(
+                f"Endpoints: cores = {self.cores}: must leave some of the {self.of} cores to compute with; use at most "
+                f"{max(self.of - 1, 0)}"
+            )
+
+    @checked
+    def on(self, cluster: ClusterLike) -> Cluster:
+        """Return a cluster whose workers have endpoints.
+
+        They compute (of - cores) / of as fast, no link of theirs carries more than the endpoints drive, and sending a
+        message occupies them. Raises ConfigError for workers that are GPUs, which have no cores to give away.
+        """
+        loaded = load_cluster(cluster)
+        workers = loaded.workers
+        if any(loaded.node_kind[node] == "gpu" for node in workers):
+            raise ConfigError(
+                f"Endpoints: the workers of {loaded.name!r} are GPUs, whose cores drive no messages; use a cluster of "
+                "hosts that compute"
+            )
+        speed, overhead = loaded.speed.copy(), loaded.send_overhead.copy()
+        speed[workers] *= (self.of - self.cores) / self.of
+        if self.message_rate is not None:
+            overhead[workers] += 1.0 / si(self.message_rate, "rate")
+        limited = loaded.link_bandwidth
+        if self.bandwidth is not None:
+            theirs = np.isin(loaded.link_src, workers) | np.isin(loaded.link_dst, workers)
+            most = self.cores * si(self.bandwidth, "bandwidth") / loaded.link_efficiency
+            limited = np.where(theirs, np.minimum(limited, most), limited)
+        note = f"{self.cores} of {self.of} cores are endpoints" + (
+            "" if self.bandwidth is None else f", {size(si(self.bandwidth, 'bandwidth'))}/s each"
+        )
+        changed = dataclasses.replace(loaded, speed=speed, send_overhead=overhead, notes=(*loaded.notes, note))
+        return changed.with_links(limited, loaded.link_latency)

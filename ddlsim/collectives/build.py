@@ -148,7 +148,6 @@ def _call(
 
 
 def _is_own(function: Collective) -> bool:
-    """Return whether a collective is one of ddlsim's."""
     return (getattr(function, "__module__", None) or "").startswith("ddlsim.")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddlsim.arguments import Positive, checked
+from ddlsim.collectives.check import groups_of
 from ddlsim.collectives.schedule import PER_MESSAGE, Floats, Ints, Kind, Ranks, Round, Schedule, Wholes
 from ddlsim.errors import ConfigError
 
@@ -79,7 +80,7 @@ def parallel(*schedules: Schedule) -> Schedule:
     first = parts[0]
     if any((p.kind, p.root) != (first.kind, first.root) for p in parts):
         raise ConfigError("parallel: the schedules differ in kind or root; make them alike")
-    groups = tuple(g for p in parts for g in _groups(p))
+    groups = tuple(g for p in parts for g in groups_of(p))
     used, n_users = np.unique(np.concatenate([_users(p) for p in parts]), return_counts=True)
     if (n_users > 1).any():
         rank = used[n_users > 1][0]
@@ -184,10 +185,6 @@ def _each_round(schedule: Schedule, change: Callable[[Round], Round]) -> Schedul
     return dataclasses.replace(schedule, lanes=lanes)
 
 
-def _groups(schedule: Schedule) -> tuple[Ints, ...]:
-    return (np.arange(schedule.n_ranks),) if schedule.groups is None else schedule.groups
-
-
 def _weight(schedule: Schedule) -> Floats:
     """Relative chunk sizes that add up to 1, shape (n_chunks,)."""
     weight = np.ones(schedule.n_chunks) if schedule.chunk_weight is None else schedule.chunk_weight
@@ -197,7 +194,7 @@ def _weight(schedule: Schedule) -> Floats:
 def _users(schedule: Schedule) -> Ints:
     """Return the distinct ranks that send, receive or belong to a group."""
     ends = [e for lane in schedule.lanes for r in lane for e in (r.src, r.dst)]
-    return np.unique(np.concatenate([*ends, *_groups(schedule)]))
+    return np.unique(np.concatenate([*ends, *groups_of(schedule)]))
 
 
 def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Schedule]:

@@ -59,9 +59,12 @@ def hierarchical(
 
 
 def _level_by_level(
-    levels: Sequence[Sequence[Ints]], n_ranks: int, names: Sequence[str | Collective | Pair | None],
-    usual: Sequence[str], n_segments: int,
-) -> Schedule:  # fmt: skip
+    levels: Sequence[Sequence[Ints]],
+    n_ranks: int,
+    names: Sequence[str | Collective | Pair | None],
+    usual: Sequence[str],
+    n_segments: int,
+) -> Schedule:
     """Return the all-reduce of ranks in groups at several levels, at the innermost by ``names[0]``; `usual` are the
     algorithms where that is None."""
     name = names[0]
@@ -131,9 +134,7 @@ def torus_2d(
     if rows is not None:
         columns = n_ranks // max(rows, 1) if columns is None else columns
         if rows < 1 or rows * columns != n_ranks:
-            raise ConfigError(
-                f"torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks; change the shape"
-            )
+            raise ConfigError(f"torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks; change the shape")
         if levels.places is None or levels.places.shape != (rows, columns):
             levels = Levels((tuple(singles.reshape(rows, columns)),))
     inner = levels.groups[: 1 if levels.places is None else levels.places.ndim - 1]
@@ -155,7 +156,6 @@ def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:
 
 
 def _bound(function: Collective, n_segments: int) -> Collective:
-    """Give the function its number of segments, if it takes one that is not given yet."""
     if "n_segments" in parameters_of(function) and "n_segments" not in given(function):
         function = functools.partial(function, n_segments=n_segments)
 
@@ -186,9 +186,7 @@ def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule
     classes mod A, the exchange steps of A, so that both keep their arithmetic modulo the number of chunks.
     """
     if len(exchange.lanes) > 1 or exchange.copies > 1:
-        raise ConfigError(
-            "hierarchical: between groups use an algorithm of one lane and one buffer, e.g. 'ring'"
-        )
+        raise ConfigError("hierarchical: between groups use an algorithm of one lane and one buffer, e.g. 'ring'")
     n_inside = members.shape[1]
     if len(down.lanes) > 1 or len(up.lanes) > 1 or down.n_chunks != up.n_chunks or down.n_chunks % n_inside:
         raise ConfigError("hierarchical: the pair inside must have one lane each, and equal blocks")
@@ -200,9 +198,12 @@ def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule
             every = np.repeat(np.arange(len(r.src)), n_inside)
             which = np.tile(np.arange(n_inside), len(r.src))
             one = dataclasses.replace(
-                r, src=members[r.src[every], which], dst=members[r.dst[every], which],
-                start=r.start[every], count=r.count[every],
-            )  # fmt: skip
+                r,
+                src=members[r.src[every], which],
+                dst=members[r.dst[every], which],
+                start=r.start[every],
+                count=r.count[every],
+            )
             rounds.append(strided(one, b, a, which * width, width))
     rounds += [_inside(r, members, a, b) for lane in up.lanes for r in lane]
     weight = None if exchange.chunk_weight is None else np.repeat(exchange.chunk_weight, a)

@@ -176,7 +176,6 @@ def _efa_latency(cluster: Cluster, at: npt.NDArray[np.int64]) -> float:
 
 
 def _generation(devices: set[str]) -> str:
-    """Return the oldest generation among GPUs."""
     found = {name for name, begins in GENERATIONS.items() for device in devices if device.startswith(begins)}
     if any(device.startswith(OLD) for device in devices):
         return "volta"
@@ -313,7 +312,6 @@ def least(place: Site, kind: str, size: float, algorithm: str | None, protocol: 
 
 
 def _lacking(algorithm: str | None, protocol: str | None, place: Site) -> str:
-    """Say what an algorithm or a protocol lacks."""
     if algorithm in SIMPLE_ONLY and protocol not in (None, "Simple"):
         return "it by the protocol 'Simple' only"
     if algorithm == "nvls_tree":

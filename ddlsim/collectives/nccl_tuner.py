@@ -35,15 +35,20 @@ ALGORITHMS = ("ring", "tree", *SIMPLE_ONLY)
 #: s, by algorithm: base latency, and latency of one hop by NVLink, PCIe and network; each for LL, LL128, Simple
 BASE = {"ring": (6.6e-6, 14.0e-6, 8.4e-6), "tree": (6.8e-6, 14.0e-6, 8.4e-6)}
 HOP = {
-    ("ring", "nvlink"): (0.6e-6, 1.9e-6, 3.4e-6), ("tree", "nvlink"): (0.6e-6, 1.25e-6, 4.0e-6),
-    ("ring", "pcie"): (1.0e-6, 2.5e-6, 5.7e-6), ("tree", "pcie"): (1.0e-6, 1.9e-6, 4.0e-6),
-    ("ring", "network"): (2.7e-6, 4.0e-6, 14.0e-6), ("tree", "network"): (5.0e-6, 8.5e-6, 14.0e-6),
-}  # fmt: skip
+    ("ring", "nvlink"): (0.6e-6, 1.9e-6, 3.4e-6),
+    ("tree", "nvlink"): (0.6e-6, 1.25e-6, 4.0e-6),
+    ("ring", "pcie"): (1.0e-6, 2.5e-6, 5.7e-6),
+    ("tree", "pcie"): (1.0e-6, 1.9e-6, 4.0e-6),
+    ("ring", "network"): (2.7e-6, 4.0e-6, 14.0e-6),
+    ("tree", "network"): (5.0e-6, 8.5e-6, 14.0e-6),
+}
 #: s of a hop of what knows one protocol: inside a machine, in the network
 HOP_SIMPLE = {
-    "nvls": (25e-6, 18e-6), "nvls_tree": (25e-6, 20.9e-6), "collnet_direct": (3.7e-6, 31e-6),
+    "nvls": (25e-6, 18e-6),
+    "nvls_tree": (25e-6, 20.9e-6),
+    "collnet_direct": (3.7e-6, 31e-6),
     "collnet_chain": (2.8e-6, 30e-6),
-}  # fmt: skip
+}
 #: s for each further GPU of a machine that sends to the same one (CollNet)
 ARITY_HOP = 0.4e-6
 #: s that a step of a ring takes at least between nodes, as a thread of the CPU posts it; of AMD's twice that

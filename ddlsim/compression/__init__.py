@@ -12,8 +12,7 @@ from ddlsim.compression.contract import (
     check_gradient as check_gradient,
 )
 from ddlsim.compression.cost import CodecCost as CodecCost, measure_cost as measure_cost
-from ddlsim.compression.dense import BF16 as BF16, FP16 as FP16, NoCompression as NoCompression
-from ddlsim.compression.dgc import DGC as DGC
+from ddlsim.compression.sparse import DGC as DGC
 from ddlsim.compression.exchange import (
     Exchanged as Exchanged,
     HierarchicallyExchanged as HierarchicallyExchanged,
@@ -26,8 +25,9 @@ from ddlsim.compression.exchange import (
 )
 from ddlsim.compression.feedback import ErrorFeedback as ErrorFeedback
 from ddlsim.compression.low_rank import PowerSGD as PowerSGD
+from ddlsim.compression.quantised import BF16 as BF16, FP16 as FP16, NoCompression as NoCompression
 from ddlsim.compression.quantised import QSGD as QSGD, Natural as Natural, TernGrad as TernGrad
-from ddlsim.compression.signs import OneBit as OneBit, SignSGD as SignSGD
+from ddlsim.compression.quantised import OneBit as OneBit, SignSGD as SignSGD
 from ddlsim.compression.sketch import CountSketch as CountSketch
 from ddlsim.compression.sparse import (
     GTopK as GTopK,

@@ -65,9 +65,10 @@ def sorting(traits: Traits, n: int) -> tuple[float, Traits]:
     by_top_k = traits.selection == "top_k"
     passes, kernels = (0.0, 0) if by_top_k else (SORT_PASSES, SORT_KERNELS)
     rest = dataclasses.replace(
-        traits, encode_passes=traits.encode_passes - SELECT_PASSES + passes,
+        traits,
+        encode_passes=traits.encode_passes - SELECT_PASSES + passes,
         encode_kernels=traits.encode_kernels - SELECT_KERNELS + kernels,
-    )  # fmt: skip
+    )
     return SORT_V100.encode_seconds(n) if by_top_k else 0.0, rest
 
 

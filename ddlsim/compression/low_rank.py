@@ -92,9 +92,7 @@ class PowerSGD:
         factors = [m.of(gradient) @ q for m, q in zip(self._matrices(), state.right, strict=True)]
         return LowRankPayload(_flat(factors), ()), PowerSGDState(state.right, gradient.copy())
 
-    def follow_up(
-        self, combined: LowRankPayload, state: PowerSGDState
-    ) -> tuple[LowRankPayload, PowerSGDState]:
+    def follow_up(self, combined: LowRankPayload, state: PowerSGDState) -> tuple[LowRankPayload, PowerSGDState]:
         assert state.pending is not None, "encode comes before follow_up"
         matrices = self._matrices()
         factors = _split(combined.sent, [(m.rows, m.rank) for m in matrices])
@@ -165,7 +163,5 @@ def _flat(arrays: Sequence[Vector]) -> Vector:
 def _split(flat: Vector, shapes: Sequence[tuple[int, ...]]) -> list[Vector]:
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     return (
-        [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
-        if shapes
-        else []
+        [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)] if shapes else []
     )

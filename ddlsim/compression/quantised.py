@@ -1,19 +1,102 @@
-"""Unbiased random quantisers: QSGD, TernGrad, natural compression."""
+"""Fewer bits for every element: half precision and bfloat16, which the network can sum, and none of it; QSGD, TernGrad,
+natural compression; signSGD and 1-bit SGD with one bit per element."""
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from ddlsim.arguments import Count, Positive, checked, whole
 from ddlsim.compression.contract import Bytes, Stateless, Traits, Vector, check_gradient
-from ddlsim.compression.payloads import Buffers, pack, unpack
+from ddlsim.compression.payloads import Buffers, DensePayload, mean, pack, unpack
+from ddlsim.errors import ConfigError
 
 _CODES = "codes are multiples of a scale that each worker draws from its own gradient"
+
+
+class _Dense(Stateless):
+    """Every element in another format. Sums are taken in float32 and rounded once."""
+
+    #: bytes of an element, and the largest number that has no infinity for its neighbour
+    width: ClassVar[int]
+    largest: ClassVar[float] = np.inf
+
+    def stored(self, values: Vector) -> DensePayload:
+        """Return the payload of `values`, rounded."""
+        raise NotImplementedError
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[DensePayload, None]:
+        check_gradient(gradient)
+        peak = float(np.abs(gradient).max(initial=0.0)) if self.largest < np.inf else 0.0
+        if peak > self.largest:
+            raise ConfigError(
+                f"{type(self).__name__}: gradient has an element of magnitude {peak:.4g}, above the largest number "
+                f"{self.largest:.6g}; scale the loss down or use a wider format"
+            )
+        return self.stored(gradient), None
+
+    def decode(self, payload: DensePayload) -> Vector:
+        return payload.values.astype(np.float32)
+
+    def combine(self, payloads: Sequence[DensePayload]) -> DensePayload:
+        return self.stored(mean([self.decode(payload) for payload in payloads]))
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return (self.width * n,)
+
+
+@checked
+@dataclass(frozen=True)
+class NoCompression(_Dense):
+    """Four bytes per element, exact."""
+
+    traits = Traits("all_reduce", unbiased=True, encode_passes=0.0)
+    width = 4
+
+    def stored(self, values: Vector) -> DensePayload:
+        return DensePayload(values.copy())
+
+
+@checked
+@dataclass(frozen=True)
+class FP16(_Dense):
+    """IEEE half precision, rounded to nearest: two bytes per element.
+
+    Sums are taken in float32 and rounded once to half precision (a ring rounds at every hop).
+    Raises ConfigError when an element exceeds 65504, half precision's largest number.
+    """
+
+    traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
+    width, largest = 2, 65504.0
+
+    def stored(self, values: Vector) -> DensePayload:
+        return DensePayload(values.astype(np.float16))
+
+
+@checked
+@dataclass(frozen=True)
+class BF16(_Dense):
+    """bfloat16, the upper half of a float32, rounded to nearest even: two bytes per element.
+
+    Keeps float32's range with 8 bits of precision. Sums are taken in float32 and rounded once.
+    Raises ConfigError when an element exceeds 3.3895e38, bfloat16's largest number.
+    """
+
+    traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
+    width, largest = 2, 3.3895313892515355e38
+
+    def stored(self, values: Vector) -> DensePayload:
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        odd = (bits >> 16) & 1  # of two equally near, the even one
+        return DensePayload(((bits + 0x7FFF + odd) >> 16).astype(np.uint16))
+
+    def decode(self, payload: DensePayload) -> Vector:
+        return (payload.values.astype(np.uint32) << 16).view(np.float32)
 
 
 @dataclass(frozen=True)
@@ -47,9 +130,7 @@ class QSGD(Stateless):
             f"raise n_levels above sqrt(bucket_size) = {math.sqrt(d):.3g} or use it alone: it is unbiased"
         )
         no_feedback = refusal if variance >= 1.0 else ""
-        return Traits(
-            "all_gather", unbiased=True, not_summable=_CODES, no_feedback=no_feedback, decode_passes=2.0
-        )
+        return Traits("all_gather", unbiased=True, not_summable=_CODES, no_feedback=no_feedback, decode_passes=2.0)
 
     @property
     def width(self) -> int:
@@ -64,10 +145,7 @@ class QSGD(Stateless):
         norms = np.sqrt(np.add.reduceat(exact**2, starts)) if n else np.zeros(0)
         # Rounded up, so that no |g| / norm exceeds 1.
         scales = np.nextafter(
-            norms.astype(np.float32),
-            np.float32(np.inf),
-            where=norms > 0.0,
-            out=np.zeros(norms.size, np.float32),
+            norms.astype(np.float32), np.float32(np.inf), where=norms > 0.0, out=np.zeros(norms.size, np.float32)
         )
         scale = np.repeat(scales, self.bucket_size)[:n].astype(np.float64)
         level = np.abs(exact) * self.n_levels / np.where(scale > 0.0, scale, 1.0)
@@ -99,11 +177,9 @@ class TernGrad(Stateless):
 
     @functools.cached_property
     def traits(self) -> Traits:
-        passes = 2.0 if self.clip_sigmas is None else 3.0
-        return Traits(
-            "all_gather", unbiased=self.clip_sigmas is None, not_summable=_CODES, encode_passes=passes,
-            decode_passes=2.0, encode_kernels=int(passes),
-        )  # fmt: skip
+        unbiased = self.clip_sigmas is None
+        n, usual = 2 if unbiased else 3, Traits("all_gather", not_summable=_CODES, decode_passes=2.0)
+        return replace(usual, unbiased=unbiased, encode_passes=float(n), encode_kernels=n)
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[CodePayload, None]:
         check_gradient(gradient)
@@ -114,9 +190,7 @@ class TernGrad(Stateless):
         scale = magnitude.max(initial=np.float32(0.0))
         kept = rng.random(gradient.size) * scale < magnitude  # float64, so |g| = scale is always kept
         codes = 1 + kept * np.sign(gradient).astype(np.int32)
-        return CodePayload(
-            gradient.size, pack(codes.astype(np.uint32), 2), np.array([scale], np.float32)
-        ), None
+        return CodePayload(gradient.size, pack(codes.astype(np.uint32), 2), np.array([scale], np.float32)), None
 
     def decode(self, payload: CodePayload) -> Vector:
         signs = unpack(payload.codes, 2, payload.n).astype(np.float32) - np.float32(1.0)
@@ -170,3 +244,84 @@ class Natural(Stateless):
 
     def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
         return ((n + 7) // 8 + n,)
+
+
+@dataclass(frozen=True)
+class SignPayload(Buffers):
+    """The signs of n elements: `bits` (ceil(n / 8),), 1 for zero and above, first element in the high bit."""
+
+    n: int
+    bits: Bytes
+
+
+@dataclass(frozen=True)
+class LevelPayload(Buffers):
+    """`bits` as in SignPayload and `levels` (2,) float32: what a 0 and what a 1 stands for."""
+
+    n: int
+    bits: Bytes
+    levels: Vector
+
+
+@checked
+@dataclass(frozen=True)
+class SignSGD(Stateless):
+    """Signs only; the workers' majority decides (Bernstein et al. 2018, "signSGD"; algorithm 1 with vote).
+
+    Decodes to +1 and -1 whatever the magnitude, so it needs its own learning rate. The sign of 0 and a tied
+    vote are +1: one bit has no third value.
+    """
+
+    traits = Traits(
+        "majority_vote",
+        not_summable="a sum of signs no longer fits one bit, and its sign is not the mean",
+        no_feedback="bare signs carry no magnitude, so the residual would be meaningless; use OneBit",
+        encode_passes=1.0,
+        encode_kernels=1,
+    )
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SignPayload, None]:
+        check_gradient(gradient)
+        return SignPayload(gradient.size, np.packbits(gradient >= 0.0)), None
+
+    def decode(self, payload: SignPayload) -> Vector:
+        up = np.unpackbits(payload.bits, count=payload.n)
+        return up * np.float32(2.0) - np.float32(1.0)
+
+    def combine(self, payloads: Sequence[SignPayload]) -> SignPayload:
+        n = payloads[0].n
+        votes = np.zeros(n, np.int32)
+        for payload in payloads:
+            votes += np.unpackbits(payload.bits, count=n)
+        return SignPayload(n, np.packbits(2 * votes >= len(payloads)))
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return ((n + 7) // 8,)
+
+
+@checked
+@dataclass(frozen=True)
+class OneBit(Stateless):
+    """Signs with two levels, the mean of the elements below zero and that of the others (Seide et al. 2014).
+
+    The levels minimise the squared error for these signs. Meant for ErrorFeedback, without which it is biased.
+    """
+
+    traits = Traits("all_gather", not_summable="every worker's bits stand for levels of its own", decode_passes=2.0)
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[LevelPayload, None]:
+        check_gradient(gradient)
+        up = gradient >= 0.0
+        levels = np.array([_mean_where(gradient, ~up), _mean_where(gradient, up)], np.float32)
+        return LevelPayload(gradient.size, np.packbits(up), levels), None
+
+    def decode(self, payload: LevelPayload) -> Vector:
+        return payload.levels[np.unpackbits(payload.bits, count=payload.n)]
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return ((n + 7) // 8 + 8,)
+
+
+def _mean_where(values: Vector, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> float:
+    n_chosen = np.count_nonzero(chosen)
+    return float(values.sum(where=chosen, dtype=np.float64)) / n_chosen if n_chosen else 0.0

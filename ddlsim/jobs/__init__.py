@@ -1,6 +1,6 @@
 """Several jobs on one cluster: their runs, what they cost each other, and where they had better go."""
 
-from ddlsim.jobs.files import JobsFile as JobsFile, load_jobs as load_jobs
+from ddlsim.jobs.simulate import JobsFile as JobsFile, load_jobs as load_jobs
 from ddlsim.jobs.jobs import Jobs as Jobs
 from ddlsim.jobs.places import Placements as Placements, place as place
 from ddlsim.jobs.simulate import simulate_jobs as simulate_jobs

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import seconds, si
 from ddlsim.run.job import Job
+from ddlsim.run.outcome import link_names
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import run
 
@@ -124,13 +125,19 @@ class Jobs:
 
         rows = [
             {
-                "job": ran.name, "workers": len(ran.places), "machines": ", ".join(self.machines(ran)),
-                "start": ran.start, "end": ran.end, "waited": ran.start - ran.came,
-                "step_time": ran.result.step_time, "step_time_alone": self.alone[ran.name].step_time,
-                "throughput": ran.result.throughput, "slowdown": self.slowdowns[ran.name],
+                "job": ran.name,
+                "workers": len(ran.places),
+                "machines": ", ".join(self.machines(ran)),
+                "start": ran.start,
+                "end": ran.end,
+                "waited": ran.start - ran.came,
+                "step_time": ran.result.step_time,
+                "step_time_alone": self.alone[ran.name].step_time,
+                "throughput": ran.result.throughput,
+                "slowdown": self.slowdowns[ran.name],
             }
             for ran in self.runs
-        ]  # fmt: skip
+        ]
         return pd.DataFrame(rows).set_index("job")
 
     def machines(self, ran: Ran) -> list[str]:
@@ -145,16 +152,10 @@ class Jobs:
         import pandas as pd
 
         cluster = self.cluster
-        first = np.unique(cluster.link_channel, return_index=True)[1]
-        channel = cluster.link_channel[first]
+        channel, columns = link_names(cluster)
         shares: dict[str, Floats] = {ran.name: ran.result.channel_nbytes[channel] for ran in self.runs}
         carried = self.channel_nbytes[channel]
-        columns: dict[str, Any] = {
-            "source": [cluster.node_names[i] for i in cluster.link_src[first]],
-            "target": [cluster.node_names[i] for i in cluster.link_dst[first]],
-            "kind": [cluster.link_kind[i] for i in first],
-            **shares,
-        }
+        columns |= shares
         if self.traffic:
             columns["background"] = np.maximum(carried - sum(shares.values()), 0.0)
         columns["utilisation"] = carried / (cluster.channel_capacity[channel] * self.end_time)
@@ -204,10 +205,8 @@ class Jobs:
             beside = []
             if self._knows_alone:
                 beside = [seconds(self.alone[ran.name].step_time), f"{self.slowdowns[ran.name]:.3f}"]
-            rows.append([
-                ran.name, str(len(ran.places)), seconds(ran.start), *waited, seconds(ran.end),
-                seconds(ran.result.step_time), *beside, f"{ran.result.throughput:.4g}",
-            ])  # fmt: skip
+            rows.append([ran.name, str(len(ran.places)), seconds(ran.start), *waited, seconds(ran.end)])
+            rows[-1] += [seconds(ran.result.step_time), *beside, f"{ran.result.throughput:.4g}"]
         return rows
 
     @property

@@ -266,7 +266,6 @@ class _Search:
 
 
 def _named(job: Job) -> tuple[int, ...]:
-    """Return the places that a job names, none if it does not."""
     if not isinstance(job.placement, str):
         return tuple(job.placement)
     workers = job.experiment.workers

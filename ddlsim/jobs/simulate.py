@@ -1,22 +1,63 @@
-"""`simulate_jobs`: one clock and one network for several jobs."""
+"""`simulate_jobs`: one clock and one network for several jobs, also from files.
+
+.. code-block:: toml
+
+    cluster = "cloud-25g-16x8-v100"
+    queue = true                           # jobs wait for devices, first come, first served
+
+    [[jobs]]
+    name = "vision"
+    experiment = { model = "resnet50", batch_size = 64, workers = 32 }
+
+    [[jobs]]
+    name = "language"
+    start = "12 s"
+    placement = "spread"
+    experiment = "bert.toml"               # a file beside this one
+
+    [[background]]
+    source = "h0.cpu"
+    target = "h9.cpu"
+    rate = "10 Gbit/s"
+
+    [[faults]]
+    type = "link-fault"
+    source = "h0"
+    target = "leaf0"
+    start = "20 s"
+    duration = "5 s"
+
+A list of arrivals is a CSV file: ``arrivals = "arrivals.csv"``, with the columns start_s and workers, and any of name,
+placement, model, batch_size, steps and seed; what all of its jobs have in common stands in a table ``[arriving]``, the
+fields of an experiment.
+
+The keys of the tables are the fields of :class:`ddlsim.Job`, :class:`ddlsim.Background` and
+:class:`ddlsim.LinkFault` (type "random-faults": :class:`ddlsim.RandomFaults`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.jobs.jobs import Jobs, Ran
 from ddlsim.life import Background, LinkFault, Pause, RandomFaults
+from ddlsim.life.failures import read_rows
 from ddlsim.life.faults import Fault, at_random, up_to_its_end
+from ddlsim.plain import read_toml
+from ddlsim.run.files import SCHEMA, with_cluster
 from ddlsim.run.job import Job
 from ddlsim.run.notes import late_notes
 from ddlsim.run.simulate import random_faults_of
 from ddlsim.run.together import Together
+from ddlsim.schema import Source
 
 FaultLike = Annotated[
     LinkFault | Pause | RandomFaults | Fault,
@@ -65,10 +106,10 @@ def simulate_jobs(
         )
 
     def made(horizon: float) -> Together:
+        seed = own[0].experiment.seed
         together = Together(
-            loaded, traffic, queue=queue, keep_spans=timeline, faults=faults, seed=own[0].experiment.seed,
-            horizon=horizon,
-        )  # fmt: skip
+            loaded, traffic, queue=queue, keep_spans=timeline, faults=faults, seed=seed, horizon=horizon
+        )
         for job, name in zip(own, names, strict=True):
             together.expect(job, name)
         together.until_all_have_ended()
@@ -90,10 +131,8 @@ def simulate_jobs(
             times = tenant.came, tenant.start, tenant.end
             ran.append(Ran(tenant.job, tenant.name, tuple(tenant.places), *times, result))
     network = together.network
-    return Jobs(
-        tuple(ran), tuple(traffic), goodputs, loaded, network.now, network.channel_nbytes - network.channel_overhead,
-        network.channel_busy, together.interrupted,
-    )  # fmt: skip
+    links = (network.now, network.channel_nbytes - network.channel_overhead, network.channel_busy)
+    return Jobs(tuple(ran), tuple(traffic), goodputs, loaded, *links, together.interrupted)
 
 
 def _names(jobs: Sequence[Job]) -> list[str]:
@@ -102,3 +141,79 @@ def _names(jobs: Sequence[Job]) -> list[str]:
         if names.count(name) > 1:
             raise ConfigError(f"simulate_jobs: two jobs have the name {name!r}; give each one of its own")
     return names
+
+
+#: columns of a list of arrivals that are fields of the experiment, and how they are read
+_FIELDS = {"model": str, "workers": int, "batch_size": int, "steps": int, "seed": int}
+
+
+@dataclass(frozen=True)
+class JobsFile:
+    """What a file of jobs says; :meth:`simulate` it."""
+
+    cluster: ClusterLike
+    jobs: tuple[Job | Background, ...]
+    queue: bool = False
+    faults: tuple[FaultLike, ...] = ()
+
+    @checked
+    def simulate(self, *, timeline: bool = False) -> Jobs:
+        """Simulate the jobs, as :func:`ddlsim.simulate_jobs`."""
+        return simulate_jobs(self.jobs, self.cluster, queue=self.queue, timeline=timeline, faults=self.faults)
+
+
+@checked
+def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
+    """Return the jobs that the TOML file `source` describes. Raises ConfigError in one line, as
+    :func:`ddlsim.load_experiment`, which says what `allow_code` is for."""
+    path = Path(source)
+    here = Source(path.parent, allow_code)
+    table = with_cluster(read_toml(path), "jobs")
+    file = SCHEMA.build(_File, table, str(path), here, ": ")
+    listed: tuple[Job | Background, ...] = ()
+    if file.arrivals is not None:
+        rows = _arrivals(path.parent / file.arrivals, {"cluster": file.cluster, **(file.arriving or {})})
+        listed = SCHEMA.value(Sequence[Job], rows, f"{path}: {Path(file.arrivals).name}", "", here)  # type: ignore[assignment]
+    elif file.arriving is not None:
+        raise ConfigError(f"{path}: arriving has no effect without arrivals, a CSV file of jobs; leave it out")
+    return JobsFile(file.cluster, (*file.jobs, *file.background, *listed), file.queue, tuple(file.faults))
+
+
+@checked
+@dataclass(frozen=True)
+class _File:
+    cluster: str | Path
+    jobs: Sequence[Job | Background] = ()
+    background: Sequence[Background | Job] = ()
+    queue: bool = False
+    faults: Sequence[FaultLike] = ()
+    arrivals: str | None = None
+    arriving: Mapping[str, object] | None = None
+
+
+def _arrivals(path: Path, common: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return the jobs of a list of arrivals as tables. Raises ConfigError, with the line, for what cannot be read."""
+
+    def arrival(where: str, row: dict[str, str]) -> dict[str, object]:
+        for name in row:
+            if name not in (known := ["start_s", "name", "placement", *_FIELDS]):
+                raise unknown_name("column", name, known, str(path))
+        return _arrival(where, row, common)
+
+    hint, what = "a list of arrivals has start_s and workers", "arrivals is a CSV file of jobs"
+    return read_rows(path, ("start_s", "workers"), hint, what, arrival)
+
+
+def _arrival(where: str, row: dict[str, str], common: Mapping[str, object]) -> dict[str, object]:
+    experiment = dict(common)
+    for name, read in _FIELDS.items():
+        if text := (row.get(name) or "").strip():
+            if read is int and not text.isdecimal():
+                raise ConfigError(f"{where}: {name} = {shown(text)}: must be a whole number")
+            experiment[name] = read(text)
+    try:
+        start = float(row["start_s"])
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: start_s = {shown(row['start_s'])}: must be a number of seconds") from None
+    told = {name: row[name].strip() for name in ("name", "placement") if (row.get(name) or "").strip()}
+    return {**told, "start": f"{start!r} s", "experiment": experiment}

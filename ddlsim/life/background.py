@@ -11,7 +11,7 @@ from typing import Annotated
 
 from ddlsim.arguments import checked, quantity
 from ddlsim.errors import ConfigError, shown
-from ddlsim.life.failures import read_trace
+from ddlsim.life.failures import read_rows
 from ddlsim.units import si
 
 Time = Annotated[float | str, quantity("time", "60 s", zero=True, infinite=True)]
@@ -119,7 +119,8 @@ class Background:
 
 def _read(path: Path) -> tuple[tuple[float, float], ...]:
     """Return the (time in s, bytes/s) of a trace's rows. Raises ConfigError, with the line, for what cannot be read."""
-    rows = read_trace(path, ("time_s", "rate"), "a trace has time_s and rate", "rates", _row)
+    hint, what = "a trace has time_s and rate", "trace is a CSV file of rates"
+    rows = read_rows(path, ("time_s", "rate"), hint, what, _row)
     for line, (before, row) in enumerate(itertools.pairwise(rows), 3):
         if row[0] <= before[0]:
             raise ConfigError(f"{path}:{line}: time_s = {row[0]!r}: must be later than the row before, {before[0]!r}")

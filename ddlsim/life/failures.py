@@ -25,13 +25,13 @@ Floats = npt.NDArray[np.float64]
 Row = TypeVar("Row")
 
 
-def read_trace(
-    path: Path, columns: Sequence[str], hint: str, rows_are: str, row_of: Callable[[str, dict[str, str]], Row]
+def read_rows(
+    path: Path, columns: Sequence[str], hint: str, what: str, row_of: Callable[[str, dict[str, str]], Row]
 ) -> list[Row]:
     """Return ``row_of("path:line", cells)`` of each row of a CSV file with these columns at least.
 
-    Raises ConfigError for a file that cannot be read, and for a missing column, with the `hint`; `rows_are` says of
-    what its rows are.
+    Raises ConfigError for a file that cannot be read, saying `what` it should be, and for a missing column, with the
+    `hint`.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -41,7 +41,7 @@ def read_trace(
                     raise ConfigError(f"{path}: has no column {name!r}; {hint}")
             return [row_of(f"{path}:{line}", cells) for line, cells in enumerate(reader, 2)]
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; trace is a CSV file of {rows_are}") from None
+        raise ConfigError(f"{path}: {error.strerror or error}; {what}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read as a CSV file: {error}") from None
 
@@ -182,8 +182,8 @@ class Failures:
             repaired = _number(where, cells, "repair_s") if cells.get("repair_s") else repair
             return Failure(_number(where, cells, "time_s"), _whole(where, cells, "unit"), repaired)
 
-        hint = "give it time_s, unit and, if they differ, repair_s"
-        return tuple(sorted(read_trace(Path(self.trace), ("time_s", "unit"), hint, "failures", failure)))
+        hint, what = "give it time_s, unit and, if they differ, repair_s", "trace is a CSV file of failures"
+        return tuple(sorted(read_rows(Path(self.trace), ("time_s", "unit"), hint, what, failure)))
 
     @checked
     def events(self, n_units: Count, seed: Seed = 0, life: Index = 0) -> Iterator[Failure]:

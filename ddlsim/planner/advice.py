@@ -9,7 +9,8 @@ import numpy as np
 from ddlsim.plan.interfaces import interfaces
 from ddlsim.planner import guidelines
 from ddlsim.planner.candidates import Candidate
-from ddlsim.planner.evaluate import Evaluator
+from ddlsim.planner.evaluate import Evaluator, number_of
+from ddlsim.planner.plan import Guideline
 from ddlsim.readable import count, percent, seconds, size, spread
 from ddlsim.run.collective import collective_time
 from ddlsim.run.experiment import Experiment
@@ -24,22 +25,6 @@ from ddlsim.workload.model import Layer
 #: how much faster the machines' links become, and how many local steps are made, in the rules about these
 FASTER, LOCAL_STEPS = 4.0, 8
 NOT_AVAILABLE = "n/a"
-
-
-@dataclass(frozen=True)
-class Guideline:
-    """A rule of thumb.
-
-    name       what it is about
-    source     whose rule it is
-    says       its answer for this configuration
-    simulated  what the simulation says to the same question, or "n/a" and why it says nothing
-    """
-
-    name: str
-    source: str
-    says: str
-    simulated: str
 
 
 @dataclass(frozen=True)
@@ -94,11 +79,6 @@ def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tup
     return tuple(found)
 
 
-def _number(outcome: Outcome, name: str) -> float | None:
-    value = outcome.record.get(name) if outcome.status == DONE else None
-    return float(value) if isinstance(value, int | float) else None
-
-
 def _missing(outcome: Outcome) -> str:
     return f"{NOT_AVAILABLE}: {outcome.error}"
 
@@ -117,7 +97,7 @@ def _gpus(case: _Case, efficiency: float, plain: Outcome) -> Guideline:
         f"share it with an efficiency of {percent(guidelines.scaling_efficiency(ratio, n))}, up to {most:,.0f} with "
         f"{percent(efficiency)}"
     )
-    step = _number(plain, "step_time")
+    step = number_of(plain, "step_time")
     if step is None:
         return Guideline(name, source, says, _missing(plain))
     reached = (n * case.compute + overhead) / (n * step)
@@ -140,7 +120,7 @@ def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
         outcome = evaluator.outcomes([run])[0]
         if outcome.status == DONE:
             break
-    step = _number(outcome, "step_time")
+    step = number_of(outcome, "step_time")
     if step is None:
         return Guideline(name, source, says, _missing(outcome))
     exchange = step - case.compute - case.update
@@ -158,7 +138,7 @@ def _memory(case: _Case, experiment: Experiment) -> Guideline:
 def _medium(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
     """The weights' traffic on links of the machines that are faster by a factor."""
     name, source = "faster network", "Wang et al. 2019 (PAI)"
-    step = _number(plain, "step_time")
+    step = number_of(plain, "step_time")
     if step is None or case.bandwidth is None:
         return Guideline(name, source, NOT_AVAILABLE, NOT_AVAILABLE)
     share = guidelines.traffic_share(max(step - case.compute - case.update, 0.0), case.compute + case.update)
@@ -169,7 +149,7 @@ def _medium(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
     for kind in kinds:
         cluster = cluster.scaled(kind, bandwidth=FASTER)
     faster = evaluator.outcomes([case.plain.with_(cluster=cluster)])[0]
-    now = _number(faster, "step_time")
+    now = number_of(faster, "step_time")
     simulated = _missing(faster) if now is None else f"{step / now:.3g} x with faster {', '.join(kinds)}"
     return Guideline(name, source, says, simulated)
 
@@ -191,13 +171,13 @@ def _helpers(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
     times = [guidelines.byteps_time(nbytes, m, k, case.bandwidth) for k in (0, m // 2, m)]
     says = f"an exchange takes {seconds(times[0])} without, {seconds(times[1])} with {m // 2}, "
     says += f"{seconds(times[2])} with {m}"
-    step = _number(plain, "step_time")
+    step = number_of(plain, "step_time")
     if step is None:
         return Guideline(name, source, says, _missing(plain))
     busy = case.compute + case.update
     helped = ParameterServer(m, "own", overlap="none", local_reduction=True)  # k = m: a server on each helper
     outcome = evaluator.outcomes([case.plain.with_(strategy=helped)])[0]
-    now = _number(outcome, "step_time")
+    now = number_of(outcome, "step_time")
     others = f"{NOT_AVAILABLE} with helpers: the cluster has too few other machines"
     if now is not None:
         others = f"{seconds(now - busy)} with {count(m, 'server')} beside them"
@@ -206,7 +186,7 @@ def _helpers(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
 
 def _local(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
     name, source = f"averaging every {LOCAL_STEPS} steps", "Wang and Joshi 2019"
-    step = _number(plain, "step_time")
+    step = number_of(plain, "step_time")
     if step is None:
         return Guideline(name, source, NOT_AVAILABLE, _missing(plain))
     busy = case.compute + case.update
@@ -215,7 +195,7 @@ def _local(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
         strategy=LocalSGD(LOCAL_STEPS, algorithm=case.algorithm), warmup=LOCAL_STEPS, steps=LOCAL_STEPS
     )
     outcome = evaluator.outcomes([run])[0]
-    now = _number(outcome, "step_time")
+    now = number_of(outcome, "step_time")
     return Guideline(name, source, says, _missing(outcome) if now is None else f"{step / now:.3g} x")
 
 
@@ -232,7 +212,7 @@ def _balance(case: _Case, evaluator: Evaluator) -> Guideline:
     verdict = "can hide the traffic" if ratio >= needed else "cannot hide all traffic"
     says = f"{ratio:,.0f} FLOPs per byte of gradient, {needed:,.0f} to keep the links busy: computing {verdict}"
     outcome = evaluator.outcomes([case.candidate.experiment])[0]
-    share = _number(outcome, "communication_share")
+    share = number_of(outcome, "communication_share")
     simulated = _missing(outcome) if share is None else f"exposed communication takes {percent(share)} of the time"
     return Guideline(name, source, says, simulated)
 

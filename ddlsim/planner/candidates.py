@@ -21,7 +21,7 @@ from ddlsim.run.prepare import DEFAULT_DEVICE
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy, contract
 from ddlsim.strategies.splits import text_of_senseless
-from ddlsim.study.labels import labels_of
+from ddlsim.study.changes import labels_of
 from ddlsim.workload.compute import make_workload, model_flops_utilisation
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.jitter import NoJitter
@@ -86,10 +86,8 @@ class Candidate:
     @property
     def settings(self) -> dict[str, object]:
         """What is varied, by name."""
-        return {
-            "cluster": self.place, "workers": self.workers, "strategy": self.strategy,
-            "compression": self.compression, "batch_size": self.batch_size, **self.sizes,
-        }  # fmt: skip
+        names = ("workers", "strategy", "compression", "batch_size")
+        return {"cluster": self.place, **{name: getattr(self, name) for name in names}, **self.sizes}
 
     def __str__(self) -> str:
         packed = "" if self.compression == "none" else f", {self.compression}"
@@ -167,17 +165,12 @@ def candidates(
         key = _key(contract.of(strategy).scaled_down())
         nature = natures[key] = natures[key] if key in natures else nature_of(strategy)
         warmup, steps = _length(base, strategy, nature.synchronous)
-        experiment = base.with_(
-            cluster=cluster, workers=n, strategy=strategy, compression=compression, batch_size=batch_size,
-            warmup=warmup, steps=steps,
-        )  # fmt: skip
-        found.append(
-            Candidate(
-                i, experiment, cluster, places[id(cluster)], n, EACH if each else str(labels[0][i]), str(labels[1][i]),
-                batch_size, nature.exact and compression is None, nature.simple, each,
-                contract.of(strategy).split_sizes(n) if split else {},
-            )
-        )  # fmt: skip
+        varied = {"cluster": cluster, "workers": n, "strategy": strategy, "compression": compression}
+        experiment = base.with_(**varied, batch_size=batch_size, warmup=warmup, steps=steps)
+        names = (EACH if each else str(labels[0][i]), str(labels[1][i]))
+        exact, sizes = nature.exact and compression is None, contract.of(strategy).split_sizes(n) if split else {}
+        size = (n, *names, batch_size)
+        found.append(Candidate(i, experiment, cluster, places[id(cluster)], *size, exact, nature.simple, each, sizes))
     return found, senseless
 
 
@@ -264,7 +257,6 @@ def nature_of(strategy: Strategy) -> Nature:
 
 
 def _key(strategy: Strategy) -> Hashable:
-    """Return what equal strategies have in common."""
     try:
         return hash(strategy), type(strategy), repr(strategy)
     except TypeError:

@@ -73,8 +73,10 @@ def choose_algorithms(options: Options, memory: Memory) -> dict[str, Algorithm]:
             LinearConstraint(one_each, 1.0, 1.0),
             LinearConstraint(nbytes[None, :] / unit, -np.inf, min(bound, float(nbytes.sum())) / unit),
         ],
-        integrality=np.ones(len(flat)), bounds=Bounds(0.0, 1.0), options={"mip_rel_gap": 0.0},
-    )  # fmt: skip
+        integrality=np.ones(len(flat)),
+        bounds=Bounds(0.0, 1.0),
+        options={"mip_rel_gap": 0.0},
+    )
     if solved.x is None:
         raise ConfigError(f"choose_algorithms: no choice found: {solved.message}")
     return {layer: algorithm for (layer, algorithm), taken in zip(flat, solved.x, strict=True) if taken > 0.5}
@@ -94,9 +96,7 @@ def convolution_options(model: Model, device: Device, batch_size: Count) -> dict
 
     Workspaces are written and read once. The backward pass repeats the forward pass for each gradient.
     """
-    return {
-        layer.name: _algorithms(layer, device, batch_size) for layer in model.layers if layer.type == "conv"
-    }
+    return {layer.name: _algorithms(layer, device, batch_size) for layer in model.layers if layer.type == "conv"}
 
 
 def _algorithms(layer: Layer, device: Device, batch_size: int) -> tuple[Algorithm, ...]:

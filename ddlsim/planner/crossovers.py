@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.planner.candidates import Candidate
-from ddlsim.planner.evaluate import Evaluator
+from ddlsim.planner.evaluate import Evaluator, number_of
 from ddlsim.planner.search import Found
 from ddlsim.printable import shown
-from ddlsim.study.work import DONE, Outcome
 
 #: ways to exchange gradients that are compared
 N_WAYS = 4
@@ -76,9 +75,11 @@ def _ways(found: Sequence[Found], best: Candidate) -> list[Candidate]:
     same = [
         (one.figures.throughput, one.candidate)
         for one in found
-        if one.figures is not None and one.candidate.exact and one.candidate.cluster is best.cluster
+        if one.figures is not None
+        and one.candidate.exact
+        and one.candidate.cluster is best.cluster
         and one.candidate.batch_size == best.batch_size
-    ]  # fmt: skip
+    ]
     for _, candidate in sorted(same, key=lambda pair: (-pair[0], pair[1].number)):
         ways.setdefault((candidate.strategy, candidate.compression), candidate)
     return list(ways.values())[:N_WAYS]
@@ -105,15 +106,10 @@ def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, eval
 
 def _order(a: Candidate, b: Candidate, workers: int, evaluator: Evaluator) -> int | None:
     """Return 1 if the first way has the higher throughput, -1 if the second, 0 if they are equal, None if one fails."""
-    one, other = (_throughput(o) for o in evaluator.outcomes([a.at(workers), b.at(workers)]))
+    one, other = (number_of(o, "throughput") for o in evaluator.outcomes([a.at(workers), b.at(workers)]))
     if one is None or other is None:
         return None
     return 0 if abs(one - other) <= EQUAL * max(one, other) else 1 if one > other else -1
-
-
-def _throughput(outcome: Outcome) -> float | None:
-    value = outcome.record.get("throughput") if outcome.status == DONE else None
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _per_machine(candidate: Candidate) -> int:

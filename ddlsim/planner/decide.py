@@ -1,4 +1,21 @@
-"""`recommend`: from clusters, a model and a target to a plan."""
+"""`recommend`: from clusters, a model and a target to a plan.
+
+The keys of TOML files with questions are its arguments:
+
+.. code-block:: toml
+
+    clusters = ["dgx1-v100-16"]          # bundled, or paths beside this file
+    model = "bert-base"
+    workers = [16]
+    batch_sizes = [64]
+    strategies = [{ type = "splits", stage = [1, 3] }, { type = "all-reduce" }]
+
+    [target]                             # the fields of Target
+    throughput = "500 samples/s"
+
+    [base]                               # everything else, as in an experiment file
+    precision = "fp16"
+"""
 
 from __future__ import annotations
 
@@ -7,6 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
@@ -16,6 +34,7 @@ from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
+from ddlsim.plain import read_toml
 from ddlsim.planner.advice import advice
 from ddlsim.planner.bounds import price_rate
 from ddlsim.planner.candidates import BATCH_SIZES, COMPRESSIONS, Candidate, candidates
@@ -28,11 +47,13 @@ from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import count, duration, percent
 from ddlsim.run.checkpoint_intervals import best_checkpoint_interval
 from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, TrainingLike
+from ddlsim.run.files import SCHEMA
 from ddlsim.run.living import has_life
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
 from ddlsim.run.sensitivity import sensitivities
 from ddlsim.run.simulate import run
+from ddlsim.schema import Source
 from ddlsim.strategies import Splits, Strategy, contract
 from ddlsim.strategies.splits import SIZES, text_of_senseless
 from ddlsim.units import si
@@ -373,3 +394,21 @@ def _notes(
     if senseless:
         notes.append(f"{senseless.total()} combinations make no sense: {text_of_senseless(senseless)}")
     return notes
+
+
+@checked
+def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, Any]:
+    """Return what the TOML file `source` asks: the arguments of :func:`~ddlsim.recommend` that it names, by name.
+
+    As in experiment files, "package.module:Name" is refused unless `allow_code`. Raises
+    :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
+    """
+    path = Path(source)
+    table = read_toml(path)
+    clusters, base, compressions = table.get("clusters"), table.get("base"), table.get("compressions")
+    if isinstance(base, dict):
+        first = clusters[0] if isinstance(clusters, list) and clusters else clusters or ""
+        table["base"] = {"cluster": first, "model": table.get("model", "resnet50"), **base}
+    if isinstance(compressions, list):
+        table["compressions"] = [None if each == "none" else each for each in compressions]
+    return SCHEMA.arguments(recommend, table, str(path), Source(path.parent, allow_code), ": ")

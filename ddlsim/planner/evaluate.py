@@ -11,7 +11,7 @@ from ddlsim.study.dispatch import Task, dispatch
 from ddlsim.study.executors import Pool, open_pool
 from ddlsim.study.parcels import Packer
 from ddlsim.study.store import Store
-from ddlsim.study.work import Outcome
+from ddlsim.study.work import DONE, Outcome
 
 
 class Evaluator:
@@ -63,6 +63,12 @@ class Evaluator:
         self.n_done += len(ended)
         if self._report is not None:
             self._report(self.n_done)
+
+
+def number_of(outcome: Outcome, name: str) -> float | None:
+    """Return a number in the record of a simulation, None if it has failed or has none of that name."""
+    value = outcome.record.get(name) if outcome.status == DONE else None
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _name(experiment: Experiment) -> str:

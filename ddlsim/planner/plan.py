@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ddlsim.errors import ConfigError
-from ddlsim.planner.advice import Guideline
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.crossovers import Crossover
-from ddlsim.planner.search import Found
+from ddlsim.planner.search import OUT, PRUNED, SIMULATED, Found
 from ddlsim.planner.target import Figures, Miss, Target
+from ddlsim.printable import shown
+from ddlsim.readable import count, percent, rate, seconds, size, spread
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.metrics import METRICS
 from ddlsim.run.sensitivity import Sensitivity
+from ddlsim.text_tables import aligned
+from ddlsim.ties import FLOOR
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True)
+class Guideline:
+    """A rule of thumb.
+
+    name       what it is about
+    source     whose rule it is
+    says       its answer for this configuration
+    simulated  what the simulation says to the same question, or "n/a" and why it says nothing
+    """
+
+    name: str
+    source: str
+    says: str
+    simulated: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,11 +155,14 @@ class Plan:
         if figures is not None:
             time = math.nan if figures.total_time is None else figures.total_time
             numbers = {
-                "throughput": figures.throughput, "efficiency": figures.efficiency, "time": time,
-                "cost": self.cost(figures), "miss": self.target.rank(figures)[0],
+                "throughput": figures.throughput,
+                "efficiency": figures.efficiency,
+                "time": time,
+                "cost": self.cost(figures),
+                "miss": self.target.rank(figures)[0],
                 "step_time": candidate.global_batch / figures.throughput,
                 "mfu": math.nan if (mfu := candidate.mfu(figures.throughput)) is None else mfu,
-            }  # fmt: skip
+            }
         numbers["memory"] = math.nan if found.held is None else found.held
         shares = found.shares or dict.fromkeys(("compute", "communication", "waiting", "idle"), math.nan)
         row: dict[str, object] = {**candidate.settings, "exact": candidate.exact, "status": found.status}
@@ -168,23 +194,19 @@ class Plan:
         figures = choice.figures
         finite = figures.total_time is not None and math.isfinite(figures.total_time)
         cost = self.cost(figures)
-        return {
-            **choice.candidate.settings, "exact": choice.exact, "throughput": figures.throughput,
-            "throughput_spread": figures.spread, "efficiency": figures.efficiency,
-            "time": figures.total_time if finite else None,
-            "cost": cost if math.isfinite(cost) else None, "accuracy": choice.accuracy,
-            "missed": {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf},
-            "reasons": list(choice.reasons),
-        }  # fmt: skip
+        speed = {"throughput": figures.throughput, "throughput_spread": figures.spread}
+        spent = {"time": figures.total_time if finite else None, "cost": cost if math.isfinite(cost) else None}
+        missed = {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf}
+        said = {"accuracy": choice.accuracy, "missed": missed, "reasons": list(choice.reasons)}
+        exact = {**choice.candidate.settings, "exact": choice.exact}
+        return {**exact, **speed, "efficiency": figures.efficiency, **spent, **said}
 
     def __str__(self) -> str:
-        from ddlsim.planner.text import text
 
         return text(self)
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, labelled, lines, page
-        from ddlsim.planner.text import advice_rows, choice_rows, layout_cells
 
         layouts = layout_cells(self)
         between = [lines(["splits"]), grid(layouts)] if layouts else []
@@ -206,3 +228,187 @@ def choices_of(found: Sequence[Found], target: Target, n_best: int) -> list[Choi
         for one in chosen
         if one.figures is not None
     ]
+
+
+#: how many sensitivities, and reasons why configurations do not fit, are shown
+N_SENSITIVITIES, N_SKIPPED = 4, 3
+#: splits of the model that are shown
+N_LAYOUTS = 8
+#: what has a column of its own beside the sizes of splits where it differs
+LAYOUT_KEYS = ("cluster", "compression", "batch_size")
+#: gains below this share are none
+NOTHING = 0.001
+#: reasons that differ in their numbers only are shown once
+_NUMBER = re.compile(r"\d[\d,.]*")
+WIDTH = 118
+
+
+def text(plan: Plan) -> str:
+    """Return what ``print(plan)`` shows."""
+    layouts = aligned(layout_cells(plan))
+    middle = [("", ""), *(("splits" if i == 0 else "", line) for i, line in enumerate(layouts))] if layouts else []
+    rows = [*choice_rows(plan), *middle, *advice_rows(plan)]
+    return shown("\n".join(line for label, content in rows for line in _lines(label, content, content in layouts)))
+
+
+def choice_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return labels and texts: what was asked for, and what is recommended. One without a label goes on with the one
+    before, an empty one begins a new paragraph."""
+    rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan)]
+    said: set[str] = set()
+    for i, choice in enumerate(plan.choices):
+        rows += [("", ""), (_title(i, choice), str(choice)), ("", _figures(plan, choice))]
+        new = [reason for reason in choice.reasons if reason not in said]  # the rest is as above
+        rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
+        said.update(new)
+    return rows
+
+
+def advice_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return labels and texts, as :func:`choice_rows`: what would change the recommendation, and what to know."""
+    rows = [("", "")] if plan.crossovers or plan.sensitivities else []
+    rows += [("crossovers" if i == 0 else "", str(crossing)) for i, crossing in enumerate(plan.crossovers)]
+    rows += [("sensitivity" if i == 0 else "", line) for i, line in enumerate(_sensitivities(plan))]
+    rows += [("", "")] if plan.guidelines else []
+    for guideline in plan.guidelines:
+        rows += [("rule", f"{guideline.name} ({guideline.source}): {guideline.says}")]
+        rows += [("", f"simulated: {guideline.simulated}")]
+    return [*rows, ("", ""), *_skipped(plan), *(("note", note) for note in plan.notes)]
+
+
+def _sensitivities(plan: Plan) -> list[str]:
+    """Return what better parts bring, as far as they bring anything."""
+    shown = [str(found) for found in plan.sensitivities if abs(found.gain) >= NOTHING][:N_SENSITIVITIES]
+    rest = len(plan.sensitivities) - len(shown)
+    small = all(abs(found.gain) < NOTHING for found in plan.sensitivities[len(shown) :])  # they are sorted
+    if rest and small:
+        what = "no other part that is" if shown else "no part that is"
+        shown.append(f"{what} 10 % better changes it by {percent(NOTHING)}")
+    return shown
+
+
+def layout_cells(plan: Plan) -> list[tuple[str, ...]]:
+    """Return a table of the fastest splits of the model, with its head; empty where the model was not split."""
+    found = [one for one in plan.found if one.figures is not None and one.candidate.sizes][:N_LAYOUTS]
+    if not found:
+        return []
+    several = [name for name in LAYOUT_KEYS if len({one.candidate.settings[name] for one in plan.found}) > 1]
+    head = ("tensor", "pipeline", "data", "micro-batch", "order", "recompute", "s/step", "MFU", "memory", "bubble")
+    rows: list[tuple[str, ...]] = [(*(name.replace("_", " ") for name in several), *head)]
+    for one in found:
+        assert one.figures is not None
+        sizes, candidate = one.candidate.sizes, one.candidate
+        chunks = f" x {sizes['interleave']}" if sizes["interleave"] != 1 else ""
+        order = f"stage {sizes['stage']}" if sizes["order"] == "-" else f"{sizes['order']}{chunks}"
+        mfu, waits = candidate.mfu(one.figures.throughput), (one.shares or {}).get("waiting")
+        layout = (str(sizes[name]) for name in ("tensor", "pipeline", "data", "micro_batch"))
+        step = f"{candidate.global_batch / one.figures.throughput:.4g}"
+        used = ("" if mfu is None else percent(mfu), "" if one.held is None else size(one.held))
+        cells = (*layout, order, str(sizes["recompute"]), step, *used, "" if waits is None else percent(waits))
+        rows.append((*(str(candidate.settings[name]) for name in several), *cells))
+    return rows
+
+
+def _lines(label: str, content: str, as_it_is: bool = False) -> list[str]:
+    if not content:
+        return [""]
+    if as_it_is:
+        return [f"{label:<13} {content}"]
+    lines = textwrap.wrap(
+        content.replace(" %", "\0%"),
+        WIDTH,
+        initial_indent=f"{label:<13} ",
+        subsequent_indent=" " * 14,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]
+
+
+def _target(target: Target) -> str:
+    parts = []
+    if isinstance(target.deadline, int | float):
+        parts.append(f"done in {_long(target.deadline)}")
+    if target.budget is not None:
+        parts.append(f"for at most {target.budget:,.6g} USD")
+    if target.efficiency is not None:
+        parts.append(f"efficiency of at least {percent(target.efficiency)}")
+    if isinstance(target.throughput, int | float):
+        parts.append(f"at least {rate(target.throughput)}")
+    if target.accuracy is not None:
+        parts.append(f"{percent(target.accuracy)} accuracy")
+    order = "the cheapest first" if target.wants_cheapest else "the fastest first"
+    return ", ".join([*parts, order])
+
+
+def _long(value: float) -> str:
+    """A time in the unit that people plan in."""
+    if not math.isfinite(value):
+        return "never"
+    for scale, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if value >= 2.0 * scale:
+            return f"{value / scale:.3g} {unit}"
+    return seconds(value)
+
+
+def _searched(plan: Plan) -> str:
+    status = Counter(found.status for found in plan.found)
+    parts = [f"{count(status[SIMULATED], 'configuration')} simulated"]
+    if status[PRUNED]:
+        parts.append(f"{status[PRUNED]} left out because a bound shows that they cannot win")
+    if status[OUT]:
+        parts.append(f"{status[OUT]} do not fit")
+    return ", ".join(parts)
+
+
+def _verdict(plan: Plan) -> list[tuple[str, str]]:
+    if plan.meets_target:
+        return []
+    missed = [miss for miss in plan.best.misses if miss.share > 0.0]
+    return [("impossible", f"nothing meets the target; the nearest misses {' and '.join(map(_missed, missed))}")]
+
+
+def _missed(miss: Miss) -> str:
+    if miss.what == "deadline":
+        values = _long(miss.value), _long(miss.limit)
+    elif miss.what == "budget":
+        values = f"{miss.value:,.4g} USD", f"{miss.limit:,.4g} USD"
+    else:
+        write = METRICS[miss.what].write
+        values = write(miss.value), write(miss.limit)
+    share = f" by {percent(miss.share)}" if math.isfinite(miss.share) else ""
+    return f"the {miss.what}{share}: {values[0]} instead of {values[1]}"
+
+
+def _title(i: int, choice: Choice) -> str:
+    name = "best" if i == 0 else f"{i + 1}."
+    return name if choice.exact else f"{name} *"
+
+
+def _figures(plan: Plan, choice: Choice) -> str:
+    figures = choice.figures
+    stable = f" (stable to {spread(figures.spread)})" if figures.spread > FLOOR else ""
+    parts = [rate(figures.throughput) + stable, f"efficiency {percent(figures.efficiency)}"]
+    whole = figures.total_time is not None
+    if figures.total_time is not None:
+        parts.append(f"done in {_long(figures.total_time)}" if math.isfinite(figures.total_time) else "never done")
+    if choice.accuracy is not None:
+        parts.append(f"{percent(choice.accuracy)} accuracy")
+    cost = plan.cost(figures)
+    if math.isfinite(cost):
+        unit = "USD" if plan.priced else "device-hours"
+        parts.append(f"{cost:,.4g} {unit}" + ("" if whole else " per million samples"))
+    return ", ".join(parts)
+
+
+def _skipped(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The commonest reasons why configurations do not fit."""
+    alike: dict[str, list[str]] = {}
+    for found in plan.found:
+        if found.status == OUT:
+            alike.setdefault(_NUMBER.sub("#", found.reason), []).append(found.reason)
+    by_count = sorted(alike.values(), key=lambda reasons: -len(reasons))
+    for i, reasons in enumerate(by_count[:N_SKIPPED]):
+        such_as = "such as: " if len(set(reasons)) > 1 else ""
+        yield ("do not fit" if i == 0 else "", f"{len(reasons)} x {such_as}{reasons[0]}")
+    if len(by_count) > N_SKIPPED:
+        yield "", f"{sum(map(len, by_count[N_SKIPPED:]))} more: see plan.table"

@@ -48,11 +48,10 @@ def levels(
     worst, asked = target.rank(figures)
     worst = worst if miss is None else miss
     seconds = figures.seconds
-    return (
-        float(worst > 0.0), 1.0 + worst, asked, accuracy_miss, seconds, seconds * figures.cost_rate,
-        math.inf if figures.power is None else seconds * figures.power,
-        float(candidate.workers), _simplicity(candidate), float(candidate.number),
-    )  # fmt: skip
+    energy = math.inf if figures.power is None else seconds * figures.power
+    of_target = (float(worst > 0.0), 1.0 + worst, asked, accuracy_miss)
+    rest = (float(candidate.workers), _simplicity(candidate), float(candidate.number))
+    return (*of_target, seconds, seconds * figures.cost_rate, energy, *rest)
 
 
 def _simplicity(candidate: Candidate) -> float:

@@ -100,9 +100,11 @@ class Target:
         """Return all limits with what the figures say about them. One that is missed by rounding only (1e-9 of it) is
         kept."""
         limits: Mapping[str, tuple[object, float | None]] = {
-            "deadline": (self.deadline, figures.total_time), "budget": (self.budget, figures.total_cost),
-            "efficiency": (self.efficiency, figures.efficiency), "throughput": (self.throughput, figures.throughput),
-        }  # fmt: skip
+            "deadline": (self.deadline, figures.total_time),
+            "budget": (self.budget, figures.total_cost),
+            "efficiency": (self.efficiency, figures.efficiency),
+            "throughput": (self.throughput, figures.throughput),
+        }
         found = []
         for what, (limit, value) in limits.items():
             if isinstance(limit, int | float) and value is not None:

@@ -37,15 +37,11 @@ class _Options:
 
 @dataclass(frozen=True)
 class _Simulation(Experiment, _Options):
-    """What :func:`simulate` takes."""
-
     cluster: ClusterLike | Experiment  # type: ignore[assignment]  # more than in an experiment
 
 
 @dataclass(frozen=True)
 class _Continuation(_Options):
-    """What :func:`resume` takes."""
-
     path: str | Path
     experiment: Experiment
 
@@ -92,10 +88,10 @@ def resume(wanted: _Continuation) -> Result:
 
 
 def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) -> Result:
+    file, every = options.checkpoint, si(options.checkpoint_every, "time")
     go_on = functools.partial(
-        run, experiment, saved=saved, checkpoint=options.checkpoint,
-        checkpoint_every=si(options.checkpoint_every, "time"), stability=options.stability,
-    )  # fmt: skip
+        run, experiment, saved=saved, checkpoint=file, checkpoint_every=every, stability=options.stability
+    )
     progress = options.progress
     if callable(progress):
         result = go_on(progress=progress)

@@ -79,10 +79,9 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     check_workers(result.recorder, result.simulated_time)
     _check_updates(result, n_samples)
     if result.busy is not None:
-        seconds = result.busy.seconds()
-        off = np.abs(seconds - result.channel_busy)
-        _links(result.cluster, off > ROUNDING * result.simulated_time, "busy in its timeline", seconds, "in all",
-               result.channel_busy, "s")  # fmt: skip
+        seconds, busy = result.busy.seconds(), result.channel_busy
+        off = np.abs(seconds - busy) > ROUNDING * result.simulated_time
+        _links(result.cluster, off, "busy in its timeline", seconds, "in all", busy, "s")
 
 
 def check_network(cluster: Cluster, network: Network) -> None:
@@ -103,7 +102,6 @@ def check_network(cluster: Cluster, network: Network) -> None:
 
 
 def _of_links(accounts: Accounts, n: int) -> Accounts:
-    """Return the accounts of the first `n` channels."""
     names = ("nbytes", "busy", "passed", "capacity", "burst")
     return accounts._replace(**{name: getattr(accounts, name)[:n] for name in names})
 
@@ -189,7 +187,6 @@ def _check_updates(result: Result, n_samples: int) -> None:
 
 
 def _ordered(times: Sequence[float], end: float) -> bool:
-    """Whether the times are in order, from 0 to `end`."""
     return all(map(operator.le, [0.0, *times], [*times, end]))
 
 

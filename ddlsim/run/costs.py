@@ -106,7 +106,7 @@ def host_price(
 
 def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
-    cluster, elapsed, total = result.cluster, result.elapsed, 0.0
+    cluster, elapsed, total = result.cluster, result.end_time, 0.0
     away = result.life.away if result.has_life else None  # machines that are out of service draw nothing
     there = np.full(result.n_workers, elapsed) if away is None else elapsed - away
     for node, busy, present in zip(result.nodes.tolist(), _computed(result).tolist(), there.tolist(), strict=True):
@@ -123,7 +123,7 @@ def energy(result: Outcome) -> float:
 
 def _computed(result: Outcome) -> Floats:
     """Return the s that each worker computes, also for what a failure takes back, (n_workers,)."""
-    free = result.recorder.down is not None and result.elapsed == result.simulated_time
+    free = result.recorder.down is not None and result.end_time == result.simulated_time
     if free or not result.has_life:
         return result.device_seconds["compute"]
     life, pace = result.life, result.life.timeline.pace
@@ -139,10 +139,16 @@ def _computed(result: Outcome) -> Floats:
 
 def energy_assumptions(result: Outcome) -> list[str]:
     """Return what :func:`energy` has assumed about this run where powers are not known; empty if all are."""
-    devices = {device.name: device for node in result.nodes.tolist()
-               if (device := _device(result.cluster, node, result.experiment.device)) is not None}  # fmt: skip
-    unknown = [f"{name} at the datasheet's {device.power_w:g} W throughout" for name, device in devices.items()
-               if device.idle_power_w is None]  # fmt: skip
+    devices = {
+        device.name: device
+        for node in result.nodes.tolist()
+        if (device := _device(result.cluster, node, result.experiment.device)) is not None
+    }
+    unknown = [
+        f"{name} at the datasheet's {device.power_w:g} W throughout"
+        for name, device in devices.items()
+        if device.idle_power_w is None
+    ]
     return [*unknown, *(["switches left out"] if np.isnan(_switch_watts(result)).any() else [])]
 
 

@@ -52,7 +52,6 @@ class Groups:
 
     @property
     def elastic(self) -> Elastic:
-        """How groups form."""
         assert self._experiment.elastic is not None
         return self._experiment.elastic
 
@@ -216,7 +215,6 @@ class Learners(Group):
         return plain if math.isinf(self.every) else replace(plain, every=self.every, cost=self.cost)
 
     def _learned(self, state: Learned | None, now: float, result: Outcome, timeline: Timeline) -> Learned:
-        """Return what the next group takes over."""
         monitor, begin = result.monitor, self._begin(state, now)
         assert monitor is not None
         former, since = (0, 0.0) if begin is None else (len(begin.history), begin.time)

@@ -55,7 +55,8 @@ def _neighbours(value: object, where: str) -> object:
     return tuple(neighbours)
 
 
-def _places(value: object, where: str) -> object:
+def listed_places(value: object, where: str) -> object:
+    """Return a list of places as a tuple. Raises ConfigError for an empty one, and for a place that is there twice."""
     places = tuple(cast("Sequence[int]", value))
     if not places or len(set(places)) < len(places):
         raise ConfigError(f"{where} = {list(places)}: must list one place or more, each once")
@@ -89,7 +90,7 @@ _FAULTS = cast(
     rule_of(tuple[Annotated[AnyFault, "a Stop, a Pause, a LinkFault, RandomFaults or an object with effects"], ...]),
 )
 #: how many workers, or where
-WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(_places)]
+WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(listed_places)]
 StrategyLike = Annotated[
     Strategy, "an object such as ddlsim.AllReduce('ring') (Splits are for recommend and for studies)"
 ]

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 
 def with_input(
-    input: Copies, cluster: Cluster, nodes: Sequence[int], workloads: Sequence[tuple[Workload, Device]],
+    input: Copies,
+    cluster: Cluster,
+    nodes: Sequence[int],
+    workloads: Sequence[tuple[Workload, Device]],
     compute: object,
-) -> list[tuple[Workload, Device]]:  # fmt: skip
+) -> list[tuple[Workload, Device]]:
     """Return workloads that begin with what the workers, all with a batch at the same time, wait for it.
 
     compute  where compute times come from. A step that was measured has the input of a device alone in its machine in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, cast
+from typing import Annotated
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ddlsim.arguments import Index, by, checked, one_of, quantity
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.machines import rack_of_hosts
 from ddlsim.errors import ConfigError, shown
-from ddlsim.run.experiment import Experiment
+from ddlsim.run.experiment import Experiment, listed_places
 from ddlsim.streams import stream
 from ddlsim.units import si
 
@@ -64,16 +64,9 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
     return [place for place in order if place in set(chosen)]
 
 
-def _places(value: object, where: str) -> object:
-    places = tuple(cast("Sequence[int]", value))
-    if not places or len(set(places)) < len(places):
-        raise ConfigError(f"{where} = {list(places)}: must list one place or more, each once")
-    return places
-
-
 PlacementLike = (
     Annotated[str, one_of(*PLACEMENTS)]
-    | Annotated[Sequence[Index], "a placement or a list of places such as [0, 1, 2, 3]", by(_places)]
+    | Annotated[Sequence[Index], "a placement or a list of places such as [0, 1, 2, 3]", by(listed_places)]
 )
 
 

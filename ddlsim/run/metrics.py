@@ -109,7 +109,6 @@ def _share(kind: str, heading: str, *, larger_is_better: bool = False, narrow: s
 
 
 def _each(quantity: Literal["cost_rate", "power"], seconds: Callable[[Result], float | None]) -> _Of:
-    """Return what a run costs or takes in those seconds."""
 
     def value(result: Result) -> float | None:
         rate = result.known(quantity)
@@ -120,7 +119,6 @@ def _each(quantity: Literal["cost_rate", "power"], seconds: Callable[[Result], f
 
 
 def _of_sample(result: Result) -> float | None:
-    """Return the s of a sample, None where none counts."""
     return 1.0 / result.useful_throughput if result.useful_throughput else None
 
 

@@ -145,9 +145,9 @@ def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats, all_ways: 
     at = nodes[cluster.locality_order(nodes)]
     why = (
         "no more channels lead through every machine: workers are near fewer interfaces on some of them"
-        if all_ways or not several_ways(cluster, tuple(at.tolist())) else
-        'NCCL runs a ring on each that is near a worker, as algorithm = "nccl" does'
-    )  # fmt: skip
+        if all_ways or not several_ways(cluster, tuple(at.tolist()))
+        else 'NCCL runs a ring on each that is near a worker, as algorithm = "nccl" does'
+    )
     return [f"network interfaces: {n_used} of the {n_all} of these machines sent anything; {why}"]
 
 

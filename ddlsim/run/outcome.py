@@ -58,6 +58,16 @@ def is_replicated(stages: Sequence[Stage], workloads: Sequence[Workload]) -> boo
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+def link_names(cluster: Cluster) -> tuple[Ints, dict[str, Any]]:
+    """Return the channel of each row of a table of links, (n_rows,), and its first columns: source, target and kind."""
+    first = np.unique(cluster.link_channel, return_index=True)[1]
+    source, target = ([cluster.node_names[i] for i in ends[first]] for ends in (cluster.link_src, cluster.link_dst))
+    kind = [cluster.link_kind[i] for i in first]
+    return cluster.link_channel[first], {"source": source, "target": target, "kind": kind}
+
+
 #: steps whose updates are counted to know those of one: strategies round up, and this has many divisors
 MANY_STEPS = 232_792_560
 
@@ -188,14 +198,9 @@ class Outcome:
         return has_life(self.experiment)
 
     @property
-    def elapsed(self) -> float:
-        """s until the run was over, with all that disturbed it."""
-        return self.life.end if self.has_life else self.simulated_time
-
-    @property
     def end_time(self) -> float:
-        """End of the run, s, as :attr:`elapsed`. The history of a training run ends no later."""
-        return self.elapsed
+        """s until the run was over, with all that disturbed it. The history of a training run ends no later."""
+        return self.life.end if self.has_life else self.simulated_time
 
     @property
     def useful_throughput(self) -> float:
@@ -351,12 +356,12 @@ class Outcome:
     @property
     def cost(self) -> float:
         """What the simulated time costs, in USD. Raises ConfigError for a machine without price."""
-        return self.cost_rate * self.elapsed
+        return self.cost_rate * self.end_time
 
     @property
     def power(self) -> float:
         """Mean power in W. Raises ConfigError where the workers' devices are not known."""
-        return self.energy / self.elapsed
+        return self.energy / self.end_time
 
     # ------------------------------------------------------------ tables
 
@@ -379,15 +384,10 @@ class Outcome:
     @cached_property
     def link_columns(self) -> dict[str, Any]:
         """The columns of ``links``, for what would be slower to import pandas than to do without."""
-        cluster = self.cluster
-        first = np.unique(cluster.link_channel, return_index=True)[1]
-        channel = cluster.link_channel[first]
-        names = cluster.node_names
-        capacity = cluster.channel_capacity[channel]
+        channel, columns = link_names(self.cluster)
+        capacity = self.cluster.channel_capacity[channel]
         return {
-            "source": [names[i] for i in cluster.link_src[first]],
-            "target": [names[i] for i in cluster.link_dst[first]],
-            "kind": [cluster.link_kind[i] for i in first],
+            **columns,
             "nbytes": self.channel_nbytes[channel],
             "utilisation": self.channel_nbytes[channel] / (capacity * self.simulated_time),
             "busy": self.channel_busy[channel] / self.simulated_time,

@@ -53,10 +53,12 @@ def encode_seconds(
         share = int(np.unique(hosts, return_counts=True)[1].max())
     pieces, encode = max(len(plan.servers), 1), Seconds(choice).encode
     different = list({id(workload): workload for workload in workloads}.values())
-    least = np.array([
-        [pieces * encode(workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
-        for workload in different
-    ])  # fmt: skip
+    least = np.array(
+        [
+            [pieces * encode(workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
+            for workload in different
+        ]
+    )
     which = np.array([next(i for i, one in enumerate(different) if one is workload) for workload in workloads])
     np.add.at(seconds, last[sums], least[which[plan.rank[sums]], plan.part[sums]])
     return seconds

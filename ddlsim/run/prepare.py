@@ -42,9 +42,12 @@ Workloads = list[tuple[Workload, Device]]
 
 
 def what_fits(
-    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: Workloads,
+    experiment: Experiment,
+    cluster: Cluster,
+    nodes: Sequence[int],
+    workloads: Workloads,
     workloads_of: Callable[[Strategy], Workloads],
-) -> str:  # fmt: skip
+) -> str:
     """Return the nearest ways of the same strategy that fit, with the bytes that the fullest worker then needs, or how
     many workers it takes at least; empty where a strategy has no method `lower_memory_variants` that says what to try.
 
@@ -152,10 +155,9 @@ def in_phase(
         return after
     factor = measured / expected
     ratio = (after.forward_time + after.backward_time) / expected
-    return dataclasses.replace(
-        after, forward=after.forward * factor, backward=after.backward * factor, optimizer=whole.optimizer,
-        basis=f"{whole.basis}, times {ratio:.3g} for images of {phase.input_size} pixels by the roofline",
-    )  # fmt: skip
+    basis = f"{whole.basis}, times {ratio:.3g} for images of {phase.input_size} pixels by the roofline"
+    forward, backward = after.forward * factor, after.backward * factor
+    return dataclasses.replace(after, forward=forward, backward=backward, optimizer=whole.optimizer, basis=basis)
 
 
 def phase_notes(phases: Sequence[Phase], regimes: Regimes) -> list[str]:
@@ -273,9 +275,11 @@ def prepare(experiment: Experiment) -> Prepared:
     fullest, texts = memory_use(experiment, workloads, stages)
     texts = [] if phased else texts
     if texts := list(dict.fromkeys(texts)):
-        texts[-1] += what_fits(experiment, cluster, nodes, workloads, lambda strategy: _workloads(
-            experiment.with_(strategy=strategy), cluster, time_model, nodes
-        ))  # fmt: skip
+
+        def under(strategy: Strategy) -> Workloads:
+            return _workloads(experiment.with_(strategy=strategy), cluster, time_model, nodes)
+
+        texts[-1] += what_fits(experiment, cluster, nodes, workloads, under)
     made = [workload for workload, _ in workloads]
     task, regimes, training = None, None, experiment.training
     if training is not None:
@@ -288,11 +292,9 @@ def prepare(experiment: Experiment) -> Prepared:
         notes = (*notes, f"the compute time given counts for {' and '.join(devices)} alike; give speed=[...] if not so")
     exchanged = contract.of(experiment.strategy).exchanges_tables()
     missing = None if exchanged else exchange_left_out(made[0], n_workers, experiment.accumulation)
-    return Prepared(
-        experiment, cluster, model, time_model, task, nodes, made, stages, tuple(dict.fromkeys(texts)), notes,
-        () if missing is None else (missing,), regimes,
-        None if phased else fullest,
-    )  # fmt: skip
+    left_out = () if missing is None else (missing,)
+    parts = (experiment, cluster, model, time_model, task, nodes, made, stages)
+    return Prepared(*parts, tuple(dict.fromkeys(texts)), notes, left_out, regimes, None if phased else fullest)
 
 
 def _regimes(
@@ -354,7 +356,6 @@ def memory_use(
 
 
 def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
-    """Return the node of each worker."""
     n_devices, wanted = len(cluster.workers), experiment.workers
     if wanted is None:
         strategy = contract.of(experiment.strategy)
@@ -396,17 +397,13 @@ def _workloads(
 
 
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
-    compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
+    compute = experiment.compute
     rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
+    options: dict[str, Any] = {"speed": speed, "optimizer": rule}
+    options |= {name: getattr(experiment, name) for name in ("precision", "gradient_dtype")}
     if compute is None and contract.of(experiment.strategy).shares_batch:
         # parts of a model are timed kernel by kernel where that is known, and so is the whole beside them
-        compute = PerKernel() if has_kernels(model, device, precision) else None
+        compute = PerKernel() if has_kernels(model, device, experiment.precision) else None
     if isinstance(compute, Traced):
-        return traced_workload(
-            compute, model, device, batch_size, precision=precision, gradient_dtype=gradient_dtype, speed=speed,
-            optimizer=rule,
-        )  # fmt: skip
-    return make_workload(
-        model, device, batch_size, compute=compute, precision=precision, gradient_dtype=gradient_dtype, speed=speed,
-        optimizer=rule,
-    )  # fmt: skip
+        return traced_workload(compute, model, device, batch_size, **options)
+    return make_workload(model, device, batch_size, compute=compute, **options)

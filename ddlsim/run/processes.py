@@ -172,7 +172,6 @@ class _Worker:
 
 
 def _cause(code: int | None) -> str:
-    """Return how a process ended, for people."""
     if code is None or code >= 0:
         return f"exit code {code}"
     try:

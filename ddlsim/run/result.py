@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
-    from ddlsim.run.sensitivity import Sensitivity
-    from ddlsim.run.stability import Stability
+    from ddlsim.run.sensitivity import Sensitivity, Stability
     from ddlsim.validation.intervals import RunInterval
 
 
@@ -281,7 +280,7 @@ class Result(Outcome):
         means anything then. Of a run that learns only the clock is moved. The random numbers of the moves, addressed by
         `seed`, are not those of the run. Raises ConfigError for arguments that make no sense.
         """
-        from ddlsim.run.stability import stability_of
+        from ddlsim.run.sensitivity import stability_of
 
         self.check_alone("stability")
         return stability_of(self, runs=runs, size=size, seed=seed)

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
 #: fields of an experiment that may be others in the run that continues: they say when it ends
-ENDS = frozenset({
-    "max_time", "training.epochs", "training.updates", "training.target_accuracy", "training.target_loss",
-    "training.moving_average",
-})  # fmt: skip
+_ENDS = ("epochs", "updates", "target_accuracy", "target_loss", "moving_average")
+ENDS = frozenset({"max_time", *(f"training.{name}" for name in _ENDS)})
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,6 @@ def manifest(experiment: Experiment, task: Task) -> dict[str, object]:
 
 
 def _digest(part: object) -> str:
-    """Return a name for the contents of a model or data set."""
     content = hashlib.sha256()
     if isinstance(part, DataSet):
         content.update(part.x.tobytes() + part.labels.tobytes())

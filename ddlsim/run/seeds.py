@@ -19,10 +19,10 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
-from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.processes import ProcessDied, Processes
+from ddlsim.run.simulate import complete
 from ddlsim.text_tables import labelled
 
 if TYPE_CHECKING:
@@ -34,11 +34,7 @@ Ints = npt.NDArray[np.int64]
 AXES = ("time", "updates", "epoch", "nbytes")
 Axis = Annotated[str, one_of(*AXES)]
 Column = Annotated[str, one_of(*Row._fields)]
-#: one thread for each process: seeds are what runs side by side
-
 Confidence = Annotated[float, number(0.0, 1.0, above=True, below=True, hint=" (0.95 is 95 %)")]
-#: a run for each
-#: an accuracy
 Target = Annotated[float, number(0.0, 1.0)]
 Many = Annotated[int, whole(1, 100_000)]
 
@@ -243,10 +239,8 @@ def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, pro
 def _one(experiment: Experiment) -> SeedRun:
     result = complete(experiment)
     assert result.monitor is not None
-    return SeedRun(
-        experiment.seed, tuple(result.evaluations), result.elapsed, result.throughput, result.nbytes_sent,
-        result.mean_staleness, result.stop_reason,
-    )  # fmt: skip
+    names = ("end_time", "throughput", "nbytes_sent", "mean_staleness", "stop_reason")
+    return SeedRun(experiment.seed, tuple(result.evaluations), **{name: getattr(result, name) for name in names})
 
 
 def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[SeedRun]:
@@ -268,7 +262,6 @@ def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[S
 
 
 def _shown(made: Iterator[SeedRun], n: int) -> Iterator[SeedRun]:
-    """Count them on the terminal."""
     if not sys.stderr.isatty():
         return made
     from ddlsim.report.progress import counted

@@ -78,15 +78,13 @@ def _workers(
     )
     feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
     workers = []
+    slowdown = cast("OverlapSlowdown", experiment.overlap_slowdown)
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
-        workers.append(
-            Worker(
-                rank, node, loop, stage.workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
-                slow_intervals_of(effects, rank, loop.start), accumulation, learner,
-                None if regimes is None else functools.partial(regimes.at, rank),
-                overlap_slowdown=cast("OverlapSlowdown", experiment.overlap_slowdown), feed=feed,
-            )
-        )  # fmt: skip
+        jitter = factors(experiment.jitter, experiment.seed, rank)
+        slow = slow_intervals_of(effects, rank, loop.start)
+        regime = None if regimes is None else functools.partial(regimes.at, rank)
+        parts = (loop, stage.workload, recorder, stop, jitter, slow, accumulation, learner, regime)
+        workers.append(Worker(rank, node, *parts, overlap_slowdown=slowdown, feed=feed))
     return workers
 
 
@@ -114,11 +112,10 @@ def _monitor(
         def charge() -> None:
             first.owed += first.workload.forward_time * task.held_out.n_samples / first.workload.batch_size
 
-    return Monitor(
-        training, setting.learner, setting.model, lambda: setting.loop.nbytes_sent, setting.recorder.staleness,
-        setting.replicas, setting.steps, progress, charge, saved, setting.optimizer,
-        None if shift is None else shift.begin, shift is not None and shift.goes_on,
-    )  # fmt: skip
+    of_run = (setting.learner, setting.model, lambda: setting.loop.nbytes_sent, setting.recorder.staleness)
+    turn = (None, False) if shift is None else (shift.begin, shift.goes_on)
+    called = (progress, charge, saved)
+    return Monitor(training, *of_run, setting.replicas, setting.steps, *called, setting.optimizer, *turn)
 
 
 def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift: Shift | None) -> Learner:
@@ -396,9 +393,9 @@ def run(
     Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
     """
     if shift is not None:
-        experiment = experiment.with_(**{
-            name: left_of(getattr(experiment, name), shift.since) for name in ("faults", "slow_downs", "beside")
-        })  # fmt: skip
+        experiment = experiment.with_(
+            **{name: left_of(getattr(experiment, name), shift.since) for name in ("faults", "slow_downs", "beside")}
+        )
     prepared = prepare(experiment)
 
     def made(horizon: float) -> Result:
@@ -409,12 +406,19 @@ def run(
 
             together = beside(
                 prepared.experiment, prepared.cluster, prepared.nodes, keep_spans=keep_spans, horizon=horizon
-            )  # fmt: skip
+            )
             network = together.network.shared()
+        network = network or Network(prepared.cluster, record=keep_spans)
         under_way = UnderWay(
-            prepared, experiment, network or Network(prepared.cluster, record=keep_spans), keep_spans=keep_spans,
-            progress=progress, saved=saved, shift=shift, horizon=horizon,
-        )  # fmt: skip
+            prepared,
+            experiment,
+            network,
+            keep_spans=keep_spans,
+            progress=progress,
+            saved=saved,
+            shift=shift,
+            horizon=horizon,
+        )
         go_on = under_way.alone if together is None else functools.partial(together.go_on, "this run", under_way)
         under_way.go(go_on, checkpoint, checkpoint_every)
         if together is not None and not under_way.halfway:
@@ -423,3 +427,19 @@ def run(
         return result if together is None else dataclasses.replace(result, share=together.shares(under_way)[0])
 
     return up_to_its_end(random_faults_of(experiment), prepared.cluster, made)
+
+
+def complete(experiment: Experiment, *, stability: bool = False) -> Result:
+    """Simulate to the end. Raises KeyboardInterrupt on Ctrl-C: what was cut short compares with nothing."""
+    result = run(experiment, stability=stability)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result
+
+
+def clock_of(experiment: Experiment) -> Experiment:
+    """Return the experiment without what it learns: the clock does not need the values."""
+    if experiment.training is None:
+        return experiment
+    model = experiment.model if experiment.time_model is None else experiment.time_model
+    return dataclasses.replace(experiment, training=None, time_model=None, model=model)

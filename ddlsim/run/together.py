@@ -130,9 +130,14 @@ class Together:
         try:
             prepared = prepare(given)
             tenant.run = UnderWay(
-                prepared, given, self.network.shared(), start=tenant.start, keep_spans=self.keep_spans,
-                endless=job.goes_on, horizon=max(self.horizon - tenant.start, 0.0),
-            )  # fmt: skip
+                prepared,
+                given,
+                self.network.shared(),
+                start=tenant.start,
+                keep_spans=self.keep_spans,
+                endless=job.goes_on,
+                horizon=max(self.horizon - tenant.start, 0.0),
+            )
         except DdlsimError as error:
             raise type(error)(f"job {tenant.name!r}: {error}") from None
         if has_life(experiment) and tenant.run.recorder.down is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
@@ -51,10 +52,9 @@ class Traced:
 
 
 def traced_workload(
-    traced: Traced, model: Model, device: Device, batch_size: int, *, precision: str, gradient_dtype: str, speed: float,
-    optimizer: str | None = None,
-) -> Workload:  # fmt: skip
-    """Return what a worker computes in a step; as :func:`~ddlsim.workload.compute.make_workload`.
+    traced: Traced, model: Model, device: Device, batch_size: int, *, speed: float, **options: Any
+) -> Workload:
+    """Return what a worker computes in a step; options as of :func:`~ddlsim.workload.compute.make_workload`.
 
     Raises :class:`~ddlsim.errors.ConfigError` for another batch size or model than the trace's.
     """
@@ -63,10 +63,7 @@ def traced_workload(
             f"{traced.path}: the steps were traced at batch_size = {traced.batch_size}, not {batch_size}; trace that "
             "batch size too, or give Affine(c0, c1)"
         )
-    rest = make_workload(
-        model, device, batch_size, compute=Roofline(), precision=precision, gradient_dtype=gradient_dtype, speed=speed,
-        optimizer=optimizer,
-    )  # fmt: skip
+    rest = make_workload(model, device, batch_size, compute=Roofline(), speed=speed, **options)
     layers = [replace(t, forward_s=t.forward_s / speed, backward_s=t.backward_s / speed) for t in traced.layers]
     try:
         made = profile_workload(rest, layers)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -23,10 +24,13 @@ import numpy as np
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.cluster import Bools, Floats
 from ddlsim.cluster.quantity import fraction, nonnegative, positive
+from ddlsim.compression import Compression
+from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.run.experiment import Experiment
 from ddlsim.units import parse
 from ddlsim.workload.devices import Device, load_device
+from ddlsim.workload.model import Model
 
 #: name -> what to put there (under ""), and what to change inside it
 _Tree: TypeAlias = dict[str, "_Tree | object"]
@@ -227,3 +231,49 @@ def _with_nodes(cluster: Cluster, field: str, value: object) -> Cluster:
 
 def _with_column(cluster: Cluster, column: str, values: Floats) -> Cluster:
     return dataclasses.replace(cluster, **{column: values})  # type: ignore[arg-type]  # only arrays
+
+
+def labels_of(values: Sequence[object]) -> list[str | int | float | bool]:
+    """Return a label for each value; different values have different labels, None is "none"."""
+    values = [bare(v) for v in values]
+    short, long = [_short(v) for v in values], [_long(v) for v in values]
+    meant: dict[object, set[object]] = {}
+    for a, b in zip(short, long, strict=True):
+        meant.setdefault(a, set()).add(b)
+    return [b if len(meant[a]) > 1 else a for a, b in zip(short, long, strict=True)]
+
+
+def bare(value: object) -> object:
+    """Return the compressor where a Compression is no more than that: an experiment takes both."""
+    only = isinstance(value, Compression) and value == Compression(value.compressor)
+    return value.compressor if only and isinstance(value, Compression) else value
+
+
+def _short(value: object) -> str | int | float | bool:
+    label = getattr(value, "label", None)
+    return label if isinstance(label, str) else _long(value)
+
+
+def _long(value: object) -> str | int | float | bool:
+    """Return a text with all fields of an object that are not as usual."""
+    if value is None:
+        return "none"
+    if isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, Path):
+        return value.stem
+    if isinstance(value, Cluster | DataSet | Device | Model):
+        return value.name
+    if isinstance(value, tuple | list):
+        return ", ".join(str(_long(item)) for item in value)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return str(getattr(value, "__name__", value))
+    shown = []
+    for f in dataclasses.fields(value):
+        now = getattr(value, f.name)
+        usual = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if f.init and f.repr and now != usual:
+            text = _long(now)
+            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            shown.append(f"{text}" if required else f"{f.name}={text}")
+    return f"{type(value).__name__}({', '.join(shown)})" if shown else type(value).__name__

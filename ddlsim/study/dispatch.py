@@ -213,7 +213,6 @@ def _listed(tasks: Sequence[Task]) -> str:
 
 
 def _say(line: str) -> None:
-    """Tell people, on stderr, what they need not do anything about."""
     print(shown(line), file=sys.stderr, flush=True)
 
 

@@ -50,7 +50,6 @@ def _damaged(what: str, value: object, rule: str) -> ConfigError:
 
 
 def _value(text: object, what: str) -> Any:
-    """Return what a cell of JSON holds."""
     if not isinstance(text, str):
         raise _damaged(what, text, "a text of JSON")
     try:
@@ -475,7 +474,6 @@ class Store:
 
 
 def _is_running(process: int) -> bool:
-    """Return whether a process of this machine lives."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

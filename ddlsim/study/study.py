@@ -28,12 +28,11 @@ from ddlsim.schema import changed_arguments, to_toml, toml_key, toml_value
 from ddlsim.strategies import contract
 from ddlsim.strategies.contract import Contract
 from ddlsim.strategies.splits import text_of_senseless
-from ddlsim.study.changes import UnknownPathError, changed
+from ddlsim.study.changes import UnknownPathError, bare, changed, labels_of
 from ddlsim.study.content import Digests, canonical, key_of, text_of
 from ddlsim.study.designs import DESIGNS, MAX_POINTS, Range, Vary, paths_of, rows_of, spread
 from ddlsim.study.dispatch import Point, Progress, Simulations
 from ddlsim.study.executors import DaskClient, Pool, open_pool
-from ddlsim.study.labels import bare, labels_of
 from ddlsim.study.parcels import Packer
 from ddlsim.study.search import Search
 from ddlsim.study.store import Member, Store
@@ -195,7 +194,6 @@ class Study:
         return [self._settings(row) for row in self._named_rows]
 
     def _settings(self, named_row: Mapping[str, object]) -> dict[str, object]:
-        """Return the settings of a configuration by single path."""
         named = {path: values for path, values in self.vary.items() if isinstance(values, Mapping)}
         return spread({path: named[path][str(v)] if path in named else v for path, v in named_row.items()})
 
@@ -450,7 +448,6 @@ def _members(points: Sequence[Point]) -> list[Member]:
 
 
 def _shown(progress: bool | Progress | None) -> AbstractContextManager[Progress | None]:
-    """Return what yields the function that is told how far a study is."""
     if callable(progress):
         return nullcontext(progress)
     if not (sys.stderr.isatty() if progress is None else progress):

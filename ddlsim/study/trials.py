@@ -262,7 +262,6 @@ class Trials:
         return False
 
     def _refuse_unknown(self) -> None:
-        """Refuse to go on with a metric that runs do not have."""
         done = [outcome for outcome in self._outcomes.values() if outcome.status == DONE]
         for name in self._search.metrics:
             if done and all(outcome.record.get(name) is None for outcome in done):

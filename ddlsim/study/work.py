@@ -72,7 +72,7 @@ def simulate_one(experiment: Experiment, *, stability: bool = False) -> Outcome:
     """Return how an experiment ends, whatever happens: what does not fit is skipped, any other error a failure.
 
     With `stability` the record says how stable its throughput is, after three more runs."""
-    from ddlsim.run.complete import complete
+    from ddlsim.run.simulate import complete
 
     started = time.perf_counter()
     try:

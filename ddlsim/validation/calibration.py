@@ -35,8 +35,7 @@ from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
-from ddlsim.validation.log_fit import LogFit, t_quantile, told
-from ddlsim.validation.noise import Floats, fit_noise, minus_log_likelihood
+from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, t_quantile, told
 from ddlsim.validation.sources import Reader, read_sources
 
 # ---------------------------------------------------------------- choice of measurements and algorithms
@@ -264,10 +263,16 @@ class Calibration:
             raise unknown_name("operation", operation, known)
         experiment = "point_to_point" if operation in OPERATIONS["point_to_point"] else "collective"
         same = {r.n_hosts for r in self.residuals if (r.operation, r.n_ranks) == (operation, n_ranks)}
+        n_hosts = n_hosts or (same.pop() if len(same) == 1 else fewest_hosts(self.cluster, n_ranks))
         row = Measurement(
-            experiment=experiment, operation=operation, n_ranks=n_ranks, median_s=1.0, nbytes=round(nbytes),
-            backend=backend, n_hosts=n_hosts or (same.pop() if len(same) == 1 else fewest_hosts(self.cluster, n_ranks)),
-        )  # fmt: skip
+            experiment=experiment,
+            operation=operation,
+            n_ranks=n_ranks,
+            median_s=1.0,
+            nbytes=round(nbytes),
+            backend=backend,
+            n_hosts=n_hosts,
+        )
         curve = None if algorithm else self._curve(row)
         used = algorithm or (curve.algorithm if curve is not None else "")
         if not (algorithm or allow_code):
@@ -455,19 +460,16 @@ def calibrate(
     residuals = tuple(_residual(row, result, id(row) in used) for row in links)
     notes += [note for i in (1, 0) for note in _bad_fit([r for r in residuals if r.fitted and (r.n_hosts == 1) == i])]
     versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
-    last = fits[-1][0] if fits else None
-    calibration = Calibration(
-        result, parameters, covariance, last.spread if last else 0.0, last.dof if last else 1.0,
-        last.absolute if last else 0.0, _ranks(chosen),
-        curves=_curves(links, result, {own[0].link_class: fit.absolute for fit, _, own in fits}),
-        compute=_compute(rows),
-        jitter=fit_jitter(times) if times else None, residuals=residuals,
-        sources=tuple(dict.fromkeys((*found.sources,))), notes=tuple(dict.fromkeys((*notes, *_mixed(links)))),
-        versions=versions,
-    )  # fmt: skip
+    scatter = (0.0, 1.0, 0.0)
+    if fits:
+        scatter = (fits[-1][0].spread, fits[-1][0].dof, fits[-1][0].absolute)
+    curves = _curves(links, result, {own[0].link_class: fit.absolute for fit, _, own in fits})
+    jitter = fit_jitter(times) if times else None
+    sources, texts = (tuple(dict.fromkeys(each)) for each in (found.sources, [*notes, *_mixed(links)]))
     from ddlsim.validation.calibration_file import attached
 
-    return attached(calibration)
+    fitted = (parameters, covariance, *scatter, _ranks(chosen), curves, _compute(rows), jitter, residuals)
+    return attached(Calibration(result, *fitted, sources, texts, versions))
 
 
 def _reduction(rows: Sequence[Measurement]) -> ComputeFit | None:
@@ -503,16 +505,9 @@ def _parameters(
         variance = float(reduction.covariance[1, 1]) / reduction.c1**2
         factor = math.exp(t_quantile(reduction.dof) * math.sqrt(variance))
         value = 1.0 / reduction.c1
-        found.append(
-            Parameter(
-                "reduce_bandwidth",
-                value,
-                value / factor,
-                value * factor,
-                given["reduce_bandwidth"],
-                (reduction.batch_sizes[0], reduction.batch_sizes[-1]),
-            )
-        )
+        ends = (reduction.batch_sizes[0], reduction.batch_sizes[-1])
+        before, name = given["reduce_bandwidth"], "reduce_bandwidth"
+        found.append(Parameter(name, value, value / factor, value * factor, before, ends))
         covariance[-1, -1] = variance
     return tuple(found), covariance
 

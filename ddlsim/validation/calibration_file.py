@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from ddlsim.validation.curves import Curve
 from ddlsim.validation.jitter_fit import FITTED, JitterFit
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
+T = TypeVar("T")
 _JITTERS: dict[str, type[Lognormal] | type[Gamma] | type[ShiftedExponential]] = {
     "lognormal": Lognormal,
     "gamma": Gamma,
@@ -54,20 +56,19 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     origin = Path(source) if os.path.isfile(source) else bundled.get(str(source), Path(source))
     if origin.suffix == ".toml" and not os.path.exists(origin):
         raise unknown_name("cluster file", str(source), bundled)
-    text = decoded(read_bytes(origin), str(source)) if origin.suffix == ".toml" else _written_out(source)
+    if origin.suffix == ".toml":
+        text = decoded(read_bytes(origin), str(source))
+    else:  # a name with options, or a file of another kind
+        loaded = load_cluster(source)
+        text = cluster_toml(loaded.to_graph(), loaded.name, None)
     text = text.partition(MARK)[0].rstrip()
     table = parse_toml(text, str(source))
     if "calibration" in table:
         raise ConfigError(f"{source}: has a [calibration] that was not written by ddlsim calibrate; remove it")
     if "name" not in table:  # the name is that of the file, which changes
         text = f"name = {toml_value(calibration.cluster.name)}\n{text}"
-    write_text(path, "\n".join([text, "", MARK, _lines(calibration)]))
-
-
-def _written_out(source: str | Path) -> str:
-    """Return the cluster of a name with options, or of a file of another kind, as TOML without calibration."""
-    cluster = load_cluster(source)
-    return cluster_toml(cluster.to_graph(), cluster.name, None)
+    written = to_toml({"calibration": PLAIN.table(_table(calibration))}).lstrip()
+    write_text(path, "\n".join([text, "", MARK, written]))
 
 
 def attached(calibration: Calibration) -> Calibration:
@@ -93,75 +94,65 @@ def load_calibration(source: str | Path | Cluster) -> Calibration:
 
 
 def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
-    whole = (table.spread, table.dof, table.absolute)
-    parameters = [_parameter(p, f"calibration.parameters.{i}", whole) for i, p in enumerate(table.parameters)]
-    curves = [
-        Curve(
-            c.operation, c.backend, c.algorithm, c.inside, c.per_message, tuple(c.sizes), tuple(c.per_byte),
-            np.array(c.covariance), c.spread, c.dof, (c.nbytes[0], c.nbytes[1]), (c.ranks[0], c.ranks[1]),
-            tuple(c.left_out),
-        )
-        for c in table.curves
-    ]  # fmt: skip
-    compute = [
-        ComputeFit(
-            c.model, c.c0, c.c1, _matrix(c.covariance, 2, f"calibration.compute.{i}"), c.spread, c.dof,
-            tuple(c.batch_sizes),
-        )
-        for i, c in enumerate(table.compute)
-    ]  # fmt: skip
+    usual = (table.spread, table.dof, table.absolute)
+    parameters = [_parameter(p, f"calibration.parameters.{i}", usual) for i, p in enumerate(table.parameters)]
     jitter = None
-    if table.jitter is not None:
-        j = table.jitter
+    if (j := table.jitter) is not None:
         if j.type not in _JITTERS:
             raise unknown_name("type", j.type, FITTED, "calibration.jitter")
         jitter = JitterFit(_JITTERS[j.type](j.shape), j.base, j.ks, j.p_value, j.n_samples)
-    residuals = tuple(
-        Residual(r.operation, r.backend, r.n_ranks, r.n_hosts, r.nbytes, r.measured, r.predicted, r.fitted)
-        for r in table.measured.residuals
+    compute = [_object(ComputeFit, row, 2, f"calibration.compute.{i}") for i, row in enumerate(table.compute)]
+    return _object(
+        Calibration,
+        table,
+        len(parameters),
+        "calibration",
+        cluster=cluster,
+        parameters=tuple(parameters),
+        curves=tuple(_object(Curve, row, 1 + len(row.per_byte), "calibration.curves") for row in table.curves),
+        compute=tuple(compute),
+        jitter=jitter,
+        residuals=tuple(_object(Residual, row, 0, "") for row in table.measured.residuals),
     )
-    n = len(parameters)
-    return Calibration(
-        cluster, tuple(parameters), _matrix(table.covariance, n, "calibration") if n else np.zeros((0, 0)),
-        table.spread, table.dof, table.absolute, (table.ranks[0], table.ranks[1]), tuple(curves), tuple(compute),
-        jitter, residuals, tuple(table.sources), tuple(table.notes), tuple(table.versions),
-    )  # fmt: skip
 
 
-def _parameter(row: ParameterTable, place: str, whole: tuple[float, float, float]) -> Parameter:
+def _object(kind: type[T], row: object, n: int, place: str, **more: object) -> T:
+    """Return the object with the fields of a row of the file: tuples, and the covariance as an (n, n) array."""
+    arguments = dict(more)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in more:
+            value = getattr(row, field.name)
+            arguments[field.name] = tuple(value) if isinstance(value, list | tuple) else value
+    if "covariance" in arguments:
+        rows = cast("tuple[Sequence[float], ...]", arguments["covariance"])
+        if len(rows) != n or any(len(each) != n for each in rows):
+            raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
+        arguments["covariance"] = np.array(rows, dtype=np.float64).reshape(n, n)
+    return kind(**arguments)
+
+
+def _parameter(row: ParameterTable, place: str, usual: tuple[float, float, float]) -> Parameter:
     name = row.name
     absent = math.inf if PARAMETERS[name] == "bandwidth" else 0.0  # files leave out: no latency, speed without limit
     before = absent if row.file is None else value_of(name, row.file, place)
     best, least, most = (value_of(name, text, place) for text in (row.value, row.low, row.high))
-    bounds = [value_of(name, text, f"{place}.bounds") for text in row.bounds]
-    return Parameter(
-        name, best, least, most, before, (row.nbytes[0], row.nbytes[1]) if row.nbytes else (0, 0), row.informed,
-        None if row.prior is None else (value_of(name, row.prior, f"{place}.prior"), row.prior_factor),
-        (bounds[0], bounds[1]) if bounds else None,
-        (row.scatter[0], row.scatter[1], row.scatter[2]) if row.scatter else whole,
-    )  # fmt: skip
-
-
-def _matrix(rows: Sequence[Sequence[float]], n: int, place: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    if len(rows) != n or any(len(row) != n for row in rows):
-        raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
-    return np.array(rows, dtype=np.float64)
+    prior = None if row.prior is None else (value_of(name, row.prior, f"{place}.prior"), row.prior_factor)
+    bounds: Any = tuple(value_of(name, text, f"{place}.bounds") for text in row.bounds) or None
+    nbytes: Any = tuple(row.nbytes) or (0, 0)
+    scatter: Any = tuple(row.scatter) or usual
+    return Parameter(name, best, least, most, before, nbytes, row.informed, prior, bounds, scatter)
 
 
 # ---------------------------------------------------------------- writing
 
 
-def _rounded(value: float) -> float:
-    """Return a number of six digits."""
-    return float(f"{value:.6g}")
-
-
-def _rows(matrix: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[list[float]]:
-    return [[_rounded(each) for each in row] for row in matrix.tolist()]
-
-
-def _numbers(values: Iterable[float]) -> list[float]:
-    return [_rounded(each) for each in values]
+def _rounded(value: Any) -> Any:
+    """Return numbers with six digits; arrays and tuples as lists of them."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _text(name: str, value: float) -> str:
@@ -170,95 +161,38 @@ def _text(name: str, value: float) -> str:
     return f"{value:.6g}" if dimension == "share" else quantity_text(_rounded(value), dimension)
 
 
-def _lines(c: Calibration) -> str:
-    """Return a calibration as the `[calibration]` table of a cluster file."""
-    return to_toml({"calibration": PLAIN.table(_table(c))}).lstrip()
+def _row(kind: type[T], part: object, **more: object) -> T:
+    """Return the row of the file with the fields of a part of a calibration."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in more]  # type: ignore[arg-type]
+    return kind(**{name: _rounded(getattr(part, name)) for name in names}, **more)
 
 
 def _table(c: Calibration) -> CalibrationTable:
-    """Return a calibration as its file has it: numbers of six digits."""
-    return CalibrationTable(
+    return _row(
+        CalibrationTable,
+        c,
         ddlsim=ddlsim.__version__,
-        sources=c.sources,
-        notes=c.notes,
-        versions=c.versions,
-        spread=_rounded(c.spread),
-        dof=_rounded(c.dof),
-        absolute=_rounded(c.absolute),
-        ranks=c.ranks,
-        covariance=_rows(c.covariance),
         parameters=[_parameter_table(p, (c.spread, c.dof, c.absolute)) for p in c.parameters],
-        curves=[
-            CurveTable(
-                operation=curve.operation,
-                backend=curve.backend,
-                algorithm=curve.algorithm,
-                inside=curve.inside,
-                per_message=_rounded(curve.per_message),
-                sizes=curve.sizes,
-                per_byte=_numbers(curve.per_byte),
-                covariance=_rows(curve.covariance),
-                spread=_rounded(curve.spread),
-                dof=_rounded(curve.dof),
-                nbytes=curve.nbytes,
-                ranks=curve.ranks,
-                left_out=_numbers(curve.left_out),
-            )
-            for curve in c.curves
-        ],
-        compute=[
-            ComputeTable(
-                model=fit.model,
-                c0=_rounded(fit.c0),
-                c1=_rounded(fit.c1),
-                covariance=_rows(fit.covariance),
-                spread=_rounded(fit.spread),
-                dof=_rounded(fit.dof),
-                batch_sizes=fit.batch_sizes,
-            )
-            for fit in c.compute
-        ],
+        curves=[_row(CurveTable, curve) for curve in c.curves],
+        compute=[_row(ComputeTable, fit) for fit in c.compute],
         jitter=None if c.jitter is None else _jitter_table(c.jitter),
-        measured=MeasuredTable(
-            residuals=[
-                ResidualTable(
-                    operation=r.operation,
-                    backend=r.backend,
-                    n_ranks=r.n_ranks,
-                    n_hosts=r.n_hosts,
-                    nbytes=r.nbytes,
-                    measured=_rounded(r.measured),
-                    predicted=_rounded(r.predicted),
-                    fitted=r.fitted,
-                )
-                for r in c.residuals
-            ]
-        ),
+        measured=MeasuredTable(residuals=[_row(ResidualTable, residual) for residual in c.residuals]),
     )
 
 
 def _parameter_table(p: Parameter, usual: tuple[float, float, float]) -> ParameterTable:
-    return ParameterTable(
-        name=p.name,
-        value=_text(p.name, p.value),
-        low=_text(p.name, p.low),
-        high=_text(p.name, p.high),
+    return _row(
+        ParameterTable,
+        p,
+        **{name: _text(p.name, getattr(p, name)) for name in ("value", "low", "high")},
         file=_text(p.name, p.file) if 0.0 < p.file < math.inf else None,
-        nbytes=p.nbytes,
-        informed=_rounded(p.informed),
         prior=None if p.prior is None else _text(p.name, p.prior[0]),
         prior_factor=1.0 if p.prior is None else _rounded(p.prior[1]),
         bounds=[_text(p.name, end) for end in p.bounds or ()],
-        scatter=() if p.scatter == usual else _numbers(p.scatter),
+        scatter=() if p.scatter == usual else _rounded(p.scatter),
     )
 
 
 def _jitter_table(fit: JitterFit) -> JitterTable:
-    return JitterTable(
-        type=next(name for name, kind in _JITTERS.items() if kind is type(fit.jitter)),
-        shape=_rounded(fit.shape),
-        base=_rounded(fit.base_s),
-        ks=_rounded(fit.ks),
-        p_value=_rounded(fit.p_value),
-        n_samples=fit.n_samples,
-    )
+    kind = next(name for name, kind in _JITTERS.items() if kind is type(fit.jitter))
+    return _row(JitterTable, fit, type=kind, base=_rounded(fit.base_s))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.machines import workers_by_machine
 from ddlsim.collectives import KINDS, Schedule, build, reorder
 from ddlsim.collectives.build import default_algorithm
 from ddlsim.collectives.nccl_tuner import LAPS
@@ -18,9 +19,11 @@ from ddlsim.network import Network, schedule_time
 #: the algorithm that a collective is taken to use where nothing says otherwise: what MPI, Gloo and NCCL use for large
 #: buffers. Small ones often go by another; a curve over the sizes takes that in.
 ALGORITHMS: Mapping[str, str] = {
-    "all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial",
-    "reduce": "binomial", "all_to_all": "pairwise", "gather": "direct", "scatter": "direct",
-}  # fmt: skip
+    **dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), "ring"),
+    **dict.fromkeys(("broadcast", "reduce"), "binomial"),
+    "all_to_all": "pairwise",
+    **dict.fromkeys(("gather", "scatter"), "direct"),
+}
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -136,10 +139,7 @@ def _pairs(row: Measurement, cluster: Cluster) -> tuple[tuple[int, ...], Pairs]:
 
 def _hosts(cluster: Cluster, per_host: Sequence[int]) -> list[list[int]]:
     """Return the workers of the first hosts that have as many as asked for, host by host."""
-    by_host: dict[int, list[int]] = {}
-    for node in cluster.workers.tolist():
-        by_host.setdefault(int(cluster.host_of[node]), []).append(node)
-    wide = [nodes for nodes in by_host.values() if len(nodes) >= max(per_host)]
+    wide = [nodes for nodes in workers_by_machine(cluster) if len(nodes) >= max(per_host)]
     if len(wide) < len(per_host):
         raise ConfigError(
             f"{sum(per_host)} ranks on {len(per_host)} hosts: cluster {cluster.name!r} has {len(wide)} hosts with "

@@ -74,7 +74,7 @@ def causes(run: RunModel, fitted: Fitted, predicted: float) -> list[Cause]:
     """
     goal = run.measured.step_time
     quantities: dict[str, Callable[[float], float]] = {
-        "compute time": lambda x: run.step_time(fitted, compute=math.exp(x)),
+        "compute time": lambda x: run.step_time(fitted, compute=math.exp(x))
     }
     if run.link_classes:
         quantities["latency"] = lambda x: run.step_time(fitted, latency=math.exp(x))
@@ -105,10 +105,8 @@ def _root(time: Callable[[float], float], goal: float, at_zero: float, end: floa
 
 # ---------------------------------------------------------------- comparison
 
-_OPERATORS: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq, "=": operator.eq, "<": operator.lt,
-    ">": operator.gt,
-}  # fmt: skip
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge, "!=": operator.ne}
+_OPERATORS |= {"==": operator.eq, "=": operator.eq, "<": operator.lt, ">": operator.gt}
 _COMPARISON = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(?:'([^']*)'|\"([^\"]*)\"|([^\s'\"<>=]+))\s*")
 
 Cell = float | int | str | None
@@ -232,14 +230,11 @@ class Validation:
         for row in self.rows:
             cells = row.run.cells()
             cells.pop("throughput")
-            low, high = (math.nan, math.nan) if row.interval is None else (row.interval.low, row.interval.high)
-            rows.append(
-                {"place": row.run.place, "run": row.label, **cells, "measured": row.run.throughput,
-                 "predicted": row.predicted, "error": row.error, "low": low, "high": high,
-                 "used": "fit" if row.fitted else "held out",
-                 "notes": "; ".join(row.interval.notes if row.interval is not None else ()),
-                 "cause": "; or ".join(map(str, row.causes))}
-            )  # fmt: skip
+            interval = row.interval or Interval(math.nan, math.nan, math.nan)
+            cells |= {"measured": row.run.throughput, "predicted": row.predicted, "error": row.error}
+            cells |= {"low": interval.low, "high": interval.high, "used": "fit" if row.fitted else "held out"}
+            cells |= {"notes": "; ".join(interval.notes), "cause": "; or ".join(map(str, row.causes))}
+            rows.append({"place": row.run.place, "run": row.label, **cells})
         return pd.DataFrame(rows)
 
     @checked
@@ -262,15 +257,15 @@ class Validation:
 
     @checked
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw measured against predicted throughput; see :func:`ddlsim.validation.page.measured_against_predicted`."""
-        from ddlsim.validation.page import measured_against_predicted
+        """Draw measured against predicted throughput and the line where both are equal."""
+        from ddlsim.validation.comparison_text import measured_against_predicted
 
         return measured_against_predicted(self, path)
 
     @checked
     def save_html(self, path: str | Path, title: str = "Measured and predicted runs") -> None:
         """Write a page with the summary, the picture and every run. Raises ConfigError if it cannot be written."""
-        from ddlsim.validation.page import save_page
+        from ddlsim.validation.comparison_text import save_page
 
         save_page(self, path, title)
 
@@ -336,7 +331,6 @@ def validate(
 
 
 def _own(cluster: object) -> Calibration | None:
-    """Return the calibration in the cluster's file, if it has one."""
     if not isinstance(cluster, str | Path):
         return None
     try:
@@ -370,11 +364,9 @@ def _summary(rows: Sequence[Compared]) -> Summary:
         tau = float(kendalltau([row.run.throughput for row in rows], [row.predicted for row in rows]).statistic)
     pairs = [(a, b) for a, b in itertools.combinations(rows, 2) if _options(a.run, b.run)]
     right = sum((a.run.throughput - b.run.throughput) * (a.predicted - b.predicted) > 0.0 for a, b in pairs)
-    return Summary(
-        len(rows), float(np.abs(errors).mean()), math.expm1(float(np.abs(np.log1p(errors)).mean())),
-        float(errors[np.abs(errors).argmax()]), inside / len(known) if known else None,
-        None if math.isnan(tau) else tau, len(pairs), right,
-    )  # fmt: skip
+    geometric, worst = math.expm1(float(np.abs(np.log1p(errors)).mean())), float(errors[np.abs(errors).argmax()])
+    share, agreement = inside / len(known) if known else None, None if math.isnan(tau) else tau
+    return Summary(len(rows), float(np.abs(errors).mean()), geometric, worst, share, agreement, len(pairs), right)
 
 
 def _options(a: MeasuredRun, b: MeasuredRun) -> bool:

@@ -1,17 +1,29 @@
-"""A comparison of measured runs and predictions as text."""
+"""A comparison of measured runs and predictions as text, as a picture, and as a page of HTML."""
 
 from __future__ import annotations
 
+import base64
+import html
+import io
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ddlsim
 from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
+from ddlsim.output_files import write_text
+from ddlsim.printable import shown
 from ddlsim.readable import percent, rate, seconds
+from ddlsim.report.drawing import COLOURS, figure, log_numbers, save, titled
+from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned
-from ddlsim.validation.calibration_text import shown
+from ddlsim.validation.calibration_text import shown as shown_value
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from ddlsim.validation.comparison import Compared, Summary, Validation
+
 
 #: columns of the table that are words
 LEFT = (0, 1, 5)
@@ -38,7 +50,9 @@ def notes(validation: Validation) -> list[str]:
     lines += dict.fromkeys(said)
     fitted_values = validation.known.fitted
     for name, value in fitted_values.links.items():
-        lines.append(f"fitted {name} = {shown(name, value)}" if name in PARAMETERS else f"fitted {name} = {value:.4g}")
+        lines.append(
+            f"fitted {name} = {shown_value(name, value)}" if name in PARAMETERS else f"fitted {name} = {value:.4g}"
+        )
     for key, line in fitted_values.compute.items():
         lines.append(f"fitted step of {' '.join(key)} = {seconds(line.c0)} + {seconds(line.c1)} x batch size")
     for key, factor in fitted_values.factors.items():
@@ -73,3 +87,82 @@ def _summary(s: Summary) -> str:
 
 def _causes(row: Compared) -> str:
     return ", or ".join(str(cause) for cause in row.causes)
+
+
+# ---------------------------------------------------------------- picture
+
+BAND = 0.10
+
+
+def measured_against_predicted(validation: Validation, path: str | Path | None = None) -> Axes:
+    """Draw one point per run on logarithmic axes: hollow where it was fitted, with intervals, a diagonal and +-10 %."""
+    made = figure(5.2, 4.8)
+    axes = made.subplots()
+    values = [value for row in validation.rows for value in (row.run.throughput, row.predicted)]
+    ends = [0.8 * min(values), 1.25 * max(values)]
+    axes.plot(ends, ends, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="measured = predicted")
+    low, high = ([end * (1.0 + sign * BAND) for end in ends] for sign in (-1, 1))
+    axes.fill_between(ends, low, high, color="#dddddd", alpha=0.6, linewidth=0.0, label="within 10 %")
+    for fitted, label, marker, face in ((True, "fitted", "s", "none"), (False, "held out", "o", COLOURS[0])):
+        rows = [row for row in validation.rows if row.fitted == fitted]
+        if not rows:
+            continue
+        bars = [row.interval for row in rows]
+        below = [0.0 if bar is None else row.predicted - bar.low for row, bar in zip(rows, bars, strict=True)]
+        above = [0.0 if bar is None else bar.high - row.predicted for row, bar in zip(rows, bars, strict=True)]
+        measured, predicted = zip(*((row.run.throughput, row.predicted) for row in rows), strict=True)
+        axes.errorbar(
+            measured,
+            predicted,
+            yerr=[below, above],
+            fmt=marker,
+            color=COLOURS[0],
+            markerfacecolor=face,
+            markersize=5,
+            elinewidth=0.8,
+            capsize=2,
+            label=label,
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(*ends)
+    axes.set_ylim(*ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        log_numbers(axis, *ends)
+    axes.set_aspect("equal")
+    axes.set_xlabel(f"measured {METRICS['throughput'].axis}")
+    axes.set_ylabel(f"predicted {METRICS['throughput'].axis}")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    titled(made, f"Measured and predicted runs on {validation.cluster.name}")
+    save(made, path)
+    return axes
+
+
+# ---------------------------------------------------------------- page
+
+_STYLE = (
+    "body { font-family: sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em } "
+    "table { border-collapse: collapse } td, th { padding: 0.2em 0.7em; text-align: right } "
+    "pre, .rows { overflow-x: auto } img { max-width: 100% }"
+)
+
+
+def save_page(validation: Validation, path: str | Path, title: str) -> None:
+    """Write the page; the same comparison gives the same text. Raises ConfigError if the file cannot be written."""
+    picture = io.BytesIO()
+    drawing = validation.plot().get_figure(root=True)
+    assert drawing is not None
+    drawing.savefig(picture, format="svg", metadata={"Date": None})
+    uri = base64.b64encode(picture.getvalue()).decode()
+    rows = validation.table.to_html(index=False, border=0, float_format=lambda value: f"{value:.4g}", na_rep="")
+    heading = html.escape(shown(title))
+    parts = [
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{heading}</title>',
+        f"<style>{_STYLE}</style></head><body><h1>{heading}</h1>",
+        f"<pre>{html.escape(shown(str(validation)))}</pre>",
+        f'<img alt="Measured against predicted throughput" src="data:image/svg+xml;base64,{uri}">',
+        f'<h2>Every run</h2><div class="rows">{rows}</div>',
+        f"<footer><small>ddlsim {html.escape(ddlsim.__version__)}</small></footer></body></html>",
+    ]
+    write_text(Path(path), "\n".join([*parts, ""]))

@@ -12,8 +12,7 @@ from scipy.optimize import nnls
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError
-from ddlsim.validation.log_fit import spread_of, t_quantile
-from ddlsim.validation.noise import Floats
+from ddlsim.validation.log_fit import Floats, spread_of, t_quantile
 from ddlsim.workload.compute import Affine, Measured
 
 
@@ -83,4 +82,3 @@ def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Posi
     covariance = np.asarray(spread**2 * np.linalg.pinv(columns.T @ columns, hermitian=True))
     c0, c1 = coefficients.tolist()
     return ComputeFit(model, c0, c1, covariance, spread, dof, known)
-

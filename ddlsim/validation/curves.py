@@ -32,8 +32,7 @@ from ddlsim.runtime.costs import Parts
 from ddlsim.runtime.costs import columns as columns_of
 from ddlsim.runtime.costs import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
-from ddlsim.validation.log_fit import spread_of, t_quantile
-from ddlsim.validation.noise import LEAST, NOISE, Floats, scatter
+from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of, t_quantile
 
 MAX_PIECES = 3
 
@@ -142,12 +141,11 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
     else:
         spread, dof = spread_of(_squares(plain / seconds, counts), len(rows), 0)
         covariance = np.zeros((2, 2))
-    first = rows[0]
-    return Curve(
-        first.row.operation, first.row.backend, algorithm, first.link_class == "inside", float(factors[0]),
-        tuple(sizes), tuple(factors[1:].tolist()), covariance, spread, dof, (known[0], known[-1]),
-        (min(r.row.n_ranks for r in rows), max(r.row.n_ranks for r in rows)), left_out,
-    )  # fmt: skip
+    first, ranks = rows[0], [r.row.n_ranks for r in rows]
+    about = (first.row.operation, first.row.backend, algorithm, first.link_class == "inside")
+    shape = (float(factors[0]), tuple(sizes), tuple(factors[1:].tolist()))
+    measured = (known[0], known[-1]), (min(ranks), max(ranks))
+    return Curve(*about, *shape, covariance, spread, dof, *measured, left_out)
 
 
 def _choices(known: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:

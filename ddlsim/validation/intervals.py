@@ -15,17 +15,16 @@ from ddlsim.cluster import load_cluster
 from ddlsim.cluster.calibrated import Beyond
 from ddlsim.errors import ConfigError
 from ddlsim.run.calibrated import family, measured_steps, outside
-from ddlsim.run.complete import clock_of, complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
+from ddlsim.run.simulate import clock_of, complete
 from ddlsim.strategies import contract
 from ddlsim.streams import stream
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Interval
-from ddlsim.validation.log_fit import t_quantile
-from ddlsim.validation.noise import Floats
+from ddlsim.validation.log_fit import Floats, t_quantile
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
@@ -126,7 +125,6 @@ def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, see
 
 
 def _own(experiment: Experiment) -> Calibration | None:
-    """Return the calibration of the experiment's cluster, if it has one."""
     cluster = load_cluster(experiment.cluster)
     return load_calibration(cluster) if cluster.calibration is not None else None
 

@@ -13,7 +13,7 @@ from scipy.special import digamma, gammainc, gammaincinv, gammaln, ndtr
 from ddlsim.arguments import Positive, Seed, checked
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
-from ddlsim.validation.noise import Floats
+from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
 LEAST = 20  # samples; with fewer, distributions cannot be told apart
@@ -81,7 +81,9 @@ def _shifted(x: Floats) -> tuple[ShiftedExponential, float]:
 
 #: name in files -> maximum likelihood
 FITTED: dict[str, Callable[[Floats], tuple[Fitted, float]]] = {
-    "lognormal": _lognormal, "gamma": _gamma, "shifted-exponential": _shifted,
+    "lognormal": _lognormal,
+    "gamma": _gamma,
+    "shifted-exponential": _shifted,
 }
 
 
@@ -109,7 +111,6 @@ def _cdf(jitter: Fitted, base: float, x: Floats) -> Floats:
 
 
 def _distance(jitter: Fitted, base: float, x: Floats) -> float:
-    """Return the Kolmogorov-Smirnov statistic."""
     cdf = _cdf(jitter, base, np.sort(x))
     n = len(x)
     return float(max((np.arange(1, n + 1) / n - cdf).max(), (cdf - np.arange(n) / n).max()))

@@ -6,7 +6,7 @@ A message of m bytes takes T(m) = latency + max(0, w(m) - burst) / rate, w(m) = 
 (docs/models/tcp.md). The choices: with or without a burst, at a rate that is fitted, or at the rate of the links in the
 cluster file in frames of one of the kinds below, whose numbers are those of the standards. It is the choice with the
 least AICc = 2 k - 2 ln L + 2 k (k + 1) / (n - k - 1) (Hurvich and Tsai 1989, Biometrika 76(2)), k counting the two
-parts of the scatter (:mod:`ddlsim.validation.noise`) too.
+parts of the scatter (:mod:`ddlsim.validation.log_fit`) too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.runtime.costs import parts_of
 from ddlsim.validation.cases import Case
-from ddlsim.validation.log_fit import LogFit, Prior, fit_logs
-from ddlsim.validation.noise import Floats, fit_noise, minus_log_likelihood, weights_of
+from ddlsim.validation.log_fit import Floats, LogFit, Prior, fit_logs, fit_noise, minus_log_likelihood, weights_of
 
 #: Ethernet 14, IPv4 20 and TCP 32 bytes with timestamps (RFC 894, 791, 7323), as a shaper counts them; on a cable also
 #: preamble, checksum and gap, 24 (IEEE 802.3). 1,500 and 9,000 bytes are the usual and the jumbo size of a packet

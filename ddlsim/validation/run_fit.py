@@ -15,8 +15,7 @@ from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.compute_fit import fit_compute
 from ddlsim.validation.curves import Interval, interval_at
 from ddlsim.validation.links import BANDWIDTH_SD, LATENCY_SD, TYPICAL_LATENCY
-from ddlsim.validation.log_fit import Prior, fit_logs, spread_of, t_quantile
-from ddlsim.validation.noise import Floats
+from ddlsim.validation.log_fit import Floats, Prior, fit_logs, spread_of, t_quantile
 from ddlsim.validation.run_model import ComputeKey, Fitted, RunModel
 from ddlsim.workload.compute import Affine
 

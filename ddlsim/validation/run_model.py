@@ -11,11 +11,12 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
+from ddlsim.cluster.machines import workers_by_machine
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
-from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES
 from ddlsim.run.prepare import prepare
+from ddlsim.run.simulate import complete
 from ddlsim.strategies import AllReduce, Strategy, contract
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.run_table import MeasuredRun
@@ -94,11 +95,7 @@ class RunModel:
 
 
 def make_run_model(
-    measured: MeasuredRun,
-    cluster: Cluster,
-    model: Model | None,
-    strategy: Strategy,
-    calibration: Calibration | None,
+    measured: MeasuredRun, cluster: Cluster, model: Model | None, strategy: Strategy, calibration: Calibration | None
 ) -> RunModel:
     """Return the simulation of a measured run.
 
@@ -121,10 +118,18 @@ def make_run_model(
         rule = _strategy(measured, strategy)
         warmup, steps = contract.of(rule).whole_cycles(WARMUP, STEPS)
         experiment = Experiment(
-            placed, loaded, rule, measured.batch_size, measured.workers, steps=steps, warmup=warmup,
-            accumulation=measured.accumulation, precision=measured.precision or "fp32",
-            compute=compute, jitter=jitter,
-        )  # fmt: skip
+            placed,
+            loaded,
+            rule,
+            measured.batch_size,
+            measured.workers,
+            steps=steps,
+            warmup=warmup,
+            accumulation=measured.accumulation,
+            precision=measured.precision or "fp32",
+            compute=compute,
+            jitter=jitter,
+        )
         warnings = prepare(experiment).warnings
         if warnings:
             raise ConfigError(f"column batch_size: {warnings[0]}")
@@ -164,10 +169,7 @@ def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]
     if measured.nodes is None or len(set(cluster.host_of[first].tolist())) == measured.nodes:
         return cluster, first
     per_host = -(-measured.workers // measured.nodes)
-    by_host: dict[int, list[int]] = {}
-    for node in available:
-        by_host.setdefault(int(cluster.host_of[node]), []).append(node)
-    wide = [nodes for nodes in by_host.values() if len(nodes) >= per_host][: measured.nodes]
+    wide = [nodes for nodes in workers_by_machine(cluster) if len(nodes) >= per_host][: measured.nodes]
     if len(wide) < measured.nodes:
         raise ConfigError(
             f"column nodes: {measured.workers} workers on {measured.nodes} nodes are {per_host} on each; "

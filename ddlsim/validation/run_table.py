@@ -96,7 +96,6 @@ def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun
 
 
 def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
-    """Return the name and unit ("" for none) of each column."""
     found: list[tuple[str, str]] = []
     for text in head:
         match = _HEAD.fullmatch(text)

@@ -79,10 +79,12 @@ def layer_overlaps(workload: Workload, i: int, role: str, forward: Floats, tenso
 
     of_input, of_weights = [Product(m, k, n) for m, n, k, *_ in first], [Product(k, n, m) for m, n, k, *_ in first]
     return LayerOverlaps(
-        enters=beside(RING_EXCHANGE, tensor, first), again=beside(BULK, 1, of_input),
-        enters_gradient=beside(BULK, 1, of_weights), leaves=beside(PIPELINE, PIECES, last),
+        enters=beside(RING_EXCHANGE, tensor, first),
+        again=beside(BULK, 1, of_input),
+        enters_gradient=beside(BULK, 1, of_weights),
+        leaves=beside(PIPELINE, PIECES, last),
         leaves_gradient=beside(RING_EXCHANGE, tensor, [Product(m, k, n) for m, n, k, *_ in last]),
-    )  # fmt: skip
+    )
 
 
 def _flops(product: Product) -> float:

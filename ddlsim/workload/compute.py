@@ -194,15 +194,18 @@ class Workload:
         total, grad_nbytes = self.gradient_nbytes, self.grad_nbytes[first:end]
         name = f"{self.model.name}, layers {first} to {end - 1}"
         return dataclasses.replace(
-            self, model=dataclasses.replace(
+            self,
+            model=dataclasses.replace(
                 self.model, name=name, input_shape=layers[0].in_shape, layers=layers, structure=(), trainable=False
             ),
-            forward=self.forward[first:end], backward=self.backward[first:end],
+            forward=self.forward[first:end],
+            backward=self.backward[first:end],
             optimizer=self.optimizer * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
             norms=self.norms * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
-            grad_nbytes=grad_nbytes, tensor_layer=self.tensor_layer[own] - first,
+            grad_nbytes=grad_nbytes,
+            tensor_layer=self.tensor_layer[own] - first,
             tensor_nbytes=self.tensor_nbytes[own],
-        )  # fmt: skip
+        )
 
 
 def make_workload(

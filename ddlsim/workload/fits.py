@@ -17,7 +17,7 @@ from ddlsim.workload.memory import RECOMPUTE, Holding, Memory, Precision, memory
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
-from ddlsim.workload.roles import blocks, can_split
+from ddlsim.workload.roles import blocks, can_split, unit_starts
 
 #: ranks that a remedy may ask for: data-parallel ones, and those of a tensor-parallel group, which stays in a machine
 MOST_SHARDS, MOST_TENSOR, MACHINE = 1024, 8, 8
@@ -248,9 +248,7 @@ def _stages(model: Model, pipeline: int) -> list[Model]:
     if pipeline == 1:
         return [model]
     layers, ranges = model.layers, blocks(model.layers)
-    starts = [first for first, _ in ranges] or [
-        i for i in range(len(layers)) if i == 0 or layers[i].unit != layers[i - 1].unit
-    ]
+    starts = [first for first, _ in ranges] or unit_starts(layers)
     if pipeline > len(starts):
         kind = "transformer layers" if ranges else "parts between which one tensor is alive"
         raise ConfigError(f"pipeline = {pipeline}: {model.name} has {len(starts)} {kind}; give at most {len(starts)}")

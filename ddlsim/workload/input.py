@@ -149,14 +149,15 @@ class DataSize(NamedTuple):
 
 DATASETS = {
     "imagenet": DataSize(
-        1_281_167, 147_897_477_120 / 1_281_167,
+        1_281_167,
+        147_897_477_120 / 1_281_167,
         "ILSVRC 2012: ILSVRC2012_img_train.tar has 147,897,477,120 bytes, JPEG files and their tar headers",
     ),
     "cifar10": DataSize(
         50_000, 3073.0, "Krizhevsky 2009, binary version: 3,072 bytes of pixels and one of the label, not compressed"
     ),
     "coco2017": DataSize(118_287, 18e9 / 118_287, "cocodataset.org, 2017 train images: 118K images, 18 GB, JPEG files"),
-}  # fmt: skip
+}
 
 
 def _levels(value: object, where: str) -> object:
@@ -264,10 +265,7 @@ class Input:
         """Return the bytes of a sample of this shape on its way to a device."""
         if self.decoded_bytes is not None:
             return si(self.decoded_bytes, "bytes")
-        n_elements = 1
-        for size in input_shape:
-            n_elements *= size
-        return 4.0 * n_elements
+        return 4.0 * math.prod(input_shape)
 
 
 #: over the bytes of a batch
@@ -301,10 +299,7 @@ class Copies:
         """Return the bytes of a sample of this shape on its way to a device."""
         if self.nbytes is not None:
             return si(self.nbytes, "bytes")
-        n_elements = 1
-        for size in input_shape:
-            n_elements *= size
-        return 4.0 * n_elements
+        return 4.0 * math.prod(input_shape)
 
     def wait(self, copy: float, n_samples: int, nbytes: float, forward: float, backward: float) -> float:
         """Return the s that a device waits for samples in a step.

@@ -47,11 +47,11 @@ def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer
     dropout = any(isinstance(spec, Dropout) and spec.rate > 0.0 for spec in uses.specs.values())
     text = any(layer.type == "embedding" for layer in layers)
     ends = [_end(node) for node in structure if not isinstance(node, Side)]  # a side belongs to what follows
-    return tuple(
-        replace(_kept(layer, uses.by[i], uses.specs.get(i), text and len(layer.out_shape) == 2, dropout),
-                unit=bisect.bisect_right(ends, i))
+    kept = (
+        _kept(layer, uses.by[i], uses.specs.get(i), text and len(layer.out_shape) == 2, dropout)
         for i, layer in enumerate(layers)
-    )  # fmt: skip
+    )
+    return tuple(replace(layer, unit=bisect.bisect_right(ends, i)) for i, layer in enumerate(kept))
 
 
 @dataclass

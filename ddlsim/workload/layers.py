@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast, get_args, get_type_hints
 
 from ddlsim.errors import ConfigError
 from ddlsim.workload.layer_rules import Cost, Shape, Size, Spec, need_map, need_tokens, spread, streaming, windows
@@ -521,11 +521,8 @@ class LayerSpec(Protocol):
 
 #: ``type`` in a file -> the dataclass that describes it
 LAYER_TYPES: dict[str, type[LayerSpec]] = {
-    "conv": Conv, "max_pool": Pool, "avg_pool": Pool, "adaptive_avg_pool": AdaptiveAvgPool, "upsample": Upsample,
-    "dense": Dense, "tied_dense": TiedDense, "swiglu": SwiGLU, "batch_norm": BatchNorm, "layer_norm": LayerNorm,
-    "instance_norm": InstanceNorm, "rms_norm": RMSNorm, "relu": Activation, "leaky_relu": LeakyReLU,
-    "gelu": Activation, "tanh": Activation, "sigmoid": Activation, "dropout": Dropout, "flatten": Flatten,
-    "embedding": Embedding, "tied_embedding": TiedEmbedding, "embedding_bag": EmbeddingBag,
-    "interaction": Interaction, "attention": Attention, "cross_attention": CrossAttention, "take": Take,
-    "slice": Slice, "mixture_of_experts": MixtureOfExperts,
-}  # fmt: skip
+    name: cast("type[LayerSpec]", kind)
+    for kind in Spec.__subclasses__()
+    if kind.__module__ == __name__
+    for name in get_args(get_type_hints(kind)["type"])
+}

@@ -39,6 +39,7 @@ from ddlsim.workload.roles import (
     kv_heads,
     rank_tensors,
     roles,
+    unit_starts,
 )
 from ddlsim.workload.table_placement import held_params
 
@@ -107,7 +108,7 @@ def segments(layers: Sequence[Layer], nbytes: Sequence[float], element: float) -
     numbers that divide the whole evenly the one is taken with the fewest bytes of checkpoints and largest stretch
     together: for n equal layers some sqrt(n) stretches.
     """
-    ends = [i for i in range(1, len(layers)) if layers[i].unit != layers[i - 1].unit] + [len(layers)]
+    ends = [*unit_starts(layers)[1:], len(layers)]
     before = [0.0, *accumulate(nbytes)]
     best: tuple[float, list[tuple[int, int]]] = (math.inf, [])
     for n in range(1, min(len(ends), 4 * math.isqrt(len(ends)) + 1) + 1):
@@ -238,10 +239,10 @@ def memory_of(
     def share(stage: int) -> float:
         return tables_here + shared / (holding.shards if holding.zero >= stage else 1)
 
+    tensor, sequence, recompute = holding.tensor, holding.sequence, holding.recompute
     kept, again = kept_nbytes(
-        layers, precision, tensor=holding.tensor, sequence=holding.sequence, recompute=holding.recompute,
-        flash=holding.flash,
-    )  # fmt: skip
+        layers, precision, tensor=tensor, sequence=sequence, recompute=recompute, flash=holding.flash
+    )
     gathered = 2.0 * element * _largest_unit(layers, sizes) if holding.zero == 3 else 0.0
     held = element * share(3), gradient * share(2), state * share(1)
     rest = gathered + again * batch_size + _workspace(layers, batch_size, element, holding.workspace)
@@ -252,8 +253,7 @@ def _largest_unit(layers: Sequence[Layer], sizes: Sequence[float]) -> float:
     """Return the parameters of the largest transformer layer, or unit where there are none."""
     ranges = blocks(layers)
     if not ranges:
-        starts = [i for i in range(len(layers)) if i == 0 or layers[i].unit != layers[i - 1].unit]
-        ranges = list(zip(starts, [*starts[1:], len(layers)], strict=True))
+        ranges = list(pairwise([*unit_starts(layers), len(layers)]))
     return max((sum(sizes[first:end]) for first, end in ranges), default=0.0)
 
 

@@ -172,7 +172,7 @@ def load_model(
     """
     if isinstance(source, Model):
         return source
-    from ddlsim.workload.model_files import find_model_file, read_bundled, read_model
+    from ddlsim.workload.model_build import find_model_file, read_bundled, read_model
 
     path, options, is_bundled = find_model_file(source)
     if is_bundled and not layers:

@@ -1,21 +1,46 @@
-"""The walk from the entries of a model file to nodes and leaf layers."""
+"""Model files: TOML -> :class:`~ddlsim.workload.model.Model`.
+
+A file lists ``layers``. An entry is a layer (``type = "conv"``, keys as in :mod:`ddlsim.workload.layers`), a
+``block`` defined under ``[blocks.NAME]`` with values for its ``"$parameters"`` and an optional ``repeat``, or
+one of the shapes of a graph: ``residual`` (``body``, ``shortcut``), ``concat`` (``branches``), ``side``
+(``body``: a head with its own loss). ``option = "aux"`` on any entry leaves it out unless asked for. A ``concat`` with
+``copy = false`` carries several tensors side by side and moves none of them.
+
+``[parameters]`` are values for ``"$names"`` anywhere in input, layers and blocks; ``[sizes.NAME]`` are other values of
+them, which make the model ``FILE-NAME``.
+
+Names: a layer without one is called after its type and a running number (``conv1``). The name of an entry
+that contains others is their prefix, numbered from 0 if there is a ``repeat`` (``layer1.0.conv1``); entries
+with the same name and a ``repeat`` count on. Without a name there is no prefix.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
 import math
+import operator
+import os
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from string import Template
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 from ddlsim.arguments import checked
+from ddlsim.bundled import bundled_files, split_options
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
+from ddlsim.plain import parse_value, read_toml
 from ddlsim.schema import PLAIN, Source, refuse_code
-from ddlsim.workload.layer_rules import MAX_ELEMENTS, MAX_PARAMETERS, Cost, Shape
+from ddlsim.workload.kept import with_kept
+from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_PARAMETERS, MAX_SIZE, Cost, Shape
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
-from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
-from ddlsim.workload.model_values import Values, substitute
+from ddlsim.workload.model import Concat, Layer, Leaf, Model, Node, Residual, Side
+from ddlsim.workload.model_names import bundled_names, sizes_of
 from ddlsim.workload.precision import FP32_NBYTES
 
 Entry = dict[str, object]
@@ -255,3 +280,231 @@ class Builder:
     def _side(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
         body, _ = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
         return Side(body), flow
+
+
+Values = Mapping[str, object]
+
+MAX_LENGTH = 200  # of a sum
+
+_NAME = re.compile(r"\$([A-Za-z_]\w*)")
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]]
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+def substitute(value: object, values: Values, used: set[str]) -> object:
+    """Return `value` with every text in it that has a ``$x`` replaced; adds each x to `used`.
+
+    ``"$x"`` alone becomes ``values["x"]`` whatever it is; ``"4 * $x"``, ``"$x / 2 + 1"`` and the like the whole number
+    that they make. What has no value stays as it is. Raises ConfigError for a sum that makes none.
+    """
+    if isinstance(value, str) and "$" in value:
+        names = _NAME.findall(value)
+        used.update(names)
+        if names and value == f"${names[0]}":
+            return values.get(names[0], value)
+        return _sum(value, values) if names and all(name in values for name in names) else value
+    if isinstance(value, list):
+        return [substitute(part, values, used) for part in value]
+    if isinstance(value, dict):
+        return {key: substitute(part, values, used) for key, part in value.items()}
+    return value
+
+
+def _sum(text: str, values: Values) -> int:
+    """Return the whole number that a text like ``"4 * $x"`` makes."""
+    names = set(_NAME.findall(text))
+    for name in names:
+        if type(values[name]) is not int:
+            raise ConfigError(f"{shown(text)} needs a whole number, but {name} = {shown(values[name])}")
+    try:
+        if len(text) > MAX_LENGTH:
+            raise ValueError
+        return _evaluated(ast.parse(_NAME.sub(r"\1", text), mode="eval").body, values)
+    except (SyntaxError, ValueError):
+        raise ConfigError(f"{shown(text)} is no sum of whole numbers; write it like '4 * $x' or '$x / 2 + 1'") from None
+    except ArithmeticError:
+        asked = ", ".join(f"{name} = {values[name]}" for name in sorted(names))
+        raise ConfigError(f"{shown(text)} is no whole number with {asked}") from None
+
+
+def _evaluated(node: ast.expr, values: Values) -> int:
+    match node:
+        case ast.Constant(value=int(number)) if type(number) is int:
+            return number
+        case ast.Name(id=name):
+            value = values[name]
+            assert isinstance(value, int)  # as checked above
+            return value
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            whole, rest = divmod(_evaluated(left, values), _evaluated(right, values))
+            if rest:
+                raise ArithmeticError
+            return whole
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluated(left, values), _evaluated(right, values))
+    raise ValueError
+
+
+def chosen_values(
+    parameters: Values, sizes: Mapping[str, Values], options: Sequence[str], where: str, prefix: str
+) -> tuple[dict[str, object], str | None, tuple[str, ...], tuple[str, ...]]:
+    """Return the parameters' values, the named size, what was set of them (as "key=value"), and the other options.
+
+    parameters  the file's own values
+    sizes       name -> values that it sets
+    options     as asked for: names of sizes, "key=value", and names of optional parts
+    where       the file, for messages; `prefix` is what stands before a size's name in what the user writes
+
+    Raises ConfigError for a parameter that there is not, for two sizes, and for a file that needs a size.
+    """
+    values, size = dict(parameters), None
+    settings, parts = [], []
+    for option in options:
+        key, is_setting, text = option.partition("=")
+        if is_setting:
+            settings.append((key, text))
+        elif option in sizes and size is None:
+            size = option
+        elif option in sizes:
+            raise ConfigError(f"{where}: {size!r} and {option!r} are both sizes; choose one")
+        else:
+            parts.append(option)
+    if size is not None:
+        values.update(sizes[size])
+    names = {*parameters, *(key for table in sizes.values() for key in table)}
+    for key, text in settings:
+        if key not in names:
+            raise unknown_name("parameter", key, names, where)
+        values[key] = _setting(key, text, where)
+    if missing := sorted(names - set(values)):
+        which = ", ".join(f"{prefix}{name}" for name in sizes)
+        raise ConfigError(f"{where}: {missing[0]} has no value; choose a size ({which}) or add +{missing[0]}=...")
+    return values, size, tuple(f"{key}={text}" for key, text in settings), tuple(parts)
+
+
+def _setting(key: str, text: str, where: str) -> object:
+    """Return the value in ``key=value``: a number or a list."""
+    value = parse_value(text)
+    if isinstance(value, str):
+        raise ConfigError(f"{where}: {key} = {shown(text)}: must be a number, like {key}=1024")
+    return value
+
+
+def titled(title: str, values: Values, size: str | None) -> str:
+    """Return the title with its ``$names`` replaced, ``$size`` among them, which goes where there is none."""
+    text = title.replace(" $size", "") if size is None else title
+    return Template(text).safe_substitute({**values, "size": size})
+
+
+@checked
+@dataclass(frozen=True)
+class _File:
+    title: str
+    input: Sequence[int | str]
+    layers: list[object]
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    sizes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    trainable: bool = False
+    sources: tuple[str, ...] = ()
+
+
+def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
+    """Return the path that ``name``, ``path``, ``name+option`` or ``path+option`` means, the options, and whether that
+    is the name of a bundled file.
+
+    A name of the form ``family-size`` is the file ``family`` with the option ``size``.
+    """
+    stem, options = split_options(str(source))
+    suffix = Path(stem).suffix
+    other = suffix[1:2].isalpha() and suffix != ".toml"  # .3b belongs to a size
+    if not other and (isinstance(source, Path) or suffix == ".toml" or "/" in stem):
+        return Path(stem), tuple(options), False
+    files = bundled_files("models")
+    if stem in files:
+        return files[stem], tuple(options), True
+    for family, path in files.items():
+        if stem.startswith(f"{family}-") and (size := stem.removeprefix(f"{family}-")) in sizes_of(path):
+            return path, (size, *options), True
+    if other or os.path.isfile(stem):
+        raise ConfigError(
+            f"{stem}: models are read from .toml files (docs/formats/own_files.md), not from checkpoints or code; "
+            "describe the layers in a .toml file, or name a bundled model (see: ddlsim models)"
+        )
+    raise unknown_name("model", stem, bundled_names())
+
+
+def read_bundled(path: Path, options: tuple[str, ...]) -> Model:
+    """Return the model in a bundled file, read once for all runs of a study."""
+    return _read_bundled(path, options, os.stat(path).st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=128)  # all that are bundled, so that who goes through them twice reads them once
+def _read_bundled(path: Path, options: tuple[str, ...], changed: int) -> Model:
+    return read_model(path, options)
+
+
+def read_model(
+    path: Path,
+    options: tuple[str, ...] = (),
+    layers: Mapping[str, type[LayerSpec]] = MappingProxyType({}),
+    *,
+    allow_code: bool = False,
+) -> Model:
+    """Return the model in the file `path` with the given optional parts.
+
+    options      names of optional parts or of a size, and "parameter=value"
+    layers       type in the file -> class, beside the bundled ones
+    allow_code   a type may be "package.module:Name", which is imported
+
+    Raises ConfigError, in one line with file, layer and field, for anything that cannot be used: unknown
+    keys or types, shapes that do not fit, an option that the file does not have.
+    """
+    table = read_toml(path)
+    file = PLAIN.build(_File, table, str(path), Source(allow_code=True), ": ")  # the builder looks at what layers name
+    prefix = f"{path.stem}-" if bundled_files("models").get(path.stem) == path else "+"
+    values, size, settings, parts = chosen_values(file.parameters, file.sizes, options, str(path), prefix)
+    _check_used(values, table, path)
+    shape = _input_shape(file.input, values, path)
+    for kind, layer in layers.items():
+        check_layer_type(layer, f"load_model: layers[{kind!r}]")
+    builder = Builder(str(path), file.blocks, frozenset(parts), values, {**layers, **LAYER_TYPES}, allow_code)
+    try:
+        entries = substitute(file.layers, values, set())
+    except ConfigError as error:
+        raise ConfigError(f"{path}: layers: {error}") from None
+    structure, _ = builder.sequence(entries, "layers", "", Flow(shape, learned=False), 0)
+    for option in parts:
+        if option not in builder.seen_options:
+            raise unknown_name("option", option, {*builder.seen_options, *file.sizes}, str(path))
+    if not builder.layers:
+        raise ConfigError(f"{path}: layers = []: list at least one layer")
+    name = "+".join((path.stem if size is None else f"{path.stem}-{size}", *settings, *parts))
+    leaves = with_kept(builder.layers, structure)
+    title = titled(file.title, values, size)
+    return Model(name, title, shape, leaves, file.trainable, file.sources, structure, (*settings, *parts))
+
+
+def _input_shape(sizes: Sequence[int | str], values: Values, path: Path) -> tuple[int, ...]:
+    """Return the shape of a sample, its ``$names`` replaced."""
+    try:
+        shape = cast("list[int]", substitute(list(sizes), values, set()))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: input: {error}") from None
+    if not 1 <= len(shape) <= MAX_DIMS or not all(type(size) is int and 1 <= size <= MAX_SIZE for size in shape):
+        raise ConfigError(f"{path}: input = {shown(list(shape))}: must be 1 to {MAX_DIMS} sizes from 1 to {MAX_SIZE}")
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise ConfigError(
+            f"{path}: input = {shape}: has {math.prod(shape):.3g} elements, more than {MAX_ELEMENTS:.0e}; correct the "
+            "sizes of one sample"
+        )
+    return tuple(shape)
+
+
+def _check_used(values: Values, table: Entry, path: Path) -> None:
+    """Raise ConfigError for a parameter that would have no effect."""
+    used: set[str] = set()
+    substitute([table.get(key) for key in ("input", "layers", "blocks")], {}, used)
+    for name in values:
+        if name not in used:
+            raise ConfigError(f'{path}: parameters: {name!r} is used nowhere; write "${name}" where it counts')

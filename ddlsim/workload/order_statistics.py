@@ -24,7 +24,6 @@ Samples = Annotated[int, whole(1, 10**7)]
 
 
 def _rank(n: int, k: int | None) -> int:
-    """Return k, by default n. Raises ConfigError unless 1 <= k <= n."""
     chosen = n if k is None else k
     if not 1 <= chosen <= n:
         raise ConfigError(f"k = {chosen}: must be between 1 and n = {n}")

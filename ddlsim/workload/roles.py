@@ -38,6 +38,11 @@ def roles(layers: Sequence[Layer]) -> tuple[str, ...]:
     return tuple(kinds)
 
 
+def unit_starts(layers: Sequence[Layer]) -> list[int]:
+    """Return the first layer of each unit: of the stretches between which only one tensor is alive."""
+    return [i for i in range(len(layers)) if i == 0 or layers[i].unit != layers[i - 1].unit]
+
+
 def _second(layers: Sequence[Layer], first: int) -> int | None:
     """Return the dense layer of the same unit that follows with nothing between but work on single elements."""
     for i in range(first + 1, len(layers)):

@@ -263,10 +263,10 @@ def test_alike_links_of_another_type_are_checked():
     graph = nx.DiGraph()
     graph.add_edge("a", "b", bandwidth=1)
     graph.add_edge("b", "a", bandwidth=True)
-    with pytest.raises(ConfigError, match=r"edge 'b' -> 'a': bandwidth = True is not a number"):
+    with pytest.raises(ConfigError, match=r"edge 'b' -> 'a': bandwidth = True: must be a number"):
         load_cluster(graph)
     graph.add_edge("b", "a", bandwidth=[1])
-    with pytest.raises(ConfigError, match=r"edge 'b' -> 'a': bandwidth = \[1\] is not a number"):
+    with pytest.raises(ConfigError, match=r"edge 'b' -> 'a': bandwidth = \[1\]: must be a number"):
         load_cluster(graph)
 
 

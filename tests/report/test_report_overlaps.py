@@ -21,7 +21,7 @@ from ddlsim.run.sensitivity import Sensitivity
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
 from ddlsim.study.work import DONE, Outcome
-from ddlsim.validation.page import measured_against_predicted
+from ddlsim.validation.comparison_text import measured_against_predicted
 
 LONG = "Hierarchical(within=Ring(), across=HalvingDoubling()), TopK(0.001), momentum correction"
 

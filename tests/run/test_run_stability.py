@@ -26,7 +26,7 @@ from ddlsim import (
 from ddlsim.cli import app
 from ddlsim.cluster import dragonfly, fat_tree, star, torus
 from ddlsim.run import result as results
-from ddlsim.run.stability import Stability, moved
+from ddlsim.run.sensitivity import Stability, moved
 
 STAR = load_cluster(star(8, bandwidth="10 Gbit/s", latency="5 us"))
 #: two paths of a leaf's uplinks for each message, by a hash; trunks carry half of what machines can send

@@ -10,10 +10,9 @@ from study_parts import BASE, VARY
 
 import ddlsim
 from ddlsim.study import Range, Study, load_study
-from ddlsim.study.changes import changed
+from ddlsim.study.changes import changed, labels_of
 from ddlsim.study.content import Digests, text_of
 from ddlsim.study.designs import rows_of
-from ddlsim.study.labels import labels_of
 from ddlsim.study.study import Loader
 
 # ---------------------------------------------------------------- designs

@@ -32,7 +32,7 @@ from ddlsim.measure import Measurement
 from ddlsim.network import schedule_time
 from ddlsim.validation import calibrate, load_calibration
 from ddlsim.validation.links import find_shape
-from ddlsim.validation.noise import fit_noise, scatter
+from ddlsim.validation.log_fit import fit_noise, scatter
 
 DATA = Path(__file__).parents[1] / "accuracy" / "data" / "minicluster"
 SIZES = np.array([1.0, 64, 256, 1024, 1448, 2896, 4096, 8192, 16384, 65536, 262144, 1048576, 4194304])
