@@ -37,11 +37,11 @@ def stage_delays(order: str, stages: int) -> tuple[int, ...]:
 
 
 def steps_under_way(stages: int, micro_batches: int) -> int:
-    """Return in how many steps the stages of an asynchronous pipeline are at the same time at most.
+    """Return the largest number of steps in flight in an asynchronous pipeline.
 
     While the first stage is in a step, the last one can be (p - 1)/m steps ahead. While the last one updates, the first
     one can be in the next step, whose micro-batches the second stage receives for the step behind that. In both cases
-    somebody waits already for the first message of one step more.
+    one stage already waits for the first message of a further step.
     """
     return max((stages - 1) // micro_batches + 3, 4)
 
@@ -78,7 +78,7 @@ def asynchronous_template(
 
 
 class _Stream(Template):
-    """The rows of so many micro-batches, with an update after every `micro_batches` of them."""
+    """The tasks of a stream of micro-batches, with an update after every `micro_batches` of them."""
 
     def __init__(self, chunks: Sequence[Chunk], micro_batches: int, total: int, buckets: Buckets, replicas: int,
                  recompute: bool) -> None:  # fmt: skip

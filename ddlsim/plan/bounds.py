@@ -21,7 +21,7 @@ updates wait for has then to cross the interfaces as :func:`cut` says; and of th
 have entered before t0, what the last one brings has to be told to all.
 
 Both hold for any order of the queues, any algorithm of the collectives and any other traffic: they are bounds for what
-is sent as the program says. Where nobody knows what is sent, chains of work are left.
+is sent as the program says. Where the bytes are unknown, only the bound on chains of work remains.
 """
 
 from __future__ import annotations
@@ -620,7 +620,7 @@ def _bytes(
         rows = graph.step(each).rows[later & needed[each - begin]]
         workers = rows[(plan.kind[rows] >= ALL_REDUCE) & ~serves[rows]]
         entering = np.bincount(plan.key[workers], minlength=len(plan))
-        # nobody has entered them before
+        # collectives that no rank has entered before
         times[workers[entering[plan.key[workers]] == members[plan.peer[workers]]]] += 1.0
         times[rows[plan.kind[rows] == SEND]] += 1.0
     begun = step.rows[joint]

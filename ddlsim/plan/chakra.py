@@ -141,7 +141,7 @@ def read_chakra(
 
     path              of rank 0's file, or as ASTRA-sim takes it, without number: ``step`` or ``step.et``; the JSON that
                       ``chakra_jsonizer`` makes of them (``step.0.json``) is read, too
-    n_ranks           a single file is what each of so many ranks does
+    n_ranks           number of ranks that run the trace, if there is only one file
     groups            ranks of process groups by ``pg_name``: a mapping, or the file that ASTRA-sim takes. By default
                       what PyTorch's trace says of them, or the ranks whose files name the group
     flops             speed ("100 TFLOP/s") of nodes with ``num_ops`` and no duration

@@ -30,14 +30,14 @@ from ddlsim.plan.plan import (
 
 
 def check_exchanges(plan: Plan) -> None:
-    """Raise ConfigError for a message that nobody receives or sends, and a collective that not all members enter."""
+    """Raise ConfigError for a message without a receiver or a sender, and a collective that not all members enter."""
     _messages(plan)
     _collectives(plan)
 
 
 def _messages(plan: Plan) -> None:
     send, receive = plan.rows(SEND), plan.rows(RECEIVE)
-    for rows, others, problem in ((send, receive, "nobody receives it"), (receive, send, "nobody sends it")):
+    for rows, others, problem in ((send, receive, "no task receives it"), (receive, send, "no task sends it")):
         _refuse(plan, rows, ~np.isin(plan.key[rows], plan.key[others]), problem)
         keys = plan.key[rows]
         again = np.ones(len(keys), dtype=np.bool_)
@@ -46,7 +46,7 @@ def _messages(plan: Plan) -> None:
     send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
     wrong = (plan.peer[send] != plan.rank[receive]) | (plan.peer[receive] != plan.rank[send])
     for a, b in zip(send[wrong].tolist(), receive[wrong].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(a)}: nobody receives it: the other end is {plan.task(b)}")
+        raise ConfigError(f"plan: {plan.task(a)}: no task receives it: the other end is {plan.task(b)}")
     unequal = plan.nbytes[send] != plan.nbytes[receive]
     for a, b in zip(send[unequal].tolist(), receive[unequal].tolist(), strict=True):
         raise ConfigError(f"plan: {plan.task(a)} has {plan.nbytes[a]:.0f} bytes, {plan.task(b)} {plan.nbytes[b]:.0f}")

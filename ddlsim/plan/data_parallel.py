@@ -181,7 +181,7 @@ def _template(
     steps: Sequence[Sequence[Row]], workload: Workload, buckets: Sequence[Bucket], accumulation: int, sharers: int,
     queue: Queue | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the template of one rank; so many share an update."""
+    """Return the template of one rank of the `sharers` that share an update."""
     urgency = np.empty(len(buckets), dtype=np.int64)
     urgency[np.argsort([bucket.priority for bucket in buckets], kind="stable")] = np.arange(len(buckets))
     order = range(len(buckets)) if queue is None else urgency.tolist()
@@ -314,7 +314,7 @@ def _backward(
 
 
 def _seconds(workload: Workload, rows: Sequence[Row], accumulation: int, sharers: int) -> Floats:
-    """Return the seconds of each task of a rank's step, as a simulated worker adds them up; so many share an update."""
+    """Return the seconds of each task of a rank's step, summed in the order in which a simulated worker sums them."""
     until = np.append(np.cumsum(workload.backward[::-1])[::-1], 0.0)  # of the backward pass, until each layer is done
     n_layers = len(workload.forward)
 

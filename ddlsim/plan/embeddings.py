@@ -44,7 +44,7 @@ def embeddings(
     indices      "exchanged" in the step; "prefetched" beside the step before; "local": each rank reads those of its
                  tables by itself
     bottom_rank  the rank that computes the bottom MLP for the samples of all, and sends them its results in the same
-                 all-to-all, for which it is ready then: nobody can send it anything before; None: each rank for its own
+                 all-to-all. It enters the all-to-all, and can receive, only then. None: each rank for its own samples
 
     A message is a rank's vectors for another one: those of an all-to-all start together, on lanes of their own. The
     times of lookups and updates of tables are those of `works`; those of the tables' layers do not count.

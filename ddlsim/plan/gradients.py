@@ -184,7 +184,7 @@ def check_gradients(plan: Plan, order: Order) -> None:
 def _versions(plan: Plan, forward: Touching) -> tuple[Touching, Ints]:
     """Return forward passes with the places of the weights that they meet, and after how many updates these are.
 
-    Of a plan with delays those of micro-batches that do not come back are left out: nobody knows when they would.
+    In a plan with delays, forward passes whose micro-batches do not come back are left out: they have no update yet.
     """
     if not plan.delays:
         return forward, plan.step[forward.row]

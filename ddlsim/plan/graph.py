@@ -90,7 +90,7 @@ def _messages(operations: Sequence[Operation]) -> list[int]:
             rows, what = (sends, "receives") if len(sends) > len(receives) else (receives, "sends")
             lonely, (src, dst, tag) = operations[rows[min(len(sends), len(receives))]], place
             raise ConfigError(
-                f"{lonely.where}: nobody {what} it: {len(sends)} messages go from rank {src} to rank {dst} with tag "
+                f"{lonely.where}: no task {what} it: {len(sends)} messages go from rank {src} to rank {dst} with tag "
                 f"{tag}, {len(receives)} are received"
             )
         for send, receive in zip(sends, receives, strict=True):

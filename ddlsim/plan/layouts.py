@@ -141,7 +141,7 @@ def splittable(model: Model) -> dict[int, int]:
 
 
 def layout_of(model: Model, n_ranks: int, groups: Mapping[str, int]) -> Layout:
-    """Return the layout in which the layers named have so many groups, and all others data parallelism.
+    """Return the layout with `groups` groups for the named layers, and data parallelism for all others.
 
     Raises ConfigError, with what would work, for names and numbers that do not go with model and ranks.
     """

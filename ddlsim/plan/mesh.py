@@ -121,9 +121,9 @@ def mesh_of(
     n_ranks: Count, data: Count | None = None, pipeline: Count = 1, tensor: Count = 1,
     order: tuple[Axis, ...] = ("tensor", "data", "pipeline"),
 ) -> Mesh:  # fmt: skip
-    """Return the mesh of so many ranks; `data` are those that are left, if nothing is said.
+    """Return the mesh of `n_ranks` ranks; `data` is by default ``n_ranks / (pipeline * tensor)``.
 
-    Raises ConfigError, naming meshes nearby, where the product is another number of ranks.
+    Raises ConfigError, naming the nearest meshes, if the product of the sizes is not `n_ranks`.
     """
     inside = pipeline * tensor
     replicas = data if data is not None else max(n_ranks // inside, 1)
@@ -139,7 +139,7 @@ def mesh_of(
 
 
 def _near(n_ranks: int, wanted: Mesh) -> str:
-    """Name meshes of so many ranks that are like the one wanted."""
+    """Name the meshes of `n_ranks` ranks that are nearest to `wanted`."""
     divisors = [i for i in range(1, n_ranks + 1) if n_ranks % i == 0]
     sizes = [(n_ranks // (p * t), p, t) for t in divisors for p in divisors if n_ranks % (p * t) == 0]
     sizes.sort(key=lambda size: _distance(size, (wanted.data, wanted.pipeline, wanted.tensor)))

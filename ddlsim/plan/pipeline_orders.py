@@ -57,7 +57,7 @@ def one_f_one_b(ranks: Count, micro_batches: Count) -> PassOrder:
 
 @checked
 def interleaved(ranks: Count, micro_batches: Count, chunks: Count) -> PassOrder:
-    """Return interleaved 1F1B with so many chunks per rank, chunk c on rank c modulo `ranks` (Narayanan et al. 2021,
+    """Return interleaved 1F1B with `chunks` chunks per rank, chunk c on rank c modulo `ranks` (Narayanan et al. 2021,
     arXiv:2104.04473, section 2.2; the order of Megatron-LM).
 
     Raises ConfigError unless the micro-batches are a multiple of the ranks, where there are several chunks.
@@ -85,7 +85,7 @@ def interleaved(ranks: Count, micro_batches: Count, chunks: Count) -> PassOrder:
 
 
 def _one_by_one(warmup: int, forward: list[Pass], backward: list[Pass]) -> list[Pass]:
-    """Return so many forward passes, then one forward and one backward in turns, then the backward passes left."""
+    """Return `warmup` forward passes, then one forward and one backward in turns, then the backward passes left."""
     warmup = min(warmup, len(forward))
     turns = [each for pair in zip(forward[warmup:], backward, strict=False) for each in pair]
     return forward[:warmup] + turns + backward[len(forward) - warmup :]
@@ -117,8 +117,8 @@ def pass_order(
 ) -> PassOrder:
     """Return the order of a name, or a table after checking it.
 
-    "1f1b" is interleaved where there are several chunks per rank. Raises ConfigError for a name that there is not, and
-    for an order that does not go with so many ranks, micro-batches and chunks.
+    "1f1b" is interleaved where there are several chunks per rank. Raises ConfigError for an unknown name, and for an
+    order that does not allow this number of ranks, micro-batches or chunks.
     """
     if not isinstance(order, str):
         return check_order(order, ranks, micro_batches, n_chunks)

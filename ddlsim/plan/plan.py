@@ -111,9 +111,9 @@ class Every(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Steps in which a task takes place, in order, that somebody chooses while the steps before them are executed.
+    """Steps in which a task takes place, in order. The run chooses each of them while it executes the steps before.
 
-    period  the most steps from one to the next that ranks are sure not to get too far apart in
+    period  largest distance between two of the steps for which the ranks cannot drift too far apart
     by      what the choice depends on
     """
 

@@ -33,9 +33,9 @@ class StepProgram:
     """One step of every rank: templates of tasks, and the ranks that execute them.
 
     templates    plans of the first steps, of the *places* 0, 1, ... of one copy: the stages of one replica, or the one
-                 worker that all others equal. A task needs tasks of its own copy. There are so many steps, at least
-                 :data:`N_STEPS`, that the last one shows all that a task needs of steps before. The templates differ
-                 in seconds and bytes held only: one for each kind of device
+                 worker that all others equal. A task needs tasks of its own copy only. There are at least
+                 :data:`N_STEPS` steps, enough for the last one to show everything that a task needs of earlier steps.
+                 Templates, one for each kind of device, differ only in seconds and in bytes held
     ranks        (n_copies, n_places) the rank that each place of each copy is
     groups       the ranks of each communicator
     group_of     (n_copies, n groups of a template) which of `groups` a template's group is in each copy

@@ -22,7 +22,7 @@ from ddlsim.plan.plan import (
 
 #: of a number that stands for a micro-batch; sums wrap around
 Marks = npt.NDArray[np.uint64]
-#: ranges are cut in so many pieces at most
+#: the most pieces that ranges are cut into
 LIMIT = 2**62
 
 

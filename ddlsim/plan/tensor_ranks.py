@@ -510,8 +510,8 @@ Measure = Callable[[int, float], Measured]
 
 @functools.lru_cache(maxsize=16)
 def measured(cluster: Cluster, nodes: tuple[int, ...], inside: bool, algorithm: str | Collective) -> Measure:
-    """Return how the exchanges of a tensor group on `nodes` go on idle links: a collective of a kind and so many bytes,
-    or the messages from each member to the next (``SEND``)."""
+    """Return the times of a tensor group's exchanges on idle links between `nodes`, by kind and bytes: collectives, or
+    messages from each member to the next (``SEND``)."""
     schedules, there = GroupSchedules(cluster, np.array([nodes]), inside, algorithm), np.array(nodes)
 
     @functools.cache

@@ -322,7 +322,7 @@ class Bookings:
     def _exchanges(
         self, folding: Folding, kind: int, timeline: Timeline, ranks: Ints, start: Floats, took: Floats
     ) -> None:
-        """Count the exchanges of the same pass of several ranks, which each of them has been in for so many s."""
+        """Count the exchanges of the same pass of several ranks; `took` is the seconds that each rank was in them."""
         for exchange, begun, over in zip(timeline.exchange.tolist(), timeline.begun, timeline.over, strict=True):
             share = np.clip((took - begun) / max(over - begun, 1e-300), 0.0, 1.0)
             np.add.at(self._times[:, exchange], ranks, share)

@@ -132,7 +132,7 @@ class Seconds:
     def server(self, n: int, n_payloads: int) -> float:
         """Return what a server needs to decode payloads of n elements each, and to encode the answer."""
         cost = self.choice.given
-        if cost is None:  # nobody knows its memory
+        if cost is None:  # a server's memory bandwidth is unknown
             return 0.0
         return cost.decode_seconds(n, n_payloads) + (cost.encode_seconds(n) if self.choice.down is not None else 0.0)
 

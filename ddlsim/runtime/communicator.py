@@ -106,8 +106,8 @@ class Communicator:
         return tuple(int(self.nodes[place]) for place in self.order.tolist())
 
     def blocks(self, size: int | str) -> list[list[int]]:
-        """Return the places of the members in blocks: of a "machine" (a group of the innermost level of the network)
-        each, or of so many that follow each other."""
+        """Return the places of the members in blocks: one per "machine" (a group of the innermost level of the
+        network), or `size` consecutive members each."""
         if isinstance(size, str):
             return [places.tolist() for places in self.groups]
         return [list(range(self.n_ranks))[first : first + size] for first in range(0, self.n_ranks, size)]
@@ -228,7 +228,7 @@ class Communicator:
         ended(self._stream_end)
 
     def _check_open(self) -> None:
-        """Raise DeadlockError if so many collectives wait for a member that it will hardly ever enter them."""
+        """Raise DeadlockError if :data:`MOST_OPEN` collectives wait for the same member."""
         if len(self._open) < MOST_OPEN:
             return
         last, first = min(range(self.n_ranks), key=self._entered.__getitem__), next(iter(self._open.values()))

@@ -60,7 +60,7 @@ from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.collectives.trees import double_tree
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network, schedule_time
-from ddlsim.runtime.fabric import name_of
+from ddlsim.runtime.fabric import algorithm_name
 from ddlsim.runtime.loop import Loop, Traffic
 from ddlsim.runtime.setting import Setting
 
@@ -151,9 +151,7 @@ class Known:
         loop.turns.update(dict.fromkeys(turns, over))
         loop.env.process(self._run(loop, list(before.values()), over, ended))
 
-    def _run(
-        self, loop: Loop, before: list[simpy.Event], over: simpy.Event, ended: Callable[[float], None]
-    ) -> Process:
+    def _run(self, loop: Loop, before: list[simpy.Event], over: simpy.Event, ended: Callable[[float], None]) -> Process:
         if waiting := [event for event in before if not event.processed]:
             yield loop.env.all_of(waiting)
         start = loop.now
@@ -348,10 +346,10 @@ def _by_curve(
     setting: Setting, where: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
 ) -> Callable[[Phase], Known]:
     curve = _curve(setting, where, nodes, kind)
-    if name_of(algorithm) != curve.algorithm:
+    if algorithm_name(algorithm) != curve.algorithm:
         raise ConfigError(
-            f"{where}: the curve of {kind} was fitted to {curve.algorithm!r}, not to {name_of(algorithm)!r}; use "
-            f"algorithm = {curve.algorithm!r}, or calibrate with --algorithm {kind}={name_of(algorithm)}"
+            f"{where}: the curve of {kind} was fitted to {curve.algorithm!r}, not to {algorithm_name(algorithm)!r}; "
+            f"use algorithm = {curve.algorithm!r}, or calibrate with --algorithm {kind}={algorithm_name(algorithm)}"
         )
     (least, most), backend = curve.nbytes, f" by {curve.backend}" if curve.backend else ""
     setting.notes.append(
@@ -414,7 +412,7 @@ def _curve(setting: Setting, where: str, nodes: Sequence[int], kind: str) -> Cur
 
 
 def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: str) -> Callable[[Phase], Known]:
-    name = name_of(algorithm)
+    name = algorithm_name(algorithm)
     wanted, protocol = (_NCCL.get(name), None) if "(" not in name else forced(find(name, kind))
     if name.partition("(")[0] not in _NCCL or (wanted is None and "(" in name):
         raise ConfigError(

@@ -41,7 +41,7 @@ from ddlsim.plan.servers import Service
 from ddlsim.runtime.codec import Codec, chosen, cut
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
-from ddlsim.runtime.fabric import Fabric, algorithm_for, halves_of, name_of
+from ddlsim.runtime.fabric import Fabric, algorithm_for, algorithm_name, halves_of
 from ddlsim.runtime.server_work import ServerWork
 from ddlsim.runtime.servers import Threads
 from ddlsim.runtime.setting import Setting
@@ -273,7 +273,7 @@ class CollectiveExchange(Exchange):
         if self.collective in ("majority_vote", "gtopk_tree"):
             raise ConfigError(
                 f"{communicator.owner}: cost = {communicator.fabric.cost!r} with {name}: no library has the collective "
-                f"{self.collective!r}, so nobody knows its time; use cost = 'simulated'"
+                f"{self.collective!r}, so its time is unknown; use cost = 'simulated'"
             )
         for kind in ("reduce_scatter", "all_gather") if self.machines else (self._payload_kind,):
             communicator.prepare(kind, self.algorithm if kind == self.kind else None)
@@ -290,7 +290,7 @@ class CollectiveExchange(Exchange):
                 "majority_vote": f"a majority vote (shards of bits to their counters{back})",
                 "gtopk_tree": "a binomial tree that merges on the way",
             }[self.collective]
-            algorithm = name_of(self.algorithm or self.communicator.fabric.algorithm)
+            algorithm = algorithm_name(self.algorithm or self.communicator.fabric.algorithm)
             text = f"by {how} instead of the {self.kind.replace('_', '-')} {algorithm!r}: {not_summable}"
             if self.machines:
                 text = f"dense inside the innermost groups (machines), by {how} between them (HiTopKComm)"

@@ -125,8 +125,8 @@ def halves_of(fabric: Fabric, owner: str) -> tuple[str, str]:
     ConfigError where there are none."""
     if fabric.algorithm not in HALVES:
         raise ConfigError(
-            f"fabric: algorithm = {name_of(fabric.algorithm)!r}: {owner} needs its reduce-scatter and its all-gather; "
-            f"use {', '.join(map(repr, HALVES))}"
+            f"fabric: algorithm = {algorithm_name(fabric.algorithm)!r}: {owner} needs its reduce-scatter and its "
+            f"all-gather; use {', '.join(map(repr, HALVES))}"
         )
     return HALVES[str(fabric.algorithm)]
 
@@ -148,11 +148,16 @@ def algorithm_for(
     return measured.pop() if len(measured) == 1 else default_algorithm(cluster, nodes, kind)
 
 
-def name_of(algorithm: str | Collective) -> str:
-    """Return an algorithm's name, for labels."""
+def algorithm_name(algorithm: str | Collective) -> str:
+    """Return an algorithm's name, for labels and messages."""
     return algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "function")
 
 
-def cost_said(cost: str) -> str:
-    """Return what a label says of a cost, nothing where it is simulated."""
+def cost_suffix(cost: str) -> str:
+    """Return the part of a label that names the cost model; empty for simulated costs."""
     return "" if cost == "simulated" else f", {cost} cost"
+
+
+def fabric_label(algorithm: str | Collective, cost: str) -> str:
+    """Return the part of a label that names the algorithm and the cost model."""
+    return algorithm_name(algorithm) + cost_suffix(cost)

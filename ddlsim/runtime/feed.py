@@ -72,7 +72,7 @@ class Line:
         self._waiting: list[tuple[int, int, float, Loop, simpy.Event]] = []
 
     def served(self, loop: Loop, batch: int, seconds: float) -> simpy.Event:
-        """Return an event for when who comes now, with so manieth a batch, has been served for `seconds`."""
+        """Queue a request for batch number `batch`; return the event of its end, `seconds` after its service begins."""
         event = loop.env.event()
         self._n += 1
         batch += self._first.setdefault(loop, self._batch)
@@ -81,7 +81,7 @@ class Line:
         return event
 
     def _look(self, loop: Loop, _: simpy.Event | None = None) -> None:
-        """Begin with the next if nobody is served any more; look again then if somebody of this loop waits."""
+        """Begin the next service if the line is free; look again at its end if a request of this loop waits."""
         if self._waiting and self._until <= loop.now:
             self._batch, __, seconds, self._serving, event = heapq.heappop(self._waiting)
             self._until = loop.now + seconds
@@ -146,7 +146,7 @@ class Feed:
         self._mixes: dict[int, Mix] = {}
 
     def take(self, rank: int, n_samples: int) -> simpy.Event | None:
-        """Let a worker take its next batch, of so many samples; return what it waits for, None if that is there."""
+        """Let a worker take its next batch, of `n_samples`; return the event it waits for, None if it need not wait."""
         reader = self.readers[rank]
         while len(reader.asked) < max(self.input.prefetch, 1):
             self._ask(reader, n_samples)

@@ -1,5 +1,5 @@
-"""Runs in which workers go round in cycles of operations of their own: the kernel executes them on tables, and Python
-follows their log."""
+"""Runs in which each worker repeats its own cycle of operations: the kernel executes the cycles, and Python follows
+their log."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ from ddlsim.workload.jitter import slow_intervals
 
 
 class Lanes:
-    """Workers that all go round in the same cycle of operations, with servers or peers.
+    """Workers that all repeat the same cycle of operations, with servers or peers.
 
-    ops      the cycle; rows of STEP end a worker's step
-    servers  nodes of servers, to all of which every worker sends, and the s that each needs for a request; or none
-    peers    rank -> the ranks that its letters go to, where there are no servers
-    depth    letters that one can have posted before its peer is through with the first of them
+    ops      the cycle; a STEP operation ends a worker's step
+    servers  (node, seconds per request) of the servers, all of which every worker sends to; empty without servers
+    peers    rank -> the ranks that it sends to, without servers
+    depth    messages that a worker can send before its peer has processed the first of them
     nbytes   of every message
-    samples  of an update, where nothing follows the operations
-    served   what follows a service: (worker, server, staleness, whether it makes an update)
-    choose   whom a worker sends to next: a rank, -1 for nobody
-    asks     `served` must be told before anything else happens
-    batch    services of an update of servers that act together; 0: their staleness is no matter
+    samples  of an update, in a timing-only run
+    served   called after a service: (worker, server, staleness, whether it makes an update)
+    choose   returns the rank that a worker sends to next, -1 for none
+    asks     call `served` before anything else happens
+    batch    services per update of servers that update together; 0: do not record staleness
     first    the operation that all begin with
-    back     what follows when a worker that has crashed is back, besides that it takes the model that there is
-    messages what encodes them, and `notes` on what the run decides: for the plan
+    back     called when a crashed worker is back and has taken the current model
+    messages what encodes them
+    notes    on the decisions of the run, for the plan
 
-    Where nothing learns and nothing is asked, Python hears of blocks of the log alone.
+    In a timing-only run without `asks`, Python reads the log in blocks.
     """
 
     def __init__(
@@ -137,25 +138,25 @@ class Lanes:
     # ------------------------------------------------------------ what follows may change
 
     def set_seconds(self, worker: Worker, name: str, seconds: float) -> None:
-        """Let a worker's work of a name take so many s from now on."""
+        """Set the seconds of a worker's work of this name, from now on."""
         self._seconds[worker.rank, [op.kind == ls.WORK and op.name == name for op in self.ops]] = seconds
 
     def set_rounds(self, worker: Worker, times: int) -> None:
-        """Let a worker do what is repeated so many `times` from now on."""
+        """Set how many `times` a worker runs the repeated operations, from now on."""
         self._seconds[worker.rank, [op.kind == ls.AGAIN for op in self.ops]] = times
 
     def set_message(self, worker: Worker, seconds: float, sizes: Sequence[float]) -> None:
-        """Let a worker encode for so many s, and its next messages have so many bytes."""
+        """Set the encoding time and the sizes in bytes of a worker's next messages."""
         self.set_seconds(worker, "encode", seconds)
         first, last = (int(self.tables.actors[name][worker.rank]) for name in ("first", "last"))
         self.tables.ways["nbytes"][first:last] = sizes
 
     def set_answer(self, worker: Worker, server: int, nbytes: float) -> None:
-        """Let a server's next answer to a worker have so many bytes."""
+        """Set the size in bytes of a server's next answer to a worker."""
         self.tables.ways["back_nbytes"][int(self.tables.actors["first"][worker.rank]) + server] = nbytes
 
     def set_service(self, worker: Worker, seconds: float) -> None:
-        """Let the peer that a worker's message has reached need so many s for its answer."""
+        """Set the seconds after which the peer that has received a worker's message answers."""
         self.tables.ways["seconds"][worker.rank] = seconds
 
     def invite(self, ranks: Sequence[int], *, now: bool = False) -> None:
@@ -172,7 +173,7 @@ class Lanes:
 
     @property
     def _charged(self) -> bool:
-        """Whether somebody asks workers to evaluate."""
+        """Whether evaluations cost workers time."""
         monitor = self.setting.stop.monitor
         return monitor is not None and monitor.charge is not None
 
@@ -324,7 +325,7 @@ class Lanes:
         return kinds
 
     def _tell(self, n: int) -> None:
-        """Let the staleness of so many services be known, the first ones that have not been told of."""
+        """Record the staleness of the first `n` services that have not been recorded yet."""
         if self.batch:
             self.setting.recorder.staleness += self._stale[:n]
             del self._stale[:n]
@@ -469,7 +470,7 @@ class Op:
 
 
 def repeated(ops: Sequence[Op], times: Callable[[Worker], int]) -> list[Op]:
-    """Return operations that a worker does so many `times`."""
+    """Return operations that a worker repeats `times` times."""
     return [*ops, Op(ls.AGAIN, seconds=times, number=len(ops))]
 
 

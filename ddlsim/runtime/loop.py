@@ -1,8 +1,8 @@
 """One clock for two calendars: simpy's events and the compiled network's.
 
-simpy holds what people reason about (a gradient is ready, an update is applied); messages and rounds live in
-the network kernel. :meth:`Loop.run` always lets the network run ahead to its first completion that somebody
-waits for, or to simpy's next event, whichever is earlier.
+simpy holds the events that people reason about (a gradient is ready, an update is applied); the network kernel holds
+messages and rounds. :meth:`Loop.run` always lets the network run ahead to the first completion with a waiting
+process, or to simpy's next event, whichever is earlier.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class Loop:
             if next_event > env.now:  # nothing is left to happen, nor to fail, at this instant
                 self.check()
                 if pause is not None and pause():
-                    self.catch_up()  # the network may have got to a completion that nobody has been told of
+                    self.catch_up()  # the network may have reached a completion that has not been reported yet
                     return
                 if self.start_queued():
                     quiet_until = -np.inf

@@ -81,9 +81,9 @@ class Recorder:
     #: of workers, (s, s) of the times at which they stand still, by start: their devices are idle then, also in the
     #: middle of computing
     stops: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    #: (n_pauses, 2) s, in which nothing starts: who has nothing to compute waits for their end
+    #: (n_pauses, 2) s, in which no message starts: a worker without work waits for their end
     pauses: Floats = field(default_factory=lambda: NO_PAUSES)
-    #: ranks whose crashes take a server with them, without which nobody makes an update
+    #: ranks whose crashes take down a server, and with it all updates
     with_servers: list[int] = field(default_factory=list)
     #: what each worker is in the middle of: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)

@@ -1,8 +1,7 @@
-"""Several runs on one network: whoever comes next goes on, up to where somebody else does something.
+"""Several runs on one network: the run with the earliest event goes on, up to the next event of another run.
 
-Each has a loop of its own, and so events in an order of its own; they meet on the channels only. What one does never
-depends on what others do at the same instant, but for the bandwidth: runs that share no channel are, bit for bit, what
-they are alone.
+Each run has its own loop, so its events keep their own order; runs interact only through the bandwidth of shared
+channels. Runs that share no channel give the same results, bit for bit, as when simulated separately.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ddlsim.network import Network
 from ddlsim.runtime.loop import Loop, Pause
 from ddlsim.runtime.worker import Process
 
-#: turns after which it is looked whether somebody waits in vain
+#: turns between two checks for a deadlock
 TURNS = 1000
 
 
@@ -110,7 +109,7 @@ class SharedClock:
         action()
 
     def _go(self, number: int, coming: float) -> None:
-        """Let a party go on, up to the next time that somebody else acts."""
+        """Let a party go on, up to the next event of another party."""
         party = self._parties[number]
         others = min((time for other, time in self._next.items() if other != number), default=np.inf)
         limit = min(others, coming, party.latest)

@@ -111,15 +111,16 @@ Met = Callable[[int, Value[Array]], Value[Array]]
 
 
 class CommonModel:
-    """Parameters that all hold, made from the gradients of one step after the other.
+    """The parameters that all workers hold, updated from the gradients of one step after the other.
 
-    A gradient is made when its step is learned from, or when somebody has to know it before.
+    A gradient is computed when its step is applied, or when its value is needed earlier.
 
-    n_learners  how many bring gradients: workers, or groups of workers that have a model together
-    mean        of gradients
-    samples     of each who learns in a step
+    n_learners  number of contributors of gradients: workers, or groups of workers that share a model
+    mean        computes the mean of gradients
+    samples     of each contributor in a step
     began       when the gradient of a step was begun, s
-    met         which parameters the gradients of a step are of, given those before its update; by default these
+    met         maps a step and the parameters before its update to the parameters that its gradients are computed at;
+                by default those before the update
     """
 
     def __init__(
@@ -168,9 +169,9 @@ def run_table(
     folding: Folding | None = None, live: int = LIVE, exchanges: MakeExchanges | None = None, met: Met | None = None,
     owner: str = "this strategy", beside_first: int = LIVE,
 ) -> None:  # fmt: skip
-    """Let a program drive a run, over and over, whose collectives go by `schedules` or by `exchanges`.
+    """Execute a step program repeatedly until the run ends, with collectives by `schedules` or `exchanges`.
 
-    samples    of an update: ranks 0, 1, ... learn from so many together
+    samples    of an update, over all ranks
     folding    which workers each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
     live       steps of which something can be under way at the same time
@@ -227,8 +228,8 @@ class TableRun:
     """Ranks that do the tasks of a plan, step after step.
 
     Compute times are the plan's seconds, multiplied by the factor that a worker draws for each micro-batch: of several
-    that a rank stands for, by the largest. The values follow what has happened: they are made when a step has ended, or
-    when somebody has to know how many bytes they are when compressed.
+    that a rank stands for, by the largest. Values follow the clock: they are computed when a step has ended, or when
+    the size of a compressed message depends on them.
 
     exchanges   of gradients and the plan: what carries its collectives
     folding     which workers each rank stands for; by default rank r is worker r
@@ -542,7 +543,7 @@ class TableRun:
                 break
             self._book(step, rows, now)
             if step == self.done and not self._overlap and (self.bookings.step_end[-1] <= now).any():
-                self.model.learn_until(step)  # somebody has got that far
+                self.model.learn_until(step)  # a rank has finished this step
         self.bookings.close(now, waits)
         if self.bookings.folding is not None:
             self.setting.loop.book(*self.bookings.exchanged(self.setting.loop.network.n_channels))

@@ -50,7 +50,7 @@ def _drawn(jitter: Jitter, source: np.random.Generator) -> Iterator[float]:
 
 @dataclass
 class StopRule:
-    """Ends the run when `n_updates` updates have been applied, whoever made them, or the monitor says so.
+    """Ends the run when `n_updates` updates have been applied, by any worker, or when the monitor asks for it.
 
     A global rule: a count of steps per worker would bias asynchronous runs. ``reason`` is why the run ended.
     """
@@ -69,7 +69,7 @@ class StopRule:
         self.ended = self.loop.env.event()
 
     def stepped(self) -> None:
-        """Count a step of a worker. Raises DeadlockError if there have been so many that no update will ever come."""
+        """Count a step of a worker. Raises DeadlockError after `MOST_STEPS` steps per worker without an update."""
         self._n_steps += 1
         if self._n_steps < MOST_STEPS * self.recorder.n_workers:
             return
@@ -129,7 +129,7 @@ class Worker:
     params: Value[Array] = ABSENT
     factor: float = 1.0
     overlap_slowdown: OverlapSlowdown = NO_SLOWDOWN
-    #: seconds of compute that somebody has asked for, done before the next step (an evaluation)
+    #: seconds of extra compute, such as an evaluation, to be done before the next step
     owed: float = 0.0
     feed: Feed | None = None
 

@@ -16,7 +16,15 @@ from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.communicator import Communicator, communicator
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Vectors
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, OnFabric, RankOrder, algorithm_of, cost_said, name_of
+from ddlsim.runtime.fabric import (
+    AllReduceAlgorithm,
+    Cost,
+    OnFabric,
+    RankOrder,
+    algorithm_name,
+    algorithm_of,
+    cost_suffix,
+)
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
 from ddlsim.strategies import overlap as overlaps
@@ -53,7 +61,7 @@ class AllReduce(OnFabric):
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
         norms = "" if self.shared_norms is None else ", shared norms"
         norms += "" if self.no_sync else ", sums in every micro-step"
-        return f"all-reduce ({name_of(self.algorithm)}, {overlap}{norms}{cost_said(self.cost)})"
+        return f"all-reduce ({algorithm_name(self.algorithm)}, {overlap}{norms}{cost_suffix(self.cost)})"
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""

@@ -144,7 +144,7 @@ class _Downpour:
 @dataclass(frozen=True)
 class AsyncParameterServer(UpdatesServers):
     """Asynchronous SGD (Downpour, Dean et al. 2012, section 4.1): the server applies each gradient when it
-    arrives, w <- w - eta * g_i(w_{t - tau}), and answers with the parameters; nobody waits for anybody.
+    arrives, w <- w - eta * g_i(w_{t - tau}), and answers with the parameters; workers do not wait for each other.
 
     Staleness tau is counted per update: the updates applied to the shard between a worker's pull and its push.
 

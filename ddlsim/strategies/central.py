@@ -71,7 +71,7 @@ class CentralModel(UpdateRule):
         return message
 
     def update(self, visits: Sequence[Visit]) -> None:
-        """Make an update now. The sum is in the order of the ranks, whoever came first."""
+        """Make an update now. Gradients are summed in rank order, whatever order they arrived in."""
         setting = self.servers.setting
         learner, stop = setting.learner, setting.stop
         in_order = sorted(visits, key=lambda g: g.rank)
@@ -133,8 +133,8 @@ class KAsync(OfK):
 @dataclass(frozen=True)
 class KBatchAsync(OfK):
     """K-batch-async SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for k
-    mini-batches from any learners, w <- w - eta (1/k) sum g; a learner that has pushed pulls the parameters that
-    are there at once; nobody waits or is cancelled."""
+    mini-batches from any learners, w <- w - eta (1/k) sum g. A learner that has pushed pulls the current parameters
+    at once; no learner waits or is cancelled."""
 
     kind = "batch-async"
 

@@ -17,7 +17,7 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
 from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic, Replica
 from ddlsim.runtime.setting import Setting
@@ -54,7 +54,7 @@ class DaSGD(Periodic):
     @property
     def label(self) -> str:
         """Period, delay and algorithm."""
-        return f"DaSGD ({self.period} steps, {self.delay} late, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"DaSGD ({self.period} steps, {self.delay} late, {fabric_label(self.algorithm, self.cost)})"
 
     @property
     def _average(self) -> Average:
@@ -96,7 +96,7 @@ class OverlapLocalSGD(Periodic):
     @property
     def label(self) -> str:
         """Period and algorithm."""
-        return f"overlap local SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"overlap local SGD ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     @property
     def _average(self) -> Average:
@@ -141,7 +141,7 @@ class CoCoDSGD(Periodic):
     @property
     def label(self) -> str:
         """Period and algorithm."""
-        return f"CoCoD-SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"CoCoD-SGD ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     @property
     def _average(self) -> Average:

@@ -153,9 +153,9 @@ class FedBuff(WithServers):
     w_k <- w, then w_k <- w_k - eta g_k(w_k), `local_steps` times; the client sends Delta_k = w - w_k
     w <- ServerOpt(w, (1/K) sum_k Delta_k / sqrt(1 + tau_k))       at the server, as soon as K of them have come
 
-    Nobody waits for anybody: a client that has sent its Delta takes the model that is there and goes on (which is a new
-    client in its place; the workers are as many as train at the same time). Staleness tau is the number of updates
-    between the pull and the push. Clients keep nothing from round to round, as those of :class:`~ddlsim.FedAvg`.
+    Clients do not wait for each other: a client that has sent its Delta takes the current model and goes on, as a new
+    client in its place (the number of workers is the number of concurrent clients). Staleness tau is the number of
+    updates between the pull and the push. Clients keep no state between rounds, as in :class:`~ddlsim.FedAvg`.
 
     local_steps        of a client, the paper's Q
     buffer             K; 10 in the paper

@@ -28,10 +28,10 @@ from ddlsim.runtime.fabric import (
     Cost,
     Fabric,
     RankOrder,
+    algorithm_name,
     algorithm_of,
-    cost_said,
+    cost_suffix,
     halves_of,
-    name_of,
 )
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
@@ -131,8 +131,8 @@ class FSDP:
             raise ConfigError("FSDP: no_sync = True: stage = 1 never does otherwise; leave it out, or use stage=2")
         if self.all_reduce is not None and self.shard is None:
             raise ConfigError(
-                f"FSDP: all_reduce = {name_of(self.all_reduce)!r}: is how copies of a share sum, of which there are "
-                "several with shard= only; leave it out"
+                f"FSDP: all_reduce = {algorithm_name(self.all_reduce)!r} sums gradients over copies of a shard, and "
+                "only shard= makes copies; set shard, or leave all_reduce out"
             )
 
     @property
@@ -144,7 +144,7 @@ class FSDP:
         more += "" if self.stage < 3 else f", prefetch {self._ahead}"
         more += ", no_sync" if self.no_sync else ""
         more += "" if self.recompute == "none" else f", {self.recompute} recomputation"
-        return f"FSDP (stage {self.stage}{more}{cost_said(self.cost)})"
+        return f"FSDP (stage {self.stage}{more}{cost_suffix(self.cost)})"
 
     def collectives(self) -> Collectives:
         """Return the algorithms of all three kinds and their cost."""
@@ -181,7 +181,7 @@ class FSDP:
         return self.micro_batch or batch_size // n_workers
 
     def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
-        """Raise ConfigError, with what works, for groups and units that do not go with so many workers and a model."""
+        """Raise ConfigError, with valid values, for groups and units that do not fit the model or the worker count."""
         if self.shard is not None and n_workers % self.shard:
             divisors = [n for n in range(1, n_workers + 1) if n_workers % n == 0]
             near = sorted(divisors, key=lambda n: abs(math.log(n / self.shard)))[:4]  # type: ignore[operator]
@@ -290,7 +290,7 @@ class FSDP:
         return slices if self.stage == 3 else slices[::-1]
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer, and for gradients
+        """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer, and for gradients
         that are not compressed."""
         check_shares("FSDP", setting)
         each = [worker.workload for worker in setting.workers]

@@ -312,7 +312,7 @@ class _Pairs:
         """Average where the parameters have arrived, and send the partner's back (compressing them on the way is not
         the partner's own time).
 
-        Nobody else changes the parameters of a worker that asks, so both can have the average at once.
+        No other worker changes the parameters of the one that asks, so both can take the average at once.
         """
         partner, message, mine = self.setting.workers[rank], self.sent[worker.rank], worker.params
         back, theirs = self.messages.model(partner, partner.params, to=worker.rank), partner.params
@@ -384,9 +384,9 @@ class Peer:
 class GossipSGD:
     """GoSGD (Blot et al. 2016, arXiv:1611.09726): sum-weight gossip.
 
-    A worker merges what has come in, makes a local step, and with probability p halves the weight of its
-    parameters and sends them, as the step has left them, to a random neighbour. Nobody waits for anybody;
-    sum_i w_i x_i is preserved, the pushes under way included. A worker has one push on the wire at a time: it waits
+    A worker merges the messages that have arrived, makes a local step, and with probability p halves the weight of its
+    parameters and sends them, after the step, to a random neighbour. Workers do not wait for each other;
+    sum_i w_i x_i is preserved, pushes in flight included. A worker has one push in flight at a time and waits for it
     before the next one.
 
     graph  "complete" (anybody, as in the paper), "ring", "bipartite", or a networkx graph of ranks

@@ -18,7 +18,7 @@ from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.exchange import OfGroups, Vectors
-from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of
+from ddlsim.runtime.fabric import WithFabric, cost_suffix, fabric_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import (
@@ -105,7 +105,7 @@ class Hybrid(DealtOut, WithFabric):
     def label(self) -> str:
         """How many groups."""
         more = "" if self.micro_batches == 1 else f", {self.micro_batches} micro-batches"
-        more += cost_said(self.cost)
+        more += cost_suffix(self.cost)
         if isinstance(self.groups, str):
             return f"hybrid (balance{more})"
         if isinstance(self.groups, Distribution):
@@ -117,9 +117,9 @@ class Hybrid(DealtOut, WithFabric):
         return Hybrid(overlap=self.overlap)
 
     def layout(self, workload: Workload, n_workers: int) -> Layout:
-        """Return in how many groups so many workers compute each layer.
+        """Return the number of groups in which `n_workers` workers compute each layer.
 
-        Raises ConfigError, with what would work, for layers and numbers that do not go with model and workers.
+        Raises ConfigError, with valid values, for layers and numbers that do not fit the model or the worker count.
         """
         model = workload.model
         if isinstance(self.groups, Distribution):
@@ -153,7 +153,7 @@ class Hybrid(DealtOut, WithFabric):
         )  # fmt: skip
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer."""
+        """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer."""
         check_shares("Hybrid", setting)
         each = [worker.workload for worker in setting.workers]
         policy, accumulation = as_compressed(overlap_named(self.overlap), setting), setting.workers[0].accumulation

@@ -24,7 +24,7 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Chosen, Every
 from ddlsim.runtime.communicator import communicator
-from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic, Replica, need_values
 from ddlsim.runtime.setting import Setting
@@ -50,12 +50,12 @@ class LocalSGD(Periodic):
     def label(self) -> str:
         """Period and algorithm, and what it costs unless that is simulated."""
         after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
-        return f"local SGD ({self.period} steps{after}, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"local SGD ({self.period} steps{after}, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the steps of workers with these workloads.
 
-        Raises ConfigError for a `start_epoch`: without data nobody knows when that is.
+        Raises ConfigError for a `start_epoch`: without data there are no epochs.
         """
         if self.start_epoch:
             raise ConfigError(
@@ -112,7 +112,7 @@ class QsparseLocalSGD(Periodic):
     @property
     def label(self) -> str:
         """Period, compressor and algorithm."""
-        fabric = f"{name_of(self.algorithm)}{cost_said(self.cost)}"
+        fabric = fabric_label(self.algorithm, self.cost)
         return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
 
     def start(self, setting: Setting) -> None:
@@ -150,7 +150,7 @@ class HierarchicalLocalSGD(Periodic):
     def label(self) -> str:
         """Both periods and the algorithm."""
         periods = f"{self.period} x {self.block_period} steps"
-        return f"hierarchical local SGD ({periods}, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"hierarchical local SGD ({periods}, {fabric_label(self.algorithm, self.cost)})"
 
     def cycle(self) -> int:
         """Steps between two averages over all workers."""
@@ -223,7 +223,7 @@ class AdaComm(Periodic):
     @property
     def label(self) -> str:
         """First period and algorithm."""
-        return f"AdaComm (from {self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"AdaComm (from {self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError without data: the loss decides when workers talk."""

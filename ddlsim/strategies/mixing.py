@@ -142,7 +142,7 @@ def contraction(matrix: Floats) -> float:
 
 
 def agreement(owner: str, matrix: Floats) -> str:
-    """Return what to say about how fast workers agree; nothing for so many that it would take long to find out."""
+    """Return a note on how fast the workers reach consensus; empty for more than :data:`MANY` workers (slow)."""
     if not 1 < len(matrix) <= MANY:
         return ""
     rate = contraction(matrix)

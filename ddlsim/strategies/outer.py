@@ -18,7 +18,7 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
 from ddlsim.runtime import Outer, Replica, Setting, communicator
-from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.runtime.replica import Periodic
 from ddlsim.workload.compute import Workload
@@ -48,7 +48,7 @@ class BMUF(Periodic):
     @property
     def label(self) -> str:
         """Period and algorithm."""
-        return f"BMUF ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"BMUF ({self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the steps of workers with these workloads."""
@@ -85,7 +85,7 @@ class DiLoCo(Periodic):
     def label(self) -> str:
         """Period, outer optimizer and algorithm."""
         outer = type(self.outer).__name__
-        return f"DiLoCo ({self.period} steps, outer {outer}, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"DiLoCo ({self.period} steps, outer {outer}, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the steps of workers with these workloads."""
@@ -124,7 +124,7 @@ class SlowMo(Periodic):
     @property
     def label(self) -> str:
         """Period, slow momentum and algorithm."""
-        return f"SlowMo ({self.period} steps, {self.momentum:g}, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"SlowMo ({self.period} steps, {self.momentum:g}, {fabric_label(self.algorithm, self.cost)})"
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the steps of workers with these workloads."""

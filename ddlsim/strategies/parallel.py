@@ -39,7 +39,7 @@ from ddlsim.plan.tensor_ranks import (
 )
 from ddlsim.readable import count
 from ddlsim.runtime.exchange import OfGroups, Vectors
-from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
+from ddlsim.runtime.fabric import WithFabric, fabric_label, fabric_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import Schedules as GroupSchedule
 from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
@@ -149,7 +149,7 @@ class Parallel(WithFabric):
         tokens = f" with sequence{', overlapped' * self.tp_comm_overlap}" if self.sequence else ""
         data = "" if self.data is None else f"data {self.data}, "
         data += f"tensor {self.tensor}{tokens}, " if self.tensor > 1 else ""
-        fabric = f"{name_of(self.algorithm)}{cost_said(self.cost)}"
+        fabric = fabric_label(self.algorithm, self.cost)
         return f"parallel ({data}pipeline {self.pipeline}, {order}{chunks}{more}, {fabric})"
 
     # ------------------------------------------------------------ who has what
@@ -172,7 +172,7 @@ class Parallel(WithFabric):
         return None if self.data is None else self.data * self.pipeline * self.tensor
 
     def mesh(self, n_workers: int) -> Mesh:
-        """Return the mesh of so many workers. Raises ConfigError, with the nearest ones, where there is none."""
+        """Return the mesh of `n_workers` workers. Raises ConfigError, with the nearest meshes, if there is none."""
         return _mesh(n_workers, self.data, self.pipeline, self.tensor)
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
@@ -344,9 +344,7 @@ class Parallel(WithFabric):
         peak[mesh.ranks] = held[:, None]
         return peak
 
-    def _of_rank(
-        self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int
-    ) -> StepProgram:
+    def _of_rank(self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int) -> StepProgram:
         """Return the program of ranks that all have these chunks, of a workload."""
         program = pipeline(
             chunks, Mesh(mesh.data, mesh.pipeline), micro_batches, self.order,
@@ -356,9 +354,7 @@ class Parallel(WithFabric):
             return program
         beside, works = self.overlap != "none", [workload] * mesh.pipeline
         return program.map(
-            lambda template: with_stage_norms(
-                with_shares(template, chunks, workload, beside=beside), works, mesh.data
-            )
+            lambda template: with_stage_norms(with_shares(template, chunks, workload, beside=beside), works, mesh.data)
         )
 
     def _buckets(self, mesh: Mesh) -> Callable[[Workload], Sequence[Bucket]]:
@@ -575,7 +571,7 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 
 @functools.lru_cache(maxsize=256)
 def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int) -> Stage:
-    """Return what a worker has that keeps so many versions of its weights."""
+    """Return the stage of a worker that keeps `versions` versions of its weights."""
     work = joined(chunks)
     memory = _memory(work, _holding(work, shards, tensor, sequence, recompute))
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
@@ -668,10 +664,10 @@ class StashedWeights:
         self._step, self._met = -1, learner.initial
 
     def at(self, step: int, params: Value[Array]) -> Value[Array]:
-        """Return the parameters that micro-batches of a step have met: stage by stage those before the update of the
-        step so many updates earlier, or those of the start.
+        """Return the parameters that the micro-batches of a step were computed with: for each stage those of its delay
+        in updates before, or the initial ones.
 
-        params  before the update of this step; steps are asked for one after the other, perhaps several times
+        params  before the update of this step; call with the steps in order, each any number of times
         """
         if step > self._step:
             self._versions.append(params)

@@ -18,7 +18,7 @@ from ddlsim.plan import Plan, through_servers
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, InGroups, ThroughServers, Vectors
-from ddlsim.runtime.fabric import Fabric, cost_said, name_of
+from ddlsim.runtime.fabric import Fabric, algorithm_name, cost_suffix
 from ddlsim.runtime.server_work import ServerWork
 from ddlsim.runtime.servers import Placement, PlacesServers, server_nodes
 from ddlsim.runtime.setting import Setting
@@ -63,7 +63,9 @@ class ParameterServer(PlacesServers):
     def label(self) -> str:
         """Number and place of the servers, and what workers of a machine do first."""
         inside = (
-            "" if self.fabric is None else f", {name_of(self.fabric.algorithm)} inside{cost_said(self.fabric.cost)}"
+            ""
+            if self.fabric is None
+            else f", {algorithm_name(self.fabric.algorithm)} inside{cost_suffix(self.fabric.cost)}"
         )
         return f"parameter server ({self.servers} {self.placement}{inside})"
 

@@ -16,7 +16,7 @@ from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.exchange import CollectiveExchange, Exchange, Vectors
-from ddlsim.runtime.fabric import Collectives, Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
+from ddlsim.runtime.fabric import Collectives, Cost, Fabric, RankOrder, algorithm_name, algorithm_of, cost_suffix
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
 from ddlsim.strategies import contract
@@ -65,8 +65,8 @@ class ShardedUpdate:
         """The algorithms, the overlap if there is one, and what they cost unless that is simulated."""
         policy = overlap_named(self.overlap)
         name = self.overlap if isinstance(self.overlap, str) else type(policy).__name__
-        more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_said(self.cost)
-        return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)}{more})"
+        more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_suffix(self.cost)
+        return f"sharded update ({algorithm_name(self.reduce_scatter)}, {algorithm_name(self.all_gather)}{more})"
 
     def collectives(self) -> Collectives:
         """Return the algorithms of both and their cost."""
@@ -90,7 +90,7 @@ class ShardedUpdate:
         return sharded(workloads, None, buckets, accumulation=accumulation, overlap=overlaps)
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer."""
+        """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer."""
         check_shares("ShardedUpdate", setting)
         members = Communicator(setting, Fabric("default", self.rank_order, self.cost), owner="ShardedUpdate")
         policy = overlap_named(self.overlap)

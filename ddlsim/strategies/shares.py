@@ -33,10 +33,10 @@ def whole_batch(accumulation: int, name: str) -> None:
 
 
 def check_shares(name: str, setting: Setting) -> None:
-    """Raise ConfigError, for the strategy `name`, for an optimizer that asks for more of other ranks than is known."""
+    """Raise ConfigError if the task's optimizer works layer by layer and is not one whose communication is modelled."""
     task = setting.learner.task
     if task is not None and hasattr(task.optimizer, "with_bounds") and rule_of(task.optimizer) not in NORMS:
         raise ConfigError(
-            f"{name}: optimizer = {type(task.optimizer).__name__} goes by layer, of which ranks have parts, and nobody "
-            "knows what it asks others for; use AllReduce, or a bundled one such as LAMB()"
+            f"{name}: optimizer = {type(task.optimizer).__name__} works layer by layer, but ranks hold only parts of "
+            "layers, and the communication it needs is unknown; use AllReduce, or a bundled optimizer such as LAMB()"
         )

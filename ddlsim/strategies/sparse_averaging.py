@@ -18,7 +18,7 @@ from ddlsim.plan import StepProgram
 from ddlsim.plan.local_steps import Average, local_steps
 from ddlsim.plan.plan import Every
 from ddlsim.runtime import Replica, Setting, WithFabric, communicator
-from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.runtime.fabric import fabric_label
 from ddlsim.runtime.own_models import Rule, run_local_steps
 from ddlsim.streams import stream
 from ddlsim.workload.compute import Workload
@@ -52,7 +52,7 @@ class SPARTA(WithFabric):
     @property
     def label(self) -> str:
         """Share and algorithm."""
-        return f"SPARTA ({100 * self.p:g} %, {name_of(self.algorithm)}{cost_said(self.cost)})"
+        return f"SPARTA ({100 * self.p:g} %, {fabric_label(self.algorithm, self.cost)})"
 
     @property
     def _average(self) -> Average:
@@ -70,7 +70,7 @@ class SPARTA(WithFabric):
                 "leave it out and lower p, or use LocalSGD(1) with compression"
             )
 
-        @lru_cache(maxsize=2)  # nobody is more than a step ahead
+        @lru_cache(maxsize=2)  # workers are at most one step apart
         def drawn(step: int) -> Indices:
             draws = stream(setting.seed, 0, f"SPARTA {step}")
             return plane.apply(lambda x: np.sort(draws.choice(x.size, count(self.p, x.size), replace=False)), initial)

@@ -56,7 +56,7 @@ class Sizes(NamedTuple):
 
 
 class Rules:
-    """What a model and so many workers allow, with the order and the cut of a strategy."""
+    """Which sizes a model, a number of workers, and the order and cut of a strategy allow."""
 
     def __init__(self, strategy: Parallel, model: Model, n_workers: int) -> None:
         self.strategy, self.model, self.n_workers = strategy, model, n_workers
@@ -70,7 +70,7 @@ class Rules:
         self.widths = functools.cache(self._width)
 
     def _width(self, tensor: int) -> str:
-        """Return why the layers cannot be shared by so many ranks; empty if they can."""
+        """Return why the layers cannot be split over `tensor` ranks; empty if they can."""
         if tensor > 1 and not any(layer.heads for layer in self.model.layers):
             return f"tensor = {tensor}: splits attention and the dense layers behind it; {self.model.name} has none"
         return split_error(self.model, tensor)[0]
@@ -230,8 +230,8 @@ FILLING = ("gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v")
 def lower_memory_parallel(
     strategy: Parallel, workload: Workload, batch_size: int, n_workers: int, room: float
 ) -> Iterator[tuple[Parallel, Changes]]:
-    """Yield ways to share the same batch out over as many workers whose shares of weights, gradients and optimizer have
-    room, and what is other about them, the nearest first."""
+    """Yield strategies for the same batch and number of workers whose weights, gradients and optimizer state fit, each
+    with its changes to `strategy`; those with the fewest changes first."""
     whole = state_of(workload)
     wanted = sizes_wanted(strategy, batch_size, n_workers)
     attention = any(layer.heads for layer in workload.model.layers)
@@ -259,7 +259,7 @@ def lower_memory_parallel(
             continue
         for recompute, sharded in itertools.product([strategy.recompute, *again], {strategy.sharded, sizes.data > 1}):
             held = whole.weights + whole.gradients + whole.optimizer / (sizes.data if sharded else 1)
-            held /= sizes.tensor * sizes.pipeline  # on average: somebody has as much
+            held /= sizes.tensor * sizes.pipeline  # the average: at least one worker holds this much
             if held + (kept(sizes, recompute) if fills else 0.0) > room:
                 continue
             more = {"recompute": recompute, "sharded": sharded}

@@ -15,7 +15,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan import between_blocks
 from ddlsim.plan.pipeline_orders import ORDERS
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, name_of
+from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, algorithm_name
 from ddlsim.strategies.fsdp import FSDP
 from ddlsim.strategies.parallel import Parallel
 from ddlsim.workload.model import Model
@@ -26,7 +26,7 @@ SIZES = (
     "tensor", "pipeline", "data", "micro_batch", "interleave", "order", "recompute", "sequence", "stage", "shard",
     "cut", "p2p",
 )  # fmt: skip
-#: chunks per stage that are tried at most where nobody says how many
+#: the most chunks per stage that are tried by default
 MOST_CHUNKS = 4
 #: why combinations make no sense
 PRODUCT = "tensor x pipeline x data is not the number of workers"
@@ -82,7 +82,7 @@ class Splits:
     @property
     def label(self) -> str:
         """What all ways have in common."""
-        return f"splits ({name_of(self.algorithm)})"
+        return f"splits ({algorithm_name(self.algorithm)})"
 
     def ways(
         self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]

@@ -52,15 +52,15 @@ def a_message():
 
 
 def test_a_message_nobody_receives():
-    refuses(without(a_message(), [2]), "row 1 (rank 0 stream: activations to rank 1, step 0): nobody receives it")
+    refuses(without(a_message(), [2]), "row 1 (rank 0 stream: activations to rank 1, step 0): no task receives it")
 
 
 def test_a_receive_without_a_send():
-    refuses(without(a_message(), [1]), "row 1 (rank 1 stream: activations from rank 0, step 0): nobody sends it")
+    refuses(without(a_message(), [1]), "row 1 (rank 1 stream: activations from rank 0, step 0): no task sends it")
 
 
 def test_a_message_to_a_rank_that_does_not_receive_it():
-    refuses(with_value(a_message(), "peer", 1, 0), "nobody receives it: the other end is row 2")
+    refuses(with_value(a_message(), "peer", 1, 0), "no task receives it: the other end is row 2")
 
 
 def test_a_message_whose_ends_differ_in_size():

@@ -349,7 +349,7 @@ def test_shares_of_replicas_are_gathered_before_the_next_step():
     refuses(without(plan, rows[plan.key[rows] == plan.key[rows[0]]]), "nothing brings the rest")
 
 
-# ---------------------------------------------------------------- data parallelism, orders of one's own, errors
+# ---------------------------------------------------------------- data parallelism, custom orders, errors
 
 
 @pytest.mark.parametrize("order", ["gpipe", "1f1b", "zb-2p"])

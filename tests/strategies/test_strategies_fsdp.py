@@ -214,7 +214,7 @@ def test_workers_of_different_speed(strategy):
         ({"stage": 2, "overlap": "priority"}, {}, "overlap = 'priority': must be 'none', 'layer', 'ddp' or DdpBuckets"),
         ({"stage": 1, "no_sync": True}, {}, "no_sync = True: stage = 1 never does otherwise"),
         ({"stage": 4}, {}, "stage = 4: must be"),
-        ({"all_reduce": "ring"}, {}, "all_reduce = 'ring': is how copies of a share sum"),
+        ({"all_reduce": "ring"}, {}, "all_reduce = 'ring' sums gradients over copies of a shard"),
         ({"shard": 3}, {}, "shard = 3: must divide the 4 workers; use one of 1, 2, 4"),
         ({"units": [3, 500]}, {}, "must be layers of resnet18, 0 and others below"),
         ({"micro_batch": 3}, {}, "batch_size = 64: must be a multiple of 12, 4 workers x micro_batch 3; use 60 or 72"),

@@ -76,10 +76,10 @@ def test_one_worker_has_all_norms():
 
 @dataclasses.dataclass(frozen=True)
 class Own(LAMB):
-    """By layer, in a way that nobody knows."""
+    """Layer by layer, with unknown communication."""
 
 
 def test_a_rule_of_ones_own_is_not_guessed():
     for strategy in (FSDP(), ShardedUpdate(), Hybrid()):
-        with pytest.raises(ConfigError, match="optimizer = Own goes by layer, of which ranks have parts, and nobody"):
+        with pytest.raises(ConfigError, match="optimizer = Own works layer by layer, but ranks hold only parts"):
             trained(strategy, 4, Own())
