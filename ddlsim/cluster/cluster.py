@@ -133,7 +133,7 @@ class Cluster:
     link_efficiency: Floats
     link_latency: Floats
     link_kind: tuple[str, ...]
-    #: what it costs, NaN where nobody has said: USD/s of a machine, (n_hosts,), and of a device in it, (n_nodes,); W
+    #: prices and power, NaN where unknown: USD/s of a machine, (n_hosts,), and of a device in it, (n_nodes,); W
     #: that a switch draws, (n_nodes,)
     host_price: Floats | None = None
     device_price: Floats | None = None

@@ -383,7 +383,7 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
                   (Faanes et al., SC 2012), joined to those of the same row and to those of the same column
     local_cables  cables in parallel per dimension of the group, counted as one link of their total bandwidth
     global_links  links between each pair of groups, given to the groups' routers in turn
-    n_hosts       fill only the first so many places (the others are service nodes, or empty)
+    n_hosts       fill only the first `n_hosts` places (the others are service nodes, or empty)
 
     Links inside a group are of kind "trunk", those between groups of kind "global".
     """

@@ -46,7 +46,7 @@ def limit_size(n_nodes: int, n_links: int) -> None:
 
 
 def check_size(n_nodes: int, n_links: int, where: str) -> None:
-    """Raise :class:`ConfigError` if a cluster of so many nodes and (directed) links is larger than can be built."""
+    """Raise :class:`ConfigError` if a cluster of `n_nodes` nodes and `n_links` directed links is too large to build."""
     for n, most, what in ((n_nodes, MAX_NODES, "nodes"), (n_links, MAX_LINKS, "links")):
         if n > most:
             raise ConfigError(

@@ -66,7 +66,7 @@ class TableRouter:
     ) -> tuple[Ints, Ints, Floats]:
         """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]; a missing route is a ConfigError.
 
-        These are all equal paths where ``n_flows[i]`` is 0, otherwise those of so many flows from number ``flows[i]``
+        These are all equal paths where ``n_flows[i]`` is 0, otherwise those of ``n_flows[i]`` flows from ``flows[i]``
         on; without, one path each. With `ports`, messages between machines use all interfaces that are equally near to
         a GPU at either end.
         """
@@ -222,7 +222,7 @@ class Detours:
     A switch looks for another way, a machine does not: what has lost its own link waits for it, and nothing passes
     through the machines of others, except where these are all that the network consists of (tori). Other ways are
     chosen by the cluster's routing policy among the shortest that are left; where that is dimension order, or a route
-    that somebody has fixed, among the first of these.
+    is set explicitly, among the first of these.
     """
 
     def __init__(self, cluster: Cluster, down: Sequence[int]) -> None:

@@ -150,7 +150,7 @@ def _n_marked(dags: _Bits, row: int, start: int, end: int) -> int:
 
 @called
 def _hashed(s: int, d: int, node: int, flow: int, equal: int) -> int:
-    """Return which of so many equal links the flow number `flow` from `s` to `d` takes at a node (ECMP)."""
+    """Return which of `equal` equal links the flow number `flow` from `s` to `d` takes at a node (ECMP)."""
     key = _mix(_mix(_mix(np.uint64(s)) + np.uint64(d)) + np.uint64(node))
     if flow > 0:
         key = _mix(key + np.uint64(flow))
@@ -168,7 +168,7 @@ def walk(
     Returns how many are done now, and whether the next one does not exist (otherwise `links` is full or all
     are done). A node with a single attachment enters and leaves through `up` and `down` (-1 for others) at its
     `core` node; `row_of` says which DAG leads to a core node. If ``n_flows[i]`` is 0, each node divides what it gets
-    evenly among its equal next links. Otherwise so many flows, from number ``flows[i]`` on, have an equal part each and
+    evenly among its equal next links. Otherwise that number of flows, from ``flows[i]`` on, have an equal part each and
     take one of these links: SHORTEST the lowest id; ECMP number hash(src, dst, node, flow) modulo their count;
     D_MOD_K divides `port[dst]` by their count, takes the remainder, and goes on with the quotient, so that the up ports
     of a fat tree are the digits of `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention

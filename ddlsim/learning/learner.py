@@ -231,7 +231,7 @@ class Learner:
         """Return the mean of gradients, or of models, all of shape (n,).
 
         Summed in the order given in float64 and rounded once, whatever schedule carries them. Gradients at the
-        same parameters that nobody has looked at become one of a larger batch instead, which is the same up to
+        same parameters that have not been read become one of a larger batch instead, which is the same up to
         the rounding of float32 sums.
         """
         first = gradients[0]

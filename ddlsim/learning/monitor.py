@@ -58,7 +58,7 @@ class Monitor:
     staleness  staleness of every gradient applied so far
     replicas   all workers' parameters, where they differ
     steps      the local steps that each has made
-    charge     makes somebody spend the time of an evaluation
+    charge     charges a worker the time of an evaluation
     saved      the run that this one continues
     optimizer  the optimizer's state, where there is one
     begin      what another group of workers has handed over

@@ -1,4 +1,4 @@
-"""Values that are computed when somebody reads them: the value plane of a run.
+"""Values that are computed when they are read: the value plane of a run.
 
 Strategies handle gradients, parameters and optimizer states as :class:`Value` objects: what they stand for is
 an array (or a tuple, or an optimizer's state), what they are is a note of how it will be computed. Nothing that
@@ -196,7 +196,7 @@ class Plane:
 
         Of models only, `function` gives the statistics as well. What is added to one model leaves its statistics as
         they are, but for the batches of a gradient, which they take in. Gradients bring the batches of all of them.
-        Raises DdlsimError for several models beside others, whose statistics nobody knows how to mix.
+        Raises DdlsimError for several models beside others, because their statistics cannot be mixed.
         """
         models = [value.statistics for value in inputs if value.statistics is not None]
         batches = _batches(inputs)

@@ -28,7 +28,7 @@ class Background:
     this. docs/jobs.md has measured rows.)
 
     source, target  names of nodes, such as "h0" and "h9"
-    rate            at most so many bytes/s, "40 Gbit/s"; None: as many as the links give it
+    rate            limit in bytes/s, or text such as "40 Gbit/s"; None: as much as the links give it
     start, end      when it flows
     on, off         it flows for `on`, and not for `off` seconds, over and over from `start` on; None: all the time
     trace           CSV file with the columns time_s and rate ("2 Gbit/s", or bytes/s): what it sends from then on,

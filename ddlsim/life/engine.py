@@ -394,7 +394,7 @@ class Group:
         return replace(self, timeline=replace(timeline, every=math.inf, cost=NO_CHECKPOINTS, length=math.inf))
 
     def saving(self, now: float, seconds: float) -> Timeline:
-        """Return the steps of a stretch from `now` on, with the checkpoints of so many s."""
+        """Return the steps of a stretch from `now` on, with the checkpoints of `seconds` s."""
         timeline = OnClock.of(self.timeline, now)
         if math.isinf(self.every) or math.isinf(seconds):
             return timeline
@@ -407,7 +407,7 @@ class Group:
         return self.saving(now, min(length, max(known, default=math.inf)) - now)
 
     def train(self, state: Any, now: float, seconds: float, goes_on: bool) -> Stretch:
-        """Train for so many s from a state that others have handed over, or None; others may go on after it."""
+        """Train for `seconds` s from the `state` of another group, or None; `goes_on` if another group may follow."""
         timeline = self.saving(now, seconds)
         return Stretch(timeline, timeline.ended(seconds), lambda steps: steps * self.samples_per_update, seconds)
 
@@ -565,7 +565,7 @@ class TakeTurns(_Course):
         failure, hit = self.outages.strike()
         if hit:
             parted = not self.groups.whole and not self.warned
-            if parted or len(self.outages.out) == self.groups.n_machines:  # nobody holds all of the state any more
+            if parted or len(self.outages.out) == self.groups.n_machines:  # no machine holds all of the state any more
                 lost += self._go_back()
             self.events.append((failure.time, failure.unit, lost))
         return bool(hit)

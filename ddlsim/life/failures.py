@@ -109,7 +109,7 @@ class Failures:
     discount  by what share machines that may be taken away so are cheaper than their price; 0.7: 70 % off
     trace    instead of `mtbf`: CSV file of failures with the columns ``time_s`` and ``unit`` (number of the device,
              host, rack or switch on the run's way, from 0) and, if they differ, ``repair_s``
-    machines_per_rack  so many machines of the cluster, in its order, are a rack; None: those on the same first switch
+    machines_per_rack  consecutive machines of the cluster per rack; None: those on the same first switch are a rack
 
     The clock of a part runs also while the job is down; one that fails is as new after its repair. A failure while
     the job starts makes it start again. Raises ConfigError for values that make no sense.
@@ -187,8 +187,8 @@ class Failures:
 
     @checked
     def events(self, n_units: Count, seed: Seed = 0, life: Index = 0) -> Iterator[Failure]:
-        """Return the failures of so many parts by time, without end but for those of a trace; other numbers `life`
-        have other ones. Raises ConfigError for a trace that names a part that is not there."""
+        """Yield the failures of `n_units` parts by time, endlessly unless they come from a trace; each number `life`
+        is another sample. Raises ConfigError for a trace with an unknown part."""
         return self._traced(n_units) if self.mtbf is None else self._drawn(n_units, seed, life)
 
     def _traced(self, n_units: int) -> Iterator[Failure]:
@@ -244,7 +244,7 @@ class Elastic:
     Survivors go on from the parameters and the optimizer's state that they hold (where each has a state of its own, as
     in local SGD, it begins anew); what is lost is the step under way. The new group shares out the samples anew, from
     where the epoch was. A machine that is back joins at the end of a step, and gets the model from another one. Where
-    all fail at once, nobody holds it any more: the training goes back to its latest checkpoint, or begins again.
+    all fail at once, the state is lost: the training goes back to its latest checkpoint, or begins again.
 
     Workers that hold parts of a model or of the optimizer's state (FSDP, ZeRO, pipelines) lose them with a machine.
     They go back to the latest checkpoint, which the new group reads; before a machine joins, one is made.

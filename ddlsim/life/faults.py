@@ -502,7 +502,7 @@ def up_to_its_end(faults: Iterable[Any], cluster: Cluster, simulated: Callable[[
 
 
 def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float) -> tuple[str, ...]:
-    """Return how often something came at random in a run of so many s."""
+    """Return notes on how often random faults happened in a run of `seconds`."""
     if not at_random(faults):
         return ()
     if not happened:

@@ -93,7 +93,7 @@ class Timeline:
         return np.asarray(self.ends[-self.cycle :] - before)
 
     def end_of(self, steps: Ints) -> Floats:
-        """Return when so many steps have ended, in s, each from 1 on."""
+        """Return when each number of `steps`, from 1 on, has been completed, in s."""
         known, further = len(self.ends), np.maximum(steps - len(self.ends) - 1, 0)
         ends: Floats = np.asarray(self.ends[np.minimum(steps, known) - 1])
         if not self.cycle:

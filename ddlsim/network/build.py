@@ -149,7 +149,7 @@ def with_split(net: Net) -> Net:
 
 
 def with_buffers(net: Net, channels: Ints, nbytes: Floats) -> Net:
-    """Return `net` whose `channels` take no more than so many bytes, each, that wait, and what its bucket holds."""
+    """Return `net` with buffers of `nbytes` of waiting data, and what the bucket holds, on each of `channels`."""
     net.buckets["room"][channels] = np.where(nbytes > 0, nbytes + net.buckets["burst"][channels], np.inf)
     return net
 

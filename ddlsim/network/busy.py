@@ -1,4 +1,4 @@
-"""When channels carried something: what the kernel has logged, written out when somebody reads it."""
+"""When channels carried something: the kernel's log, expanded when it is first read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BusyIntervals:
 
     parts       what has been logged, in order of time
     n_channels  of the network
-    others      intervals that nobody logged, in any order
+    others      intervals that are not in the log, in any order
     kept        (n_channels,) whose intervals are written out; None: those of all
 
     A replayed round is logged once, so a log is far shorter than the columns, which are made when one is first read.

@@ -6,7 +6,7 @@ import numpy as np
 
 from ddlsim.network.state import Ints
 
-#: largest number for which a place of its own is kept; pages that nobody touches cost nothing
+#: largest number for which a place of its own is kept; untouched pages of memory cost nothing
 MOST = 1 << 27
 
 

@@ -121,8 +121,8 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
     )
 
 
-_LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that the log takes: so many of each channel, and so many more
-_LOG_REPEATS = 1 << 10  # replays that it takes
+_LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that fit in the log: per channel, and in addition
+_LOG_REPEATS = 1 << 10  # replays that fit in it
 
 
 class Interconnect(Protocol):
@@ -277,7 +277,7 @@ class Engine:
         return self._shapes[self.instance_program[instance]].n_deliveries
 
     def end(self, instances: Iterable[int]) -> None:
-        """Let executions that nobody has entered have ended; they are used again."""
+        """End executions that no rank has entered, so that they can be reused."""
         counts = self.net.counts
         for instance in instances:
             shape = self._shapes[self.instance_program[instance]]

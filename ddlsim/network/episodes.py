@@ -4,7 +4,7 @@ An *episode* begins when all ranks of some collectives enter at one instant whil
 depends on nothing else, as long as nothing else enters. The first time, the kernel simulates it; when the network is
 idle again, what each rank took and what each channel carried is noted. When the same collectives enter together again,
 ranks end after the same seconds, and the bytes and busy seconds are booked when the last one has. If something enters
-before that, or somebody reads what channels have carried, the kernel simulates the episode after all, from its start to
+before that, or the traffic of channels is read, the kernel simulates the episode after all, from its start to
 the present instant, and goes on from there; an episode into which something enters is not told a second time.
 
 The kernel replays rounds *within* a collective (:mod:`ddlsim.network.replay`, :mod:`ddlsim.network.rounds`). That does
@@ -51,7 +51,7 @@ class Episode:
     """What happens between the entry of collectives into an idle network and its falling idle again.
 
     ends        of each collective: s until each rank has ended, (n_ranks,)
-    nbytes      (n_channels,) that each channel carries; busy: for so many s
+    nbytes      (n_channels,) that each channel carries; busy: for how many s
     sums        of each of the kernel's sums: bytes
     n_messages  that are delivered
     start       s, when it has been simulated
@@ -86,7 +86,7 @@ class _Entry(NamedTuple):
 
 
 class Episodes:
-    """The episodes of a network that nobody else uses; one of them can be noted or told at a time."""
+    """The episodes of a network with a single user; one of them can be recorded or replayed at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -138,7 +138,7 @@ class Episodes:
         return False
 
     def _is_idle(self, n_entering: int) -> bool:
-        """Return whether nothing is under way besides collectives that nobody has entered."""
+        """Return whether nothing is under way besides collectives that no rank has entered."""
         counts = self._engine.net.counts
         timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
         busy = counts[st.N_ACTIVE] + timers + counts[st.N_OUT] + counts[st.LIVE_SINGLE]

@@ -221,7 +221,7 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
                 alike = log_busy(net, channel, since, now, alike)
             if net.counts[SHAPED] == 1:
                 free_reverse(net, channel)
-        elif net.channels[channel].level < np.inf:  # it was full, so somebody on it may now go faster
+        elif net.channels[channel].level < np.inf:  # it was saturated, so a flow on it may now be faster
             mark_dirty(net, channel)
             affected = True
         entry += 1

@@ -33,11 +33,11 @@ from ddlsim.network.view import attach
 
 # Kinds of operations
 WORK = 0  # takes its seconds times the factor
-OWED = 1  # work that somebody has asked for, with the factor of the step before
+OWED = 1  # extra work, such as an evaluation, with the factor of the step before
 DRAW = 2  # takes the next factor
 EXCHANGE = 3  # sends to all servers and waits for their answers
 POST = 4  # sends to all peers
-AWAIT = 5  # waits until what it has posted has arrived, and the letters of this round have come from all peers
+AWAIT = 5  # waits until its posted messages have arrived, and those of this round have come from all peers
 NOTE = 6  # is written down
 ASK = 7  # is written down, and Python is asked before it goes on
 RESIZE = 19  # as well; what the actor computes may change
@@ -50,12 +50,12 @@ GATHER, GATHER_NEW = 12, 13  # adds to what servers have gathered, unless that i
 UPDATE = 14  # makes an update of what has been gathered, if that is complete: `number` in all; counted if 1
 RELEASE = 15  # ends its turn
 MEET = 16  # waits for the update to which it has added or, if `number` is 1, for one after which it is invited
-CLOCK = 17  # waits until it has added no more than `number` times more often than anybody else
+CLOCK = 17  # waits until it is at most `number` additions ahead of the slowest actor
 TAKE = 18  # takes the version that there is; is written down, and Python is asked if `number` is 1
 
 # ... with one message at a time, on the only way, to whom Python has chosen
-CHOOSE = 20  # takes the next choice; if it is nobody, `number` operations are left out
-DISPATCH = 21  # sends to who has been chosen, whose answer comes back if `number` is 1
+CHOOSE = 20  # takes the next choice; if it is -1 (none), `number` operations are left out
+DISPATCH = 21  # sends to the chosen peer, whose answer comes back if `number` is 1
 JOIN = 22  # waits until what was sent last has arrived, or been answered
 
 FETCH = 23  # waits until Python says that its next batch of samples is there
@@ -123,7 +123,7 @@ N_REALS = 5
 MANY = 1 << 62  # no bound
 BLOCK = 64  # factors of an actor that are drawn ahead
 
-#: end: -1 for nobody
+#: end: -1 for none
 CHOICE = record(end="n", target="n", route="n", back_route="n")
 
 # What happens (EVENT.item % N_EVENTS; the rest is the number of an actor, a way, a server or a message)
@@ -153,10 +153,10 @@ ACTOR = record(
     fell="f", crash="n", down="n", machine="n", ticket="n",
 )  # fmt: skip
 #: nbytes, route, source, target: of the message there, and of the answer (back_); arrived, begin: s, of the request;
-#: seconds: until a peer answers; version: of the server when it answered last; read: letters that have come; under_way:
+#: seconds: until a peer answers; version: of the server when it answered last; read: messages received; under_way:
 #: 1 if the sender waits for one; end: the server or peer that it leads to; next: behind it in the server's queue;
 #: stage: of the message whose sender waits, below; lost: messages, services and answers to come of an actor that has
-#: crashed since, which nobody waits for
+#: crashed since, to be ignored
 WAY = record(
     nbytes="f", back_nbytes="f", arrived="f", begin="f", seconds="f", version="i", read="i", actor="n", end="n",
     next="n", under_way="n", route="n", back_route="n", source="n", target="n", stage="n", lost_message="n",
@@ -165,7 +165,7 @@ WAY = record(
 #: stages of a message: its actor waits for none, it goes there, is in the queue, is served, is answered
 NOWHERE, GOING_THERE, QUEUED, IN_SERVICE, ANSWERING_IT = range(5)
 #: seconds: of a service; version: services so far; the queue goes from head to tail, -1 if it is empty; busy: 1 if it
-#: serves somebody
+#: is serving
 SERVER = record(seconds="f", version="i", head="n", tail="n", busy="n")
 #: time: s; begin: s, of work and services; where: waiting ended, between the two; what: above; place: the server or
 #: peer, or operation; staleness: of what a server applies; whole: 1 if that makes an update, or a step does
@@ -528,7 +528,7 @@ def tick(t: Tables, actor, slack, now):  # type: ignore[no-untyped-def]
 
 @inlined
 def gone(t: Tables, actor, now):  # type: ignore[no-untyped-def]
-    """An actor never comes back: nobody waits for its clock or for its answer."""
+    """An actor never comes back: free the actors that wait for its clock or for its answer."""
     if t.counts[MANNER] >= ANSWERING:
         for way in range(t.ways.size):
             if t.ways[way].end == actor and t.ways[way].under_way == 1:

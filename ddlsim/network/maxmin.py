@@ -58,9 +58,9 @@ from ddlsim.network.state import (
     Net,
 )
 
-FEW = 512  # so many channels are filled by looking through all of them instead of with a heap
-FIRST = 8  # and as many of more channels first of all, in the hope that no flows are left then
-PROBE = 64  # every so many solves a sweep is replaced by a search, to see whether it would be cheaper by now
+FEW = 512  # up to this number of channels, a linear scan replaces the heap
+FIRST = 8  # channels that are scanned linearly before a heap is built, in the hope that no flows are left then
+PROBE = 64  # every 64th solve a sweep is replaced by a search, to see whether it would be cheaper by now
 
 
 @inlined

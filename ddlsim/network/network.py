@@ -46,7 +46,7 @@ class Network:
     def __init__(self, interconnect: Interconnect, *, record: bool = False, n_sources: int = 0) -> None:
         self._engine = Engine(interconnect, record=record)
         self.n_sources = n_sources
-        #: (n_pauses, 2) s, in which whoever sends here starts nothing
+        #: (n_pauses, 2) s, in which users of this object start no messages
         self.pauses = NO_PAUSES
         self._join(0)
 
@@ -66,11 +66,11 @@ class Network:
         return self._engine
 
     def shared(self) -> Network:
-        """Return a face of the same network for somebody else, who has messages and collectives of its own; the first
-        one before anything has been started.
+        """Return another view of the same network, for a party with messages and collectives of its own. Call it for
+        the first time before anything has been started.
 
-        Whoever lets time pass gets its own completions. Where there are those of others, no time passes until these
-        have them: :meth:`waiting_parties`, :meth:`collect`.
+        The party that advances time gets its own completions. While completions of others wait, time stands still until
+        they have collected them: :meth:`waiting_parties`, :meth:`collect`.
         """
         self.engine.share()
         other = object.__new__(Network)
@@ -85,7 +85,7 @@ class Network:
         """Let links and nodes change at known times, not before now; in addition to what was said before.
 
         links    (s, s until which it lasts, channel, factor of its capacity meanwhile; 0: it is down); of several at
-                 once on a channel, whoever uses the network, the factors multiply
+                 once on a channel, by any party, the factors multiply
         pauses   (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
         avoided  (s, s until which it lasts, links for which other ways are taken meanwhile, where there are any); these
                  must be known before anything is started
@@ -93,7 +93,7 @@ class Network:
         self.engine.change(links, pauses, avoided)
 
     def will_pause(self, windows: Iterable[tuple[float, float]]) -> None:
-        """Let whoever sends here start nothing in `windows` (s, s), nor in those that were given before."""
+        """Start no messages of this party in `windows` (s, s), in addition to the windows of earlier calls."""
         self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
 
     def narrow(self, channels: Ints, times: Floats) -> None:
@@ -209,8 +209,8 @@ class Network:
         return self._n_sent
 
     def has_run(self, now: float, n_taken: int, freed: Sequence[int], n_sent: int | None = None) -> None:
-        """Note that others have let the kernel run up to `now`, have taken completions and instances that ended, and
-        have sent until so many messages have been sent altogether."""
+        """Note that others have let the kernel run up to `now`, have taken completions and ended instances, and have
+        sent messages, `n_sent` in all."""
         self._engine.now, self._engine.next_instant = max(self._engine.now, now), -np.inf
         if n_sent is not None:
             self._engine.n_waiting += n_sent - self._n_sent
@@ -228,7 +228,7 @@ class Network:
         return len(self._engine.instance_program)
 
     def completed(self, n: int) -> tuple[Ints, Ints]:
-        """Return the ids and ranks of the first `n` completions, which somebody has put there."""
+        """Return the ids and ranks of the first `n` completions in the output buffer."""
         return self._engine.net.out["id"][:n].copy(), self._engine.net.out["rank"][:n].copy()
 
     def make_room(self) -> None:
@@ -261,7 +261,7 @@ class Network:
         self.engine.next_instant = -np.inf
 
     def drop(self) -> None:
-        """Take the completions that wait for this party, which nobody needs any more."""
+        """Discard the completions that wait for this party."""
         self.collect()
         self._take()
 

@@ -121,8 +121,8 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
 def in_turn(net: Net, place, done):  # type: ignore[no-untyped-def]
     """Return when a message that would be done at `done` counts as delivered: not before the last repetition is.
 
-    A repetition that is reduced sooner, being smaller, may overtake the one before. Arrivals are counted, so it must
-    not be taken for that one; and nobody waits for it before that one has come.
+    A smaller repetition is reduced sooner and may overtake the one before. Arrivals are only counted, so it must not be
+    mistaken for the earlier one; no rank waits for it before the earlier one has come.
     """
     done = max(done, net.delivered[place])
     net.delivered[place] = done
@@ -159,7 +159,7 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def show(net: Net, instance, rank):  # type: ignore[no-untyped-def]
-    """Report a completion to whoever waits outside: who lets time pass, or somebody else."""
+    """Report a completion to the party that waits for it: the one that advances time, or another one."""
     party = (-1 - instance) >> PARTY_SHIFT if instance < 0 else net.instances[instance].party
     if party != net.counts[PARTY]:
         i = net.counts[N_FOREIGN]

@@ -140,12 +140,12 @@ def move(net: Net, flow):  # type: ignore[no-untyped-def]
         enter(net, net.ways[route].channel, entry, done, 1.0)
         entry += 1
     net.flow_hops[entry] = LAST
-    net.reals[THRESHOLD] = 0.0  # it may have stood still, so nobody's rate is sure
+    net.reals[THRESHOLD] = 0.0  # it may have stood still, so no rate is certain
 
 
 @inlined
 def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
-    """Take a flow off a channel that has carried so many bytes of it."""
+    """Take a flow off a channel that has carried `nbytes` of it."""
     now = net.reals[NOW]
     book_bytes(net, channel, nbytes, 1.0)
     if unlist(net, channel, entry) > 0:
@@ -162,7 +162,7 @@ def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
 
 @inlined
 def enter(net: Net, channel, entry, nbytes, share):  # type: ignore[no-untyped-def]
-    """Put a share of a flow on a channel, which will carry that share of all but so many bytes of it."""
+    """Put a share of a flow on a channel, which will carry that share of all its bytes but the first `nbytes`."""
     put_on(net, channel, entry, share)
     net.channels[channel].nbytes -= nbytes * share
     mark_dirty(net, channel)

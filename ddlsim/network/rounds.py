@@ -5,7 +5,7 @@ that happens is put down as *spans*: at the instant `cause`, something was plann
 at the instant `effect`. A round is replayed by adding the same lengths to the same instants, as long as the same spans
 come first and together. That is all there is to it where
 
-* the messages have constant sizes, and nobody is busy sending or receiving them;
+* the messages have constant sizes, and sending or receiving them occupies no processor;
 * no flow that is under way changes its rate, and the bits of that do not depend on the order of events.
 """
 

@@ -26,7 +26,7 @@ Records = npt.NDArray[Any]  # structured; compiled code reads fields as attribut
 # Places in Net.counts (int64)
 N_FREE = 0  # free slots on the free stack
 N_ACTIVE = 1  # flows that now use bandwidth; they have the numbers 0 .. N_ACTIVE - 1
-N_NEW = 2  # the last so many of them have been added at this instant and have no rate yet
+N_NEW = 2  # how many of them (the last ones) have been added at this instant and have no rate yet
 N_HEAP = 3  # entries in the heap of planned ends
 HEAP_VALID = 4  # 1: the heap holds every active flow; 0: ends are found by scanning
 FIFO_HEAD = 5  # timers whose times came in order
@@ -196,8 +196,8 @@ READY = record(instance="n", thread="n")
 OUT = record(id="i", rank="i")
 #: a busy interval of a channel, and of another one (-1: of none)
 BUSY = record(start="f", end="f", channel="n", other="n")
-#: rows first:last of the log are one round, which came so many times: from `now` on, senders are busy, then there is
-#: the latency, the transfer (which is logged), receivers are busy and reduce, and again; s each
+#: rows first:last of the log are one round, repeated `times` times from `now` on. Each time senders are busy, then come
+#: the latency and the transfer (which is logged), then receivers are busy and reduce; s each
 REPEAT = record(
     now="f", sending="f", latency="f", transfer="f", receiving="f", reducing="f", times="i", first="i", last="i"
 )

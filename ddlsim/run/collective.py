@@ -31,7 +31,7 @@ def collective_time(
     """Return the seconds until the last rank has finished a collective on the otherwise idle cluster.
 
     algorithm    name, function or "package.module:function" (see :func:`ddlsim.collectives.build`), or a
-                 schedule of one's own
+                 custom schedule
     nbytes       buffer per rank, bytes or text such as "100 MB"
     kind         "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather" or
                  "scatter"

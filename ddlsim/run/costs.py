@@ -8,7 +8,7 @@ without a price of their own cost nothing. Machines with workers that may be tak
 Jobs that use a machine or a switch at the same time share its price and power (:func:`shares`).
 
 Energy is that of the workers' devices (their busy power while they compute, their idle power at all other times) and
-of the switches between the machines that the traffic touches. A device whose idle power nobody has given is taken to
+of the switches between the machines that the traffic touches. A device of unknown idle power is assumed to
 draw its datasheet's power all the time, an upper bound; switches of unknown power are left out
 (:func:`energy_assumptions` says which of these hold). Asynchronous workers draw nothing while their machine is out of
 service. CPUs beside GPUs, memory and cooling are not in it. A device that
@@ -86,7 +86,7 @@ def host_price(
 ) -> float:
     """Return what a `share` of machine number `host` and the devices of the `workers` (nodes) in it cost, in USD/s.
 
-    Raises ConfigError, with the remedy, where nobody has said; `given` is the device instead of the cluster's own.
+    Raises ConfigError, with the remedy, if the price is unknown; `given` is the device instead of the cluster's own.
     """
     prices = [] if cluster.host_price is None else [share * float(cluster.host_price[host])]
     if cluster.device_price is not None:
@@ -113,7 +113,7 @@ def energy(result: Outcome) -> float:
         device = _device(cluster, node, result.experiment.device)
         if device is None:
             raise ConfigError(
-                f"energy: nobody has said which devices the workers of cluster {cluster.name!r} are; name one, such as "
+                f"energy: the devices of cluster {cluster.name!r}'s workers are unknown; set one, such as "
                 "device='v100' in the experiment, or device = 'v100' in [host] of the cluster's file"
             )
         idle = device.power_w if device.idle_power_w is None else device.idle_power_w

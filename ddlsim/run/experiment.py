@@ -222,7 +222,7 @@ class Experiment:
 
     @checked
     def speeds(self, n_workers: Count) -> tuple[float, ...]:
-        """Return the speed factor of each of so many workers. Raises ConfigError for a list of another length."""
+        """Return the speed factor of each of `n_workers`. Raises ConfigError for a list of another length."""
         if self.speed is None:
             return (1.0,) * n_workers
         if isinstance(self.speed, Spread):
@@ -249,7 +249,7 @@ class Experiment:
     def to_toml(self) -> str:
         """Return the text of the file that :func:`ddlsim.load_experiment` reads as this experiment.
 
-        Raises ConfigError for what files cannot say: clusters and models that are objects, parts of one's own.
+        Raises ConfigError for anything that files cannot express: cluster and model objects, user-defined parts.
         """
         from ddlsim.run.files import SCHEMA
 

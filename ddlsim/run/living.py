@@ -79,7 +79,7 @@ def check_free(experiment: Experiment) -> None:
         name = "checkpoints" if experiment.checkpoints is not None else "elastic"
         raise ConfigError(
             f"{name}: workers of {label} do not stop for each other: those that fail are missing until they are back, "
-            f"and nobody goes back to a checkpoint; leave {name} out"
+            f"and no worker goes back to a checkpoint; leave {name} out"
         )
     if failures is not None and failures.warning is not None:
         raise ConfigError(
@@ -174,7 +174,7 @@ def _goals(to: str, cluster: Cluster, machines: list[int]) -> list[int]:
 
 
 def _sent(cluster: Cluster, sources: list[int], targets: list[int], nbytes: float) -> float:
-    """Return when messages of so many bytes have arrived that all begin at 0, in s."""
+    """Return when messages of `nbytes` each, all started at 0, have arrived, in s."""
     loop = Loop(Network(cluster))
     cluster.check_connected(sorted({*sources, *targets}))
 

@@ -24,13 +24,13 @@ class Metric:
 
     name              what it is called in tables and JSON
     unit              of the number, "" of shares and counts
-    of                the number in a result; None where nobody has given what it takes (prices, powers)
-    heading, write    what people call it, and how they write a value, with its unit
+    of                the number in a result; None where prices or powers that it needs are unknown
+    heading, write    its name for people, and how to write a value with its unit
     larger_is_better  whether the largest value is the best
     of_clock          whether it is as stable as the throughput: a time, a rate, or worked out from these
-    kind              which runs have it: all ("run"), those that learn ("learning"), and do so up to a target accuracy
-                      ("target"), those that somebody asked how stable they are ("stability"), those with failures or
-                      checkpoints ("life"), those whose samples come from somewhere ("input")
+    kind              which runs have it: all ("run"), training runs ("learning"), those with a target accuracy
+                      ("target"), those whose stability was requested ("stability"), those with failures or
+                      checkpoints ("life"), those that simulate their input ("input")
     factor, drawn_in  what a value is multiplied with for an axis, and the unit that it has then
     narrow            heading and way to write in tables of text, where space is scarce
     """

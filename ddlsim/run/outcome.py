@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
-    """Return the samples/s of a worker that makes an update from so many `batches` (were its memory large enough)."""
+    """Return the samples/s of a single worker that makes an update from `batches` batches, whatever its memory."""
     passes = workload.forward_time + workload.backward_time - workload.stall
     seconds = batches * passes + workload.optimizer
     return batches * workload.batch_size / (seconds * experiment.jitter.mean)

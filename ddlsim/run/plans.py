@@ -65,8 +65,8 @@ def encode_seconds(
 
 
 def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers: int) -> Floats:
-    """Return the s that the work of each task and what it does `besides` take at least in a run of so many workers,
-    with the factors that they draw, (n,).
+    """Return a lower bound on the seconds of each task, its work and `besides`, in a run of `n_workers`, with the
+    factors that they draw, (n,).
 
     Of slow-downs only those count that are none. A worker draws a factor for every micro-batch; where one begins before
     another has ended, as in pipelines, that of the micro-batch counts for its passes, and for all else the least of the

@@ -111,9 +111,9 @@ Regime = tuple[int, int | None]
 
 @dataclass
 class Regimes:
-    """What all workers compute in each batch size and phase, made when somebody gets there.
+    """What all workers compute in each batch size and phase, built on first use.
 
-    ``stages`` are those that are there already.
+    ``stages`` holds those built so far.
     """
 
     training: Training
@@ -361,7 +361,7 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
         strategy = contract.of(experiment.strategy)
         wanted = strategy.n_workers()
         if wanted is not None and wanted > n_devices and strategy.defines("check_sizes"):
-            wanted = None  # it says what so many devices allow
+            wanted = None  # check_sizes reports what this number of devices allows
     if not n_devices:
         raise ConfigError(f"cluster {cluster.name!r} has no device to place a worker on")
     places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted

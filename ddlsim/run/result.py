@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def plain_result(result: Result) -> dict[str, object]:
-    """Return the numbers of a result and the manifest of its run; "bottleneck" is null if nobody has asked for it."""
+    """Return the numbers of a result and the manifest of its run; "bottleneck" is null if it was not requested."""
     known = result.known_sensitivities
     return {
         "ddlsim": ddlsim.__version__,
@@ -77,7 +77,7 @@ def _history(result: Result) -> list[dict[str, float | None]]:
 
 #: messages and steps of workers up to which a run is so short that printing it simulates it 20 times more
 QUICK_MESSAGES, QUICK_STEPS = 100_000, 500
-#: messages up to which it is simulated 3 times more to see how stable it is, where nobody has asked
+#: messages up to which it is simulated 3 times more to see how stable it is, even if not requested
 STABILITY_MESSAGES = 20_000
 
 
@@ -107,7 +107,7 @@ class Result(Outcome):
 
     @checked
     def known(self, quantity: Annotated[str, one_of("cost_rate", "cost", "energy", "power")]) -> float | None:
-        """Return "cost_rate", "cost", "energy" or "power", or None where nobody has given prices or powers."""
+        """Return "cost_rate", "cost", "energy" or "power", or None if its prices or powers are unknown."""
         try:
             return float(getattr(self, quantity))
         except ConfigError:
@@ -211,7 +211,7 @@ class Result(Outcome):
 
     @property
     def known_sensitivities(self) -> list[Sensitivity] | None:
-        """The :meth:`sensitivities` if somebody has asked for them, None otherwise; simulates nothing."""
+        """The :meth:`sensitivities` if they have been computed, None otherwise; simulates nothing."""
         return self.__dict__.get("_sensitivities")
 
     @property

@@ -122,7 +122,7 @@ def load(path: str | Path) -> Saved:
 
 @dataclass
 class Interrupt:
-    """Whether somebody wants the run to stop before its clock goes on."""
+    """Whether the run shall stop before its clock goes on."""
 
     wanted: bool = False
 
@@ -145,7 +145,7 @@ class Interrupt:
     def on_ctrl_c(self) -> Iterator[None]:
         """Let the first Ctrl-C stop the run like this; the second is a KeyboardInterrupt wherever it comes.
 
-        Only in the main thread, the one that gets signals, and where nobody else handles them.
+        Only in the main thread, the one that gets signals, and if no other handler is installed.
         """
         if (
             threading.current_thread() is not threading.main_thread()

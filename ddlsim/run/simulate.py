@@ -64,7 +64,7 @@ from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.model import Model
 
-#: lets a run go on to its end, or where somebody says so
+#: lets a run go on to its end, or until the pause asks it to stop
 GoOn = Callable[[Pause | None], None]
 
 
@@ -248,7 +248,7 @@ class UnderWay:
             raise BeyondError(f"faults are drawn up to {self.latest} s only")
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
-        """Let `go_on` run it to the end; a training run is saved at `checkpoint` `every` so many s. Ctrl-C stops it."""
+        """Let `go_on` run it to the end; save a training run at `checkpoint` every `every` s. Ctrl-C stops it."""
         pauses = _pauses(self.monitor, self.interrupt, self.loaded, checkpoint, every)
         try:
             if self.monitor is None or pauses is None:
@@ -305,7 +305,7 @@ class UnderWay:
             memory=prepared.fullest,
             drawn_faults=tuple(each for each in self._random if each.start < loop.now - loop.start),
         )
-        if not self.halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
+        if not self.halfway:  # a run interrupted in the middle of an event has booked only a part of it
             check_result(result, loop, self.stop.n_samples)
         if more := superlinear_notes(result):
             result = dataclasses.replace(result, notes=(*result.notes, *more))

@@ -1,8 +1,8 @@
 """What an experiment is, as text: two experiments with the same text give the same result.
 
 Names are not enough: a cluster, a model, a data set or a function may be another one under the same name. Their
-contents go into the text as digests. The source of classes that users write is not looked at: whoever changes the
-methods of a strategy of their own should start a new store.
+contents go into the text as digests. The source code of user-defined classes does not: start a new store after changing
+the methods of your own strategy.
 """
 
 from __future__ import annotations

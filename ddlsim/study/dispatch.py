@@ -196,7 +196,7 @@ class _Dispatcher:
             rest = [task for task in self.elsewhere if task.key not in known]
             self.elsewhere = []
             self.looked = now
-            # claimed still or again free: whoever claims next will see
+            # claimed still or free again: the next claim will tell
             self.pending.extend(rest) if not self.pending else self.elsewhere.extend(rest)
 
 

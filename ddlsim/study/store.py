@@ -5,10 +5,10 @@ every point stored before; SQLite's write-ahead log takes care of that (https://
 lie on a local disk). Processes that share a file claim the points that they are about to simulate. A claim ends with
 the process that made it: at once if that was on this machine, else after :data:`LEASE` s.
 
-Opening a store to read it, also where nothing can be written: a DVD, a snapshot, somebody else's folder.
+Opening a store to read it, also where nothing can be written: a DVD, a snapshot, another user's folder.
 
 A file with a write-ahead log is read through an index in shared memory, a file beside it, which SQLite has to make.
-Where it cannot: a store whose log is empty is all in its one file, which nobody can change meanwhile
+Where it cannot: a store whose log is empty is all in its one file, which cannot change meanwhile
 (https://www.sqlite.org/uri.html#uriimmutable); one that a killed sweep has left with a log is read in a copy.
 """
 

@@ -397,7 +397,7 @@ class Study:
     def to_toml(self) -> str:
         """Return the text of the file that :func:`ddlsim.study.load_study` reads as this study.
 
-        Raises ConfigError for what files cannot say: clusters and models that are objects, parts of one's own.
+        Raises ConfigError for anything that files cannot express: cluster and model objects, user-defined parts.
         """
         varied = (f"{toml_key(key)} = {toml_value(_unstructured(key, values))}" for key, values in self.vary.items())
         options = {name: value for name, value in self._options.items() if name != "search"}
