@@ -306,7 +306,7 @@ FAMILIES = (
                  "has come first, and then take turns; fair sharing keeps them together"),),
     ),
     Family(
-        "background", "Mini-cluster of network namespaces: a job beside somebody else's flow", 0.15, "minicluster_jobs",
+        "background", "Mini-cluster of network namespaces: a job beside a background flow", 0.15, "minicluster_jobs",
         "As the pipelines; of these rows nothing.", minicluster_jobs.background_rows,
         causes=(("background", "greedy", "the flow fills the queue of 256 KiB and loses packets, and so does the ring, "
                  "which waits for time-outs"),

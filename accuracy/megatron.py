@@ -122,7 +122,7 @@ def h100_rows(most: int = MOST) -> list[Row]:
 def left_out() -> list[Omitted]:
     """Return the rows on H100 that are not predicted."""
     return [
-        Omitted(row["model"], f"{row['gpus']} GPUs", "two steps of so many GPUs take minutes to simulate")
+        Omitted(row["model"], f"{row['gpus']} GPUs", "two steps take minutes to simulate")
         for row in read("h100")
         if row["gpus"] > MOST
     ]

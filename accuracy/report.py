@@ -31,7 +31,7 @@ Each section says which rows calibrate it. All others are predictions, and only 
 model (`accuracy/machines.py`), the same for all cases.
 
 No constant was tuned to a row that counts. But the mechanisms were modelled by people who knew these rows; choices that
-rows suggested are listed [below](#choices-made-after-seeing-rows). Cases that nobody here has seen are better judges.
+rows suggested are listed [below](#choices-made-after-seeing-rows). Cases that the authors have not seen are better judges.
 Every figure of the data files is predicted, or listed at the [end](#what-is-not-predicted) with the reason.
 
 | measurements | target | mean | median | worst | predictions | |
@@ -53,7 +53,7 @@ INTERVALS = """
 Intervals claim 95 %. Where no measurement of the same operation says how far off a prediction is, they rest on how far
 predictions of the same kind were off ([learned deviations](calibration.md#learned-deviations),
 `deviations/learned.toml`, which `python -m accuracy.deviations` and `make accuracy` write). No series is judged by
-itself above: its intervals rest on all other series, as for a system or an algorithm that nobody here has seen. Over
+itself above: its intervals rest on all other series, as for an unseen system or algorithm. Over
 all series, rows that do not count included: {series}.
 
 If half of the rows, drawn at random, judge the other half, as for further settings of the systems and algorithms
@@ -64,10 +64,10 @@ Curves through measured sizes (NCCL sweeps) are judged by sizes that were left o
 CHOICES = """
 ## Choices made after seeing rows
 
-Each has a physical or documented reason, but somebody had seen the rows that it improves:
+Each has a physical or documented reason, but its authors had seen the rows that it improves:
 
 - Weak scaling: TensorFlow's replicated variables are reduced after the backward pass (six rows here suggested it; of a
-  model that nobody here had seen the row became worse). MXNet's servers work at 10 GB/s, one thread's memory traffic
+  model unknown to the authors the row became worse). MXNet's servers work at 10 GB/s, one thread's memory traffic
   (since 1.5 at 60 GB/s where its code uses all cores: the version is that of ByteScheduler's Dockerfile), and its
   devices copy at a rate that the one-machine row gives. That devices of a machine share their input and are not equally
   fast was looked for because rows of one machine were too fast; both figures are those of code and of others.

@@ -54,7 +54,7 @@ Listener = Callable[[str, Part], None]
 
 
 def is_quiet() -> bool:
-    """Whether nobody is to be told: ``DDLSIM_QUIET`` is set to something, and not to 0."""
+    """Whether messages are suppressed: ``DDLSIM_QUIET`` is set, and not to 0."""
     return os.environ.get("DDLSIM_QUIET", "0") not in ("", "0")
 
 
@@ -69,7 +69,7 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
     def __init__(self) -> None:
         self.depth = 0
         self.listeners: list[Listener] = []
-        self.muted = False  # somebody else tells people
+        self.muted = False  # another part of the program reports instead
         self.remark = ""  # why what is compiled is not kept
         self._told: set[Part] = set()
         self._spent: dict[Part, tuple[float, float]] = {}  # s so far, in which the process computed so many
@@ -138,7 +138,7 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):  # nobody reads it; there is no stderr
+    with suppress(OSError, ValueError, AttributeError):  # stderr is closed, or there is none
         sys.stderr.write(text)
         sys.stderr.flush()
 

@@ -1,6 +1,6 @@
 """Files that are written whole or not at all: beside their place first, then moved into it.
 
-Whoever looks sees the old file or the new one. On a full disk, after Ctrl-C or a crash the old file is still there (or
+Readers see the old file or the new one. On a full disk, after Ctrl-C or a crash the old file is still there (or
 none, as before), and nothing lies beside it. Everything that ddlsim writes goes this way; rows that are appended to a
 table of measurements are the one exception (:mod:`ddlsim.measure.reading`).
 """
@@ -50,7 +50,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 
     A symbolic link stays, and what it leads to is replaced; the permissions and, where possible, the owner of the old
     file stay. What is no file on a disk (``/dev/stdout``, a named pipe) is written to when the block has ended. Raises
-    :class:`ConfigError` in one line with the path, the reason and what to do; BrokenPipeError if nobody reads a pipe.
+    :class:`ConfigError` in one line with the path, the reason and what to do; BrokenPipeError if nothing reads a pipe.
     """
     path = Path(path)
     try:

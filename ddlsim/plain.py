@@ -1,6 +1,6 @@
 """Files of plain values, TOML and JSON: what comes out can be checked and printed without harm, or it is one error.
 
-Some things in such files are valid, and harm whoever reads on: values nested so deeply that Python's recursion ends,
+Some content of such files is valid, but harms the reader: values nested so deeply that Python's recursion ends,
 whole numbers so large that they are no floats (or cannot even be printed), numbers whose inverse is infinite, and
 dates, which no field here takes.
 """

@@ -1,4 +1,4 @@
-"""What every part must do, as checks to call on a part of one's own; ddlsim's tests call them on the bundled ones.
+"""Checks that every part must pass, to call on your own parts; ddlsim's tests call them on the bundled ones.
 
 Each raises :class:`~ddlsim.errors.ConfigError` in one line with the rule that does not hold.
 Collectives have :func:`ddlsim.collectives.check`; buckets of an overlap are checked whenever they are made.

@@ -1,7 +1,7 @@
-"""When two numbers are the same for all that is known: whoever puts results in order asks here first.
+"""When two results count as equal; every ranking uses this rule.
 
-Two results that differ by less than they are stable to (:meth:`ddlsim.Result.stability`) *tie*; where nobody has looked
-how stable they are, by less than :data:`FLOOR`, which is rounding.
+Two results *tie* if they differ by less than their stability (:meth:`ddlsim.Result.stability`) or, if that was not
+examined, by less than :data:`FLOOR`, which covers rounding.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from decimal import Decimal, InvalidOperation
 
 from ddlsim.errors import UnitError, shown
 
-#: no number besides 0 that somebody means is smaller or larger in size: products and quotients of two stay finite
+#: bounds on the magnitude of numbers other than 0, far beyond any real one: products and quotients of two stay finite
 SMALLEST, LARGEST = 1e-100, 1e100
 
 _NUMBER = re.compile(r"^[-+]?[\d.,_]*([eE][-+]?\d+)?\s*")

@@ -85,7 +85,7 @@ def _options(
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    with suppress(OSError):  # nobody reads it, or it is full, too
+    with suppress(OSError):  # stderr may be closed or on a full disk, too
         print(shown(message), file=sys.stderr, flush=True)
     sys.exit(code)
 
@@ -112,7 +112,7 @@ def _forget_stdout() -> None:
 def main() -> None:
     """Run the command line: errors are one line on stderr and exit code 2, an interrupt is 130.
 
-    Where nobody reads on (``ddlsim models | head -1``), it ends without a word.
+    If the output is a closed pipe (``ddlsim models | head -1``), it ends silently.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that has no place in its encoding is no reason to fail

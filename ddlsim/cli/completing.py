@@ -1,7 +1,7 @@
-"""What a shell offers when somebody presses the tabulator: names of what is bundled, and words that options take.
+"""Completions that a shell offers for the tabulator key: bundled names, and values of options.
 
-A shell starts ddlsim anew for each press, so nothing heavy is imported here: files are looked into, not loaded.
-What is typed and known to nobody is left to the shell, which offers files.
+A shell starts ddlsim for every completion, so this module imports nothing heavy and reads files without loading them.
+Words without a completion are left to the shell, which offers files.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def import_file(
     from ddlsim.plan import Plan
 
     if device is not None:
-        ddlsim.load_device(device)  # a name that nobody knows would come out with the first run only
+        ddlsim.load_device(device)  # otherwise the first run would be the one to report an unknown name
     chosen = kind or kind_of(file)
     said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
     said |= {"device": device, "n_hosts": hosts if chosen in MACHINES else None}

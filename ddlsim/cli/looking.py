@@ -152,7 +152,7 @@ def show_plan(
     plot: Annotated[Path | None, opt("Draw what depends on what; with --on, what ran when (png, pdf, svg).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a step of somebody's training as a table, and how long it takes on a cluster.
+    """Show a step of a training as a table of tasks, and how long it takes on a cluster.
 
     Example: ddlsim show plan step.0.et --on dgx1-v100 --plot step.png
     """

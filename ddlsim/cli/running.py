@@ -128,7 +128,7 @@ def run(
 def _run_jobs(
     what: str, allow_code: bool, as_json: bool, bottleneck: bool, timeline: Path | None, others: dict[str, object]
 ) -> None:
-    """Simulate a file of jobs, and each of them alone unless nobody asks what slows them down."""
+    """Simulate a file of jobs, and each job separately if the slow-downs are wanted."""
     for option in others:
         name = option.replace("_", "-")
         raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; say it in their experiments")

@@ -185,7 +185,7 @@ def _generation(devices: set[str]) -> str:
 
 
 def _cpu(cluster: Cluster, hosts: npt.NDArray[np.int64]) -> str:
-    """Return whose the machines' CPUs are; "intel" where nobody says."""
+    """Return the vendor of the machines' CPUs; "intel" if it is not given."""
     at = np.flatnonzero(np.isin(cluster.host_of, hosts) & np.array([kind == "host" for kind in cluster.node_kind]))
     return "amd" if any((cluster.device_of[node] or "").startswith("epyc") for node in at.tolist()) else "intel"
 

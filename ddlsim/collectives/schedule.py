@@ -51,7 +51,7 @@ class Round:
     start     (m,)  first chunk, 0 <= start < n_chunks
     count     (m,)  number of consecutive chunks (mod n_chunks)
     reduce          True: the receiver combines; False: the receiver overwrites
-    shift           `start` moves by so many chunks (mod n_chunks) after each repetition
+    shift           chunks by which `start` moves (mod n_chunks) after each repetition
     slots     (k,)  if given, every message carries the chunks (start + slots) mod n_chunks, and count == k
     header          bytes that a protocol adds to each message, however large the buffer is. With a header, `count`
                     may be 0: the message only tells the receiver that its sender has come so far.
@@ -117,7 +117,7 @@ class Schedule:
         return page(title(self), lines([sent(self)]), grid(cells(self), LEFT), lines(more(self)))
 
     def blocks(self, n_members: int) -> Ints:
-        """Return the block of each chunk of one copy, for a group of so many members, shape (n_chunks / copies,)."""
+        """Return the block of each chunk of one copy, for a group of `n_members`, shape (n_chunks / copies,)."""
         n_chunks = self.n_chunks // self.copies
         return np.arange(n_chunks) * n_members // n_chunks if self.block_of is None else self.block_of
 

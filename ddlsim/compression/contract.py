@@ -108,7 +108,7 @@ class Compressor(Protocol[S, P]):
         """
 
 
-#: a compressor whose states and payloads are nobody's business but its own
+#: a compressor with any types of state and payload
 AnyCompressor: TypeAlias = Compressor[Any, Any]
 
 

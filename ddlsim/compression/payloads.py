@@ -74,7 +74,7 @@ def pack(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
         raise ConfigError(f"pack: width = {width}: must be 1 to 32 bits")
     if codes.size and int(codes.max()) >> width:
         raise ConfigError(f"pack: code {int(codes.max())} needs more than width = {width} bits")
-    n_bytes = (width + 7) // 8  # only so many bytes of each code are looked at
+    n_bytes = (width + 7) // 8  # bytes of each code that can be other than 0
     wide = codes.astype(">u4").view(np.uint8).reshape(codes.size, 4)[:, 4 - n_bytes :]
     bits = np.unpackbits(wide.ravel()).reshape(codes.size, 8 * n_bytes)  # flat is faster than axis=1
     return np.packbits(bits[:, 8 * n_bytes - width :])

@@ -20,8 +20,8 @@ from ddlsim.streams import stream
 class BatchStream:
     """Sample indices by position: pass e over the shard is shuffled by draw e of the stream (seed, rank, "batches").
 
-    A position always means the same sample, whoever asks for what before. Batches run over the end of a pass,
-    so all have the same size. Workers that should together see what one worker would see use the same shard,
+    A position always means the same sample, whatever was read before. Batches run over the end of a pass,
+    so all have the same size. Workers that should together see the samples of a single worker use the same shard,
     seed and rank and take turns: worker r of n takes ``indices((step * n + r) * size, size)``.
     """
 

@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class CancelledError(BaseException):
-    """Nobody wants the work any more. No mistake of a run, which a study would note and go on."""
+    """The user has cancelled the work. Not an Exception, which a study would record as a failed run and go on."""
 
 
 class Progress:
@@ -38,12 +38,12 @@ class Progress:
         self._spoke = False
 
     def check(self) -> None:
-        """Raise CancelledError if nobody wants the work any more; call it now and then."""
+        """Raise CancelledError if the work has been cancelled; call it now and then."""
         if self.cancelled:
             raise CancelledError
 
     def update(self, share: float, text: str) -> None:
-        """Say how much is done (0 to 1; below 0: nobody knows) and what goes on; ten times a second it is shown."""
+        """Report the share done (0 to 1; below 0: unknown) and the current activity, shown ten times a second."""
         if time.monotonic() >= self._next:
             self._next, self._spoke = time.monotonic() + INTERVAL, True
             self.tell(lambda: self._show(share, text))
@@ -146,7 +146,7 @@ class Jobs:
     def bar(self, name: str, cancelled: Callable[[], None] | None = None) -> pn.Row:
         """Return a bar with a button that cancels, there while work of this name goes on for more than a moment.
 
-        `cancelled` is called after somebody has pressed the button.
+        `cancelled` is called after the button has been pressed.
         """
 
         def cancel(_: object) -> None:
@@ -196,7 +196,7 @@ class _Bar:
         self.row = pn.Row(column, button, visible=False, sizing_mode="stretch_width")
 
     def show(self, share: float, text: str) -> None:
-        """Show how much is done (0 to 1, below 0: nobody knows) and what goes on."""
+        """Show the share done (0 to 1, below 0: unknown) and the current activity."""
         self._bar.value = -1 if share < 0.0 else round(100.0 * min(share, 1.0))
         self._text.value = text or "computing ..."
         self.row.visible = True

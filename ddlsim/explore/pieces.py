@@ -29,7 +29,7 @@ from ddlsim.run.experiment import Experiment
 models: Any = bokeh_models
 plotting: Any = bokeh_plotting
 
-#: of a line, in turns: whoever sees no colours tells them apart by these
+#: dashes of successive lines, which tell them apart without colours
 DASHES = ("solid", "dashed", "dotdash", "dotted")
 MARKS = ("circle", "square", "triangle", "diamond", "star")
 

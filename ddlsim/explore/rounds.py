@@ -60,7 +60,7 @@ class Played:
     """A schedule, played.
 
     states         before the first round and after each
-    times          (n_rounds + 1,) s after which all ranks have ended so many rounds, if none came after these
+    times          (n_rounds + 1,) s after which all ranks have ended the first n rounds, if no more followed
     closed_form    None where there is none
     bus_bandwidth  bytes/s as nccl-tests reports it: comparable with that of links; nan where nothing is sent
     """

@@ -125,8 +125,8 @@ class Setup(param.Parameterized):
     def when_shown(self, name: str, refresh: Callable[[], None], *, simulates: bool = True) -> None:
         """Call `refresh` now or once the screen `name` is shown, and again when what it shows has changed.
 
-        A screen that is not shown is not refreshed; it is when it is shown again, if anything has changed meanwhile.
-        One that `simulates` is not refreshed before somebody has pressed Start.
+        A hidden screen is refreshed when it is shown again, if anything has changed meanwhile. One that `simulates` is
+        not refreshed before Start has been pressed.
         """
         seen: list[dict[str, object]] = []
 

@@ -141,9 +141,9 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
 
 
 def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> Iterator[_Entry]:
-    """Yield what a line says: of several ranks, it may hold several entries, and other output behind them.
+    """Yield the entries of a line: with several ranks, it may hold several entries, and other output behind them.
 
-    A broken entry is an error where its key counts, for whoever counts those; other keys are added to `broken`.
+    A broken entry with a key that the caller needs is an error; other keys are added to `broken`.
     """
     place = f"{source.path}:{number}: "
     matches = list(_MLLOG.finditer(line))

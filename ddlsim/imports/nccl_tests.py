@@ -81,7 +81,7 @@ def operations_in_name(path: Path, operations: list[str]) -> list[str]:
 
 
 def fits(table: Table, operation: str, n_ranks: int) -> bool:
-    """Return whether all rows can be of this operation among so many ranks."""
+    """Return whether all rows can be of this operation among `n_ranks` ranks."""
     for row in table.rows:
         redop, root = row.about.get("redop"), row.about.get("root", "-1")
         rooted, reduces = root != "-1", redop not in (None, "", "none")

@@ -39,8 +39,7 @@ def read_nccl_topology(
     device             key of the device catalogue for the GPUs, if compute times are to be predicted
     nvlink_bandwidth   of all NVLinks of a GPU, which meet in an NVSwitch; for files that name no <gpu>
     nic_bandwidth      of every NIC whose speed the file leaves out (or gives as 0 or less, like some NICs' drivers)
-    n_gpus             for files whose PCI devices have no class: so many of them, in the file's order, are GPUs, the
-                       others NICs
+    n_gpus             for files whose PCI devices have no class: the first `n_gpus` of them are GPUs, the others NICs
     ignore_unknown     leave out elements that NCCL does not know, with a warning that counts them
     virtual_nics       use interfaces of containers and bridges (veth..., br-..., docker0, lo, ...) like any other
 
@@ -72,7 +71,7 @@ def read_nccl_topology(
     machines = [reader.machine(cpus) for cpus in hosts.values()]
     if not any(machine.gpus for machine in machines):
         classless = len(_classless(root))
-        hint = f" ({classless} <pci> have no class; give n_gpus if the first so many are GPUs)" if classless else ""
+        hint = f" ({classless} <pci> have no class; set n_gpus if GPUs are the first)" if classless else ""
         raise root.error(f"has no <gpu> and no <pci> of class 0x03{hint}; dump the topology from a run that uses GPUs")
     if n_hosts != 1 and len(machines) > 1:
         raise root.error(f"describes {len(machines)} machines already; leave n_hosts out")

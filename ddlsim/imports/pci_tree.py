@@ -107,7 +107,7 @@ class PciTree:
         return machine
 
     def add_nvswitch(self, machine: Machine, bandwidth: float) -> None:
-        """Join all GPUs by a switch, each with so many bytes/s."""
+        """Join all GPUs by a switch, each at `bandwidth` bytes/s."""
         machine.switches.append("nvswitch")
         machine.links += [(gpu, "nvswitch", "nvlink", bandwidth, self.nvlink_latency) for gpu in machine.gpus]
 

@@ -196,7 +196,7 @@ class Jobs:
         return text
 
     def rows(self) -> list[list[str]]:
-        """Return the table as texts, headings first; with each job alone if somebody has asked for that."""
+        """Return the table as texts, headings first; with baselines of the jobs if these have been simulated."""
         waits = any(ran.start > ran.came for ran in self.runs)
         alone = ["alone", "slow-down"] * self._knows_alone
         rows = [["job", "workers", "start", *["waited"] * waits, "end", "step", *alone, "samples/s"]]

@@ -81,7 +81,7 @@ def simulate_jobs(
     cluster   where; None: on that of the first job. Experiments made for another one run here all the same
     queue     jobs whose devices are not free wait for them, first come, first served; otherwise that is an error
     faults    links of the cluster that are slow or down, on its clock, also at random, by the seed of the first job,
-              and times in which nobody starts anything (Pause); faults of workers stand in their experiments
+              and times in which nothing starts (Pause); faults of workers belong in their experiments
     timeline  keep what :meth:`Jobs.plot_timeline` draws
 
     Jobs get devices when they start, those with named places the same as they would alone. Jobs that share no link are,

@@ -1,4 +1,4 @@
-"""A mini-cluster of one's own: a cluster file becomes network namespaces, and collectives run in them over TCP.
+"""A mini-cluster on one machine: a cluster file becomes network namespaces, and collectives run in them over TCP.
 
 ``ddlsim lab my-cluster.toml`` is the command; docs/lab.md tells what is built and what is measured. Names are
 loaded when first used.

@@ -26,7 +26,7 @@ _PAYLOAD = 1448
 #: frames, and s at the link's rate, that an idle link has saved up if the file does not say: about the least that
 #: keeps a link busy although the kernel's timers are late now and then
 _BURST_FRAMES, _BURST_SECONDS = 3, 300e-6
-#: congestion control of links that name no transport: Linux clusters use it unless somebody chose otherwise (RFC 9438)
+#: congestion control of links that name no transport: the default of Linux (RFC 9438)
 CUBIC = "cubic"
 
 

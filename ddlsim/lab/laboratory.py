@@ -311,7 +311,7 @@ def _parsed(word: str) -> Operation:
 def schedule_of(operation: Operation, n_ranks: int, nbytes: int) -> Schedule:
     """Return the schedule that does `operation` on `n_ranks` machines, proved if it is a user's own.
 
-    Raises :class:`ConfigError` for an unknown algorithm, or one that is not for so many ranks.
+    Raises :class:`ConfigError` for an unknown algorithm, or one that does not support `n_ranks` ranks.
     """
     if operation.experiment == "point_to_point":
         pair = binomial(2) if operation.operation == "one_way" else exchange(2)
@@ -417,7 +417,7 @@ class Ranks:
         self.tell(self.hear(PATIENCE))
 
     def repeat(self, order: Prepare, n_repetitions: int, limit: float) -> list[Repetition]:
-        """Return so many repetitions, after a first one that does not count.
+        """Return `n_repetitions` repetitions, after a first one that does not count.
 
         A repetition that began late on some rank, as another program had its core, is taken again: up to twice as
         many as wanted. Then those that began the least late count. `limit` is the s after which one has failed.

@@ -4,7 +4,7 @@
 >>> build_network("lenet5", seed=0).n_params
 61706
 
-A layer of one's own is a frozen dataclass with ``cost`` (see :class:`Cost`), ``init``, ``forward`` and ``backward``.
+A custom layer is a frozen dataclass with ``cost`` (see :class:`Cost`), ``init``, ``forward`` and ``backward``.
 """
 
 from ddlsim.workload.layer_rules import Cost as Cost, streaming as streaming

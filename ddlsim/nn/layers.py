@@ -394,7 +394,7 @@ class Dense:
 
 @dataclass
 class Elementwise:
-    """ReLU, tanh, sigmoid or GELU. ``in_place`` overwrites the input, which nobody else may need."""
+    """ReLU, tanh, sigmoid or GELU. ``in_place`` overwrites the input, which no other layer may need."""
 
     kind: Literal["relu", "gelu", "tanh", "sigmoid"]
     in_place: bool

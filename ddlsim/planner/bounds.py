@@ -63,8 +63,8 @@ class Bound:
 
 
 class _Prepared(NamedTuple):
-    """What candidates share that differ in their compression only: the program of their steps, if there is one, the
-    micro-batches of the measured ones, and the program with so many steps of all ranks written out."""
+    """What candidates share that differ only in compression: their step program, if there is one, the micro-batches of
+    the measured steps, and the program with all ranks written out, by number of steps."""
 
     prepared: Prepared
     program: StepProgram | None
@@ -168,7 +168,7 @@ def _varies(candidate: Candidate) -> bool:
 
 
 def _limits(samples: float, chains: float, crossing: float) -> dict[str, float]:
-    """Return the samples/s that some steps allow that take so many s at least."""
+    """Return the upper bounds on samples/s from the lower bounds, in s, on the time of the measured steps."""
     return {
         "what computing cannot hide": samples / chains if chains > 0.0 else np.inf,
         "bytes that must travel": samples / crossing if crossing > 0.0 else np.inf,

@@ -122,7 +122,7 @@ def worker_counts(cluster: Cluster) -> list[int]:
 
 
 def _usual_strategies(cluster: Cluster, n_workers: int) -> list[tuple[Strategy, bool]]:
-    """Return what is tried where nobody has said, and whether that is a server on each machine."""
+    """Return the strategies that are tried by default, each with whether it has a server on each machine."""
     if n_workers == 1:
         return [(AllReduce("ring"), False)]
     nodes = cluster.workers[:n_workers]

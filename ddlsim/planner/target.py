@@ -24,7 +24,7 @@ class Figures:
     cost_rate    USD/s, or devices where machines have no price
     total_time   s of the whole training, where it is known how much that is (inf: it does not get there)
     power        W, where it is known
-    spread       share by which the throughput moves with its inputs, where that was looked at; 0: nobody has looked
+    spread       share by which the throughput moves with its inputs; 0: not examined
     """
 
     throughput: float

@@ -53,7 +53,7 @@ class RoundByRound(FuncAnimation):
         return self.to_html()
 
     def __del__(self) -> None:
-        """Let one go that nobody has looked at, without matplotlib's warning."""
+        """Discard an animation that was never shown, without matplotlib's warning."""
 
     def to_html(self) -> str:
         """Return the frames as HTML with buttons to go through them."""

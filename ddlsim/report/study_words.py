@@ -462,7 +462,7 @@ def task_of(settings: Mapping[str, object] | pd.Series[float], fields: Sequence[
 
 
 def main_metric(table: Table) -> str:
-    """Return the metric by which configurations are ranked where nobody has said."""
+    """Return the metric by which configurations are ranked by default."""
     for metric in ("time_to_accuracy", "accuracy"):
         try:
             table.known(metric)

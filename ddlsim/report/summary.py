@@ -105,7 +105,7 @@ def _step_time(result: Result) -> str:
 
 
 def _stability(result: Result, simulate: bool) -> list[tuple[str, str]]:
-    """Return how stable the throughput is, where it is not or somebody asked."""
+    """Return how stable the throughput is, if it is unstable or the user asked for it."""
     found = result.known_stability if simulate else vars(result).get("known_stability")
     return [("stability", str(found))] if found is not None and (result.wants_stability or not found.is_stable) else []
 

@@ -321,7 +321,7 @@ class Calibration:
         slopes = np.zeros(len(self.parameters))
         shares: dict[str, float] = {}  # by class of links, of which each has the scatter of its own fit
         short = software = 0.0
-        now = current_parameters(self.cluster)  # somebody may have changed them since
+        now = current_parameters(self.cluster)  # they may have been changed since
         for i, p in enumerate(self.parameters):
             if self.covariance[i, i] > 0.0:
                 step = -1e-3 if PARAMETERS[p.name] == "bandwidth" else 1e-3  # a faster link may not be the slowest one
@@ -331,7 +331,7 @@ class Calibration:
                     shares[p.link_class] = shares.get(p.link_class, 0.0) + abs(slopes[i])
                 if p.name.endswith(".latency"):  # each message in a row has its own
                     short += max(slopes[i], 0.0) * (p.wider * p.scatter[2]) ** 2 / (value * now[p.name])
-                    own = min(p.value / now[p.name], 1.0)  # more than that somebody has added
+                    own = min(p.value / now[p.name], 1.0)  # anything above was added by hand
                     software += slopes[i] * own
                     slopes[i] *= p.informed + (1.0 - p.informed) * own  # a prior is about the file's value
                 slopes[i] *= p.wider * told(np.array([p.informed]), p.scatter[1])[0]
@@ -364,7 +364,7 @@ class Calibration:
         further = math.sqrt(outside.variance) * random.standard_normal() if outside.variance else 0.0
         software = outside.per_message * random.standard_normal() if outside.per_message else 0.0
         found = {}
-        now = current_parameters(self.cluster)  # the calibrated values, unless somebody has changed them since
+        now = current_parameters(self.cluster)  # the calibrated values, unless they have been changed since
         for p, move in zip(self.parameters, moved.tolist(), strict=True):
             error = errors.get(p.link_class or "between", 0.0) + further
             slower = {"bandwidth": -error, "time": error}.get(PARAMETERS[p.name], 0.0)

@@ -35,7 +35,7 @@ FRAMES = {
 }
 #: an acknowledgement, a header without payload, for every second frame (RFC 1122, section 4.2.3.2)
 ACKNOWLEDGED = 2.0
-#: so many sizes at least before anything but latency and rate is looked for
+#: number of sizes from which a fit has more than latency and rate
 LEAST_SIZES = 8
 
 

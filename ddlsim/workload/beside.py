@@ -92,7 +92,7 @@ def _flops(product: Product) -> float:
 
 
 def _seconds(workload: Workload, products: Sequence[Product], communicating: int = 0) -> float:
-    """Return the seconds of products on a device of which so many multiprocessors do something else."""
+    """Return the seconds of products on a device with `communicating` multiprocessors occupied by communication."""
     device = workload.device
     assert device is not None
     assert device.kernels is not None

@@ -122,9 +122,9 @@ class Workload:
 
     ``basis`` says where the times come from. ``tensors`` of the model that are exchanged lie flat in
     ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_bandwidth`` is what the device
-    achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's that somebody named, ``norms``
+    achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's, if set, ``norms``
     the part of its time in which it computes norms of layers, ``device`` and ``speed`` what computes, ``known`` whether
-    somebody gave the time of the step or the efficiency, or measured it, ``timed`` whether the user set the time of the
+    the time of the step or the efficiency was given or measured, ``timed`` whether the user set the time of the
     step, which splitting a layer does not change, ``flash`` whether attention writes no matrices, ``efficiency`` the
     share of the device's peak by which times are shared out over layers, ``stall`` the part of the forward pass in
     which the device waits for samples because other devices of its machine take theirs.
@@ -224,7 +224,7 @@ def make_workload(
     Without `compute` the device catalogue's measured curve for this model and precision is used if there is
     one, else the roofline, to which the time of the `optimizer`'s rule ("sgd", "momentum", "adam", "lars", "lamb") is
     added; None: momentum SGD in one fused kernel. A measured step includes the update; only the norms of LARS and LAMB,
-    which nobody's benchmark of one device has, are added to it. `speed` divides every time (0.5 is a worker of half
+    which no benchmark of a single device includes, are added to it. `speed` divides every time (0.5 is a worker of half
     the speed).
 
     Raises :class:`~ddlsim.errors.ConfigError` for a precision that the device does not have, for an unknown rule, for a

@@ -131,7 +131,7 @@ def fits(
 
     batch_size     samples of a micro-batch of a rank
     pipeline       stages that the model is cut into, of equally many transformer layers
-    shards         data-parallel ranks, over which ZeRO shares, and embedding tables that are exchanged with nobody
+    shards         data-parallel ranks that ZeRO shards over, as do embedding tables whose gradients are not exchanged
     micro_batches  of a step; the first stage keeps up to `pipeline` of them (1F1B). None: as many as stages
     interleave     chunks of a stage (Narayanan et al. 2021, arXiv:2104.04473)
 

@@ -249,7 +249,7 @@ class Input:
 
     @property
     def n_samples(self) -> int | None:
-        """Samples of the data set, None where nobody has said."""
+        """Samples of the data set, None if unknown."""
         if self.samples is not None or self.dataset is None:
             return self.samples
         return DATASETS[self.dataset].samples

@@ -143,7 +143,7 @@ class Trace:
 Jitter = NoJitter | Lognormal | Gamma | ShiftedExponential | Exponential | Pareto | Uniform | Trace
 
 
-#: (s, s, factor): from when until when computations take so many times as long
+#: (s, s, factor): from when until when computations take `factor` times as long
 Slow = tuple[float, float, float]
 
 
@@ -166,7 +166,7 @@ def slowed_duration(work: float, begin: float, slow: Iterable[Slow]) -> float:
 
 
 def slow_intervals(slow: Iterable[Slow]) -> list[tuple[float, float]]:
-    """Return (end in s, factor) of the intervals, one after the other, in which work takes so many times as long."""
+    """Return (end in s, factor) of the intervals, one after the other, in which work takes `factor` times as long."""
     to_come = sorted(slow, key=lambda each: each[0], reverse=True)
     edges = sorted({edge for start, end, _ in to_come for edge in (start, end)})
     intervals, active = [], list[Slow]()

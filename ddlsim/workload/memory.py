@@ -59,7 +59,7 @@ def layer_nbytes(
     stored, fixed = layer.stored_nbytes, layer.fixed_nbytes
     if layer.scores and not scores:
         stored, fixed = stored - FP32_NBYTES * layer.scores * (2.0 if fixed > 0.0 else 1.0), 0.0
-    if role == ATTENTION and (times := copies(layer, tensor)) > 1:  # keys and values are there so many times
+    if role == ATTENTION and (times := copies(layer, tensor)) > 1:  # keys and values are replicated
         context = layer.scores / (layer.heads * layer.out_shape[0])
         stored += (times - 1) * FP32_NBYTES * 2.0 * context * kv_heads(layer) * layer.out_shape[1] / layer.heads
     split = role in (ATTENTION, COLUMN, INNER) or (role == VOCABULARY and layer.type != "embedding")

@@ -104,7 +104,7 @@ def tensor_parallel(
                what sequence parallelism exchanges travels beside products, in chunks (:mod:`ddlsim.workload.beside`)
 
     Where the device's kernels are known (:class:`~ddlsim.workload.devices.Kernels`) layers take the time of their
-    smaller kernels; if somebody gave or measured the step, its layers change by the ratio of these. Elsewhere what is
+    smaller kernels; a step whose time was given or measured changes by the ratio of these. Elsewhere what is
     split takes 1/t of its time, which is too little where small products leave a device idle. Raises ConfigError for a
     model without attention, for heads or features that `tensor` does not divide, and for a sequence that it does not.
     """

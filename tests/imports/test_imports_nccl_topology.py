@@ -314,7 +314,7 @@ def test_what_a_clouds_file_leaves_out_is_given(tmp_path):
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        (TEMPLATE.replace(' class="0x030200"', ""), {}, r"2 <pci> have no class; give n_gpus if the first"),
+        (TEMPLATE.replace(' class="0x030200"', ""), {}, r"2 <pci> have no class; set n_gpus if GPUs are the first"),
         (TEMPLATE.replace(' class="0x030200"', ""), {"n_gpus": 3}, "has 2 <pci> without class; n_gpus = 3 must"),
         (SMALL, {"n_gpus": 2}, "says which GPUs there are; leave n_gpus out"),
         (AMD, {"nvlink_bandwidth": "1 GB/s"}, "says which NVLinks there are; leave nvlink_bandwidth out"),
