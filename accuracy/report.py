@@ -31,7 +31,7 @@ Each section says which rows calibrate it. All others are predictions, and only 
 model (`accuracy/machines.py`), the same for all cases.
 
 No constant was tuned to a row that counts. But the mechanisms were modelled by people who knew these rows; choices that
-rows suggested are listed [below](#choices-made-after-seeing-rows). Cases that the authors have not seen are better judges.
+rows suggested are listed [below](#choices-made-after-seeing-rows). Cases the authors have not seen are better judges.
 Every figure of the data files is predicted, or listed at the [end](#what-is-not-predicted) with the reason.
 
 | measurements | target | mean | median | worst | predictions | |
