@@ -121,8 +121,8 @@ class Episodes:
         )  # fmt: skip
 
     def enter(self, ids: list[int], instances: Ints, ranks: Ints, now: float) -> bool:
-        """Let all ranks of collectives enter now, given as :meth:`Network.join` takes them; return whether :meth:`take`
-        tells what happens, and nothing is simulated."""
+        """Let all ranks enter collectives now (arguments as for :meth:`ddlsim.network.Network.join`); return whether
+        the episode is replayed by :meth:`take` instead of simulated."""
         self.interrupt()
         rows = self._engine.net.instances[ids]
         key = tuple(zip(rows["program"].tolist(), rows["nbytes"].tolist(), strict=True))

@@ -1,9 +1,9 @@
-"""The step of a training run as a table of tasks: read it, prove it, bound it, execute it.
+"""The step of a training run as a task graph: read it, check it, bound it, execute it.
 
-:class:`Plan` is the table; :class:`Draft` writes one row by row, :func:`data_parallel` and :func:`sharded` those of
-data parallelism, :func:`pipeline` those of models split over a :class:`Mesh`.
-:func:`check` proves a plan, :func:`critical_path`, :func:`cut` and :func:`peak_memory` bound it without a network,
-:func:`execute` gives every task its start and end on a cluster.
+:class:`Plan` is the task graph; :class:`Draft` builds one task by task, :func:`data_parallel` and :func:`sharded` build
+those of data parallelism, :func:`pipeline` those of models split over a :class:`Mesh`.
+:func:`check` checks a plan, :func:`critical_path`, :func:`cut` and :func:`peak_memory` bound it without a network,
+:func:`execute` computes the start and end of every task on a cluster.
 """
 
 from ddlsim.plan.bounds import Cut as Cut, critical_path as critical_path, cut as cut, peak_memory as peak_memory

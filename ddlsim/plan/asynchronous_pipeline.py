@@ -1,19 +1,19 @@
-"""Pipelines that are never empty: updates follow each other without a flush, and gradients are of older weights.
+"""Asynchronous pipelines: updates follow each other without a flush, and gradients use older weights.
 
-"pipedream" (Narayanan et al. 2019, SOSP, doi:10.1145/3341301.3359646) updates after every micro-batch. Stage i of p
-has done p - 1 - i forward passes more than backward ones when it takes them in turns, so a micro-batch that goes
-forward there meets weights that lack the p - 1 - i updates before its own. They are *stashed* for its backward pass:
-p - i versions.
+"pipedream" (Narayanan et al. 2019, SOSP, doi:10.1145/3341301.3359646) updates after every micro-batch. When stage i of
+p alternates forward and backward passes, it is p - 1 - i forward passes ahead, so the forward pass of a micro-batch
+uses weights that lack the last p - 1 - i updates before its own. They are *stashed* for its backward pass: p - i
+versions.
 
     w_i(t + 1) = w_i(t) - eta grad_i f(w_0(t - p + 1), ..., w_(p-2)(t - 1), w_(p-1)(t))
 
-"2bw" (Narayanan et al. 2021, ICML, arXiv:2006.09503) updates after m >= p micro-batches, all of which meet the weights
+"2bw" (Narayanan et al. 2021, ICML, arXiv:2006.09503) updates after m >= p micro-batches, all of which use the weights
 before the newest update, on all stages: two versions.
 
     w(t + 1) = w(t) - eta grad f(w(t - 1))
 
-Replicas of a stage sum their gradients before it updates (of PipeDream's replicated stages those that have as many
-replicas as their neighbours), and a stage updates before it goes on.
+Replicas of a stage sum their gradients before its update (as in PipeDream's replicated stages with the same number of
+replicas on all stages), and a stage updates before it goes on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ddlsim.plan.program import N_STEPS, Row, Step, pairs_of, step_of
 
 
 def stage_delays(order: str, stages: int) -> tuple[int, ...]:
-    """Return how many updates old the weights are that stages compute gradients with, (stages,)."""
+    """Return the age in updates of the weights that each stage computes gradients with, (stages,)."""
     return tuple(stages - 1 - stage if order == "pipedream" else 1 for stage in range(stages))
 
 
@@ -49,11 +49,11 @@ def steps_under_way(stages: int, micro_batches: int) -> int:
 def asynchronous_template(
     chunks: Sequence[Chunk], mesh: Mesh, micro_batches: int, order: str, *, recompute: bool, buckets: Buckets
 ) -> Plan:
-    """Return the template of a pipeline that goes on: see :func:`ddlsim.plan.pipeline` for what it consists of.
+    """Return the template of a pipeline without flushes (:func:`ddlsim.plan.pipeline` describes its arguments).
 
-    A step of a stage ends with its update; what a stage does between two updates is in one step. Micro-batch m of
-    replica r is batch ``m * data + r``. Raises ConfigError for micro-batches that do not go with the order, and for
-    weights that the first and the last stage share where they have different ages.
+    A step of a stage consists of its tasks from one update to the next. Micro-batch m of replica r is batch
+    ``m * data + r``. Raises ConfigError for a number of micro-batches that the order does not allow, and if the first
+    and the last stage share weights at different ages.
     """
     stages = mesh.pipeline
     if len(chunks) != stages:
@@ -125,7 +125,7 @@ class _Stream(Template):
         return self.tied_part, row
 
     def _wait_for_messages(self) -> None:
-        """Let passes wait for their messages, which are in the step of the pass that does."""
+        """Let passes wait for their messages, which belong to the step of the waiting pass."""
         for row, each in self.passes:
             arrival = self.arrivals.get(each, -1)
             if arrival >= 0:

@@ -1,27 +1,27 @@
-"""Lower bounds on time: of a plan, and of the steps of a program. No network and no algorithm is faster.
+"""Lower bounds on the time of a plan and of the steps of a program. They hold for any network and algorithm.
 
 :func:`critical_path` and :func:`cut` bound a plan: its longest chain of work, and the bytes that must cross the
-narrowest interface. :func:`of_steps` bounds what a run measures, some steps from the end of the step before them, at
-t0, to the end of the last one, at t1. Some task u, which no other one of its step comes after, ends the step before at
-t0. What comes after u starts after t0.
+narrowest interface. :func:`of_steps` bounds the time that a run measures: some steps, from the end t0 of the step
+before them to the end t1 of the last one. At t0 some task u without successors in its step ends. All successors of u
+start after t0.
 
-**Chains.** So t1 - t0 is at least the longest chain from the end of u to an update, whichever u it is: the minimum over
-all that it may be. A chain goes on from a member of a collective to all members that need its bytes. Of an all-reduce
-of m bytes every member needs all of everyone: they have to leave the device (and the machine) of the one, and to enter
-that of the other, which takes m over the rate of these interfaces, whatever the algorithm. A message takes what the
-narrowest channel of its route does.
+**Chains.** So t1 - t0 is at least the longest chain from the end of u to an update. As u is unknown, the bound is the
+minimum over all candidates. A chain continues from a member of a collective to all members that need its bytes. In an
+all-reduce of m bytes every member needs the bytes of every other: they must leave the device (and the machine) of one
+and enter that of the other, which takes m over the rate of these interfaces, whatever the algorithm. A message takes
+the time that the narrowest channel of its route needs.
 
-Copies that do the same (workers, replicas of a pipeline) have the same chains, so one of them is looked at. Whichever
-copy enters a collective last, some copy has its bytes no sooner than they have crossed, and the chain goes on from that
-one. Replicas of pipelines are taken to enter their sums together.
+Copies that do the same (workers, replicas of a pipeline) have the same chains, so one of them is enough. Whichever
+copy enters a collective last, some copy gets its bytes only after they have crossed, and the chain continues there.
+Replicas of pipelines are assumed to enter their sums together.
 
-**Bytes.** Let a collective come after every such u, through one member or another. When it ends anywhere all have
-entered it, so all that comes after it starts after t0, and after the longest chain from u to it. What of that the
-updates wait for has then to cross the interfaces as :func:`cut` says; and of the collective itself, which others may
-have entered before t0, what the last one brings has to be told to all.
+**Bytes.** Take a collective that comes after every candidate u, through any of its members. When it ends anywhere, all
+members have entered it, so all its successors start after t0 plus the longest chain from u to it. The bytes that the
+updates wait for must then cross the interfaces, see :func:`cut`. Of the collective itself, which other members may have
+entered before t0, only the last member's contribution counts, which must reach all others.
 
-Both hold for any order of the queues, any algorithm of the collectives and any other traffic: they are bounds for what
-is sent as the program says. Where the bytes are unknown, only the bound on chains of work remains.
+Both bounds hold for any order of the queues, any algorithm of the collectives and any other traffic, for the bytes that
+the program specifies. Where the bytes are unknown, only the bound on chains of work remains.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class Cut(NamedTuple):
-    """What must cross an interface: seconds at least, which interface, and the bytes out of it and into it."""
+    """A lower bound from one interface: seconds, the interface, and the bytes that must leave and enter it."""
 
     seconds: float
     interface: str
@@ -68,10 +68,10 @@ class Cut(NamedTuple):
 
 
 def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
-    """Return the seconds that a plan takes at least: of its longest chain of needs and lanes.
+    """Return a lower bound on the seconds of a plan: its longest chain of dependencies and lanes.
 
-    Messages and collectives take no time, or the `least` that is given: s for each of them, or per row, (n,).
-    Raises ConfigError for a plan that can never end.
+    Messages and collectives take no time, or `least`: seconds for each of them, or per row, (n,).
+    Raises ConfigError for a plan with a dependency cycle.
     """
     check_exchanges(plan)
     order = Order(plan)
@@ -85,10 +85,10 @@ def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
 
 
 def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
-    """Return the bytes that the tasks of each rank hold at most, (n_ranks,).
+    """Return the peak memory of the tasks of each rank, in bytes, (n_ranks,).
 
-    Each lane of a rank is taken at its own worst moment, one without an order as if nothing were given back: exact
-    where one lane takes and gives back, never too little.
+    It sums the peaks of a rank's lanes, and ignores what lanes without an order free: exact if a single lane
+    allocates and frees, otherwise an upper bound.
 
     rows  (n,) which tasks count; None: all
     """
@@ -112,7 +112,7 @@ def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
 
 
 def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
-    """Return the node of every rank: as given, or the cluster's first workers, (n_ranks,)."""
+    """Return the node of every rank: `nodes`, by default the cluster's first workers, (n_ranks,)."""
     if nodes is None and plan.servers:
         raise ConfigError("nodes = None: the plan has servers; give the node of every rank")
     if nodes is None:
@@ -132,7 +132,7 @@ def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
 
 
 class Copies(NamedTuple):
-    """The ranks whose tasks a plan has, which are places of several copies.
+    """The copies that a plan of one copy stands for.
 
     ranks      (n_copies, n_places) the rank that each place of each copy is
     instances  of each of the plan's groups, the groups of ranks that it stands for
@@ -147,14 +147,14 @@ def _itself(plan: Plan) -> Copies:
 
 
 def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-    """Return the interface (of a device, a machine, or all of them together) that needs the longest for its bytes.
+    """Return the interface (of a device, a machine, or all of them together) that takes longest to carry its bytes.
 
     nodes  (n_ranks,) where the ranks are; by default the cluster's first workers
 
-    Messages cross where their ends are apart, and collectives bring what :func:`ddlsim.plan.interfaces.least_crossing`
-    says: an all-reduce of m bytes over members in k places at least m bytes out of each and m into each, and
-    2 (k - 1) m into all together. What is pushed to servers may be added up inside machines, not on the way between
-    them. What a token bucket lets through at once (docs/models/tcp.md) takes no time. No messages are faster.
+    A message crosses the interfaces between its ends; :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes of
+    collectives: an all-reduce of m bytes over members in k places takes at least m bytes out of and into each place, and
+    2 (k - 1) m into all together. Pushes to servers may be summed inside machines, but not between them. The burst of a
+    token bucket (docs/models/tcp.md) takes no time. The result is a lower bound for any algorithm.
     """
     every = np.ones(len(plan))
     return _narrowest(plan, _itself(plan), interfaces(cluster), nodes_of(plan, cluster, nodes), every, None, None)
@@ -241,7 +241,7 @@ def _crossing(plan: Plan, level: Interfaces, kind: int, place: Ints, members: In
 
 
 def _seconds(nbytes: Floats, rate: Floats, burst: Floats) -> Floats:
-    """Return how long channels need for some bytes, at least; 0 where there are none."""
+    """Return a lower bound on the time that channels need for some bytes; 0 without channels."""
     left = np.where(rate > 0.0, np.maximum(nbytes - burst, 0.0), 0.0)
     return left / np.where(rate > 0.0, rate, 1.0)
 
@@ -253,10 +253,10 @@ def _levels(cluster: Cluster) -> tuple[Interfaces, Interfaces]:
 
 @dataclass(frozen=True, eq=False)
 class Carriers:
-    """What carries the bytes of a program as it says: the cluster, and the node of every rank, (n_ranks,).
+    """The network that carries the bytes of a program: the cluster, and the node of every rank, (n_ranks,).
 
-    rerouted  messages may take other routes than the cluster's, because links fail
-    together  copies enter their collectives together, as they do the same at the same time
+    rerouted  whether messages may take other routes than the cluster's, because links fail
+    together  whether copies enter their collectives together, as they do the same at the same time
     """
 
     cluster: Cluster
@@ -345,8 +345,8 @@ MOST_MEMBERS = 64
 
 @functools.lru_cache(maxsize=4096)
 def _collective(cluster: Cluster, kind: str, nodes: tuple[int, ...]) -> float:
-    """Whatever the algorithm, what leaves a member, or a machine, goes to others: through the channels that all routes
-    to them share."""
+    """Bounds for any algorithm: bytes from a member, or a machine, to others pass the channels that all routes to them
+    share."""
     members = np.array(nodes, dtype=np.int64)
     n = len(members)
     if n > MOST_MEMBERS:
@@ -397,7 +397,7 @@ def _per_byte(cluster: Cluster) -> Floats:
 
 
 class Bound(NamedTuple):
-    """The s that some steps take at least, by chains and by bytes; 0 where nothing is known."""
+    """Lower bounds on the seconds of some steps, by chains and by bytes; 0 if there is no bound."""
 
     chains: float
     crossing: float
@@ -425,7 +425,7 @@ class _Step(NamedTuple):
 
 
 class StepGraph:
-    """What comes after what in the steps of a template; step k beyond its last one is as that one."""
+    """The precedence graph of the steps of a template; steps beyond its last one equal that one."""
 
     def __init__(self, template: Plan) -> None:
         check_exchanges(template)
@@ -439,7 +439,7 @@ class StepGraph:
         self._steps: dict[int, _Step] = {}
 
     def step(self, number: int) -> _Step:
-        """Return a step. Raises ConfigError where its tasks wait for each other in a circle."""
+        """Return a step. Raises ConfigError for a dependency cycle."""
         number = min(number, self.template.n_steps - 1)
         if number not in self._steps:
             self._steps[number] = self._new(number)
@@ -536,12 +536,12 @@ TO_ALL = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, PUSH_PULL)
 def of_steps(
     program: StepProgram, begin: int, end: int, carriers: Carriers | None = None, seconds: Floats | None = None
 ) -> Bound:
-    """Return the s that the steps `begin` to `end` - 1 of a program take at least; see the module.
+    """Return lower bounds on the time of the steps `begin` to `end` - 1 of a program; see the module.
 
     carriers  None: messages and collectives may take no time
-    seconds   (n,) of the work of each task of the program's template, where it is not what that says (jitter)
+    seconds   (n,) work of each task instead of that in the program's template (jitter)
 
-    Raises ConfigError for a program that can never end.
+    Raises ConfigError for a program with a dependency cycle.
     """
     graph, copies = program.graph, program.copies
     work, crossing = _durations(program, copies, carriers, seconds)
@@ -561,8 +561,8 @@ def of_steps(
 def _durations(
     program: StepProgram, copies: Copies, carriers: Carriers | None, seconds: Floats | None
 ) -> tuple[Floats, tuple[Ints, Floats, Floats]]:
-    """Return the s that tasks take at least, (n,), and how collectives of several tasks cross interfaces, as
-    :func:`ddlsim.network.chains.longest` takes it."""
+    """Return lower bounds on the seconds of tasks, (n,), and the crossings of collectives with several tasks, in the
+    form that :func:`ddlsim.network.chains.longest` takes."""
     plan, ranks = program.template, copies.ranks
     work = (plan.seconds if seconds is None else seconds).copy()
     none = np.zeros((0, len(plan)))

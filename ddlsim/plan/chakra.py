@@ -137,21 +137,21 @@ def read_chakra(
     flops: float | str | None = None,
     memory_bandwidth: float | str | None = None,
 ) -> Plan:
-    """Return the plan that Chakra execution traces tell, one file per rank: ``step.0.et``, ``step.1.et``, ...
+    """Read a plan from Chakra execution traces, one file per rank: ``step.0.et``, ``step.1.et``, ...
 
-    path              of rank 0's file, or as ASTRA-sim takes it, without number: ``step`` or ``step.et``; the JSON that
-                      ``chakra_jsonizer`` makes of them (``step.0.json``) is read, too
+    path              of rank 0's file, or as for ASTRA-sim without the number: ``step`` or ``step.et``; the JSON output
+                      of ``chakra_jsonizer`` (``step.0.json``) is read, too
     n_ranks           number of ranks that run the trace, if there is only one file
     groups            ranks of process groups by ``pg_name``: a mapping, or the file that ASTRA-sim takes. By default
-                      what PyTorch's trace says of them, or the ranks whose files name the group
+                      those in PyTorch's trace, or the ranks whose files name the group
     flops             speed ("100 TFLOP/s") of nodes with ``num_ops`` and no duration
-    memory_bandwidth  ("2 TB/s") with which they also move their ``tensor_size`` (the roofline model)
+    memory_bandwidth  ("2 TB/s") at which these nodes also move their ``tensor_size`` (the roofline model)
 
-    What :meth:`ddlsim.plan.Plan.to_chakra` has written comes back as it was. Of other traces, what uses one stream (or
-    thread) comes in the order in which it could start; where nothing is said of streams, a rank does one computation
-    and one exchange at a time, like ASTRA-sim. ``comm_size`` is what a rank gives: of an all-gather its own part.
+    A trace written by :meth:`ddlsim.plan.Plan.to_chakra` gives the same plan again. In other traces, the nodes of a
+    stream (or thread) run in the order in which they could start; without streams, a rank does one computation and one
+    exchange at a time, as in ASTRA-sim. ``comm_size`` is the input of a rank: for an all-gather its own part.
 
-    Raises ConfigError, naming file and node, for what is no trace and for what a plan cannot say.
+    Raises ConfigError, naming file and node, for an invalid trace and for content that a plan cannot express.
     """
     files = trace_files(Path(path))
     traces = [(file, *_nodes(file)) for file in files]
@@ -242,7 +242,7 @@ def _ranks(where: str, name: object, ranks: object) -> tuple[int, ...]:
 
 
 def _told(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNode]]]) -> dict[str, tuple[int, ...]]:
-    """Return what PyTorch's ``process_group:init`` nodes say of groups."""
+    """Return the groups in PyTorch's ``process_group:init`` nodes."""
     told: dict[str, tuple[int, ...]] = {}
     for file, _, nodes in traces[:1]:
         for node in nodes:
@@ -348,7 +348,7 @@ class _Rank:
             raise self.error(node, f"{other} = {self.rank}: is the rank itself; leave the message out")
 
     def seconds(self, node: TraceNode) -> float:
-        """Return how long a node computes: what was measured, or what its operations take."""
+        """Return the compute time of a node: as measured, or from its number of operations."""
         micros = node.micros or self.amount(node, "runtime")
         n_ops = self.amount(node, "num_ops")
         if micros or not n_ops:

@@ -1,4 +1,4 @@
-"""Plans as Chakra execution traces, and back as they were: what the schema has no word for stands in attributes."""
+"""Plans as Chakra execution traces, and back without loss: attributes hold what the schema lacks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _QUEUES = {"urgent": UrgentQueue, "fused": FusedQueue}
 def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
     """Write a plan as Chakra execution traces (schema 0.0.4), one file per rank, and return the files.
 
-    path  ``step.et``: the files are ``step.0.et``, ``step.1.et``, ... as ASTRA-sim takes them; and where collectives
-          are not of all ranks ``step.groups.json`` for its ``--comm-group-configuration``
+    path  ``step.et``: writes ``step.0.et``, ``step.1.et``, ... as ASTRA-sim takes them; if collectives have smaller
+          groups, also ``step.groups.json`` for its ``--comm-group-configuration``
 
-    Times are whole microseconds there; attributes ``ddlsim.*`` have them as they are, and all else that
+    Times in traces are whole microseconds; attributes ``ddlsim.*`` hold the exact ones, and everything else that
     :func:`ddlsim.plan.read_chakra` needs for the same plan. Push-pulls become messages to servers
-    and back. Raises ConfigError for what no trace can say: needs between ranks without a message, custom queues.
+    and back. Raises ConfigError for plans that no trace can express: dependencies between ranks without a message, and
+    custom queues.
     """
     stem, plan = Path(str(path).removesuffix(".et")), as_messages(plan)
     _check(plan)

@@ -1,7 +1,7 @@
-"""The proof that a plan trains: `check` raises for the first rule that is broken, and names the task.
+"""Checks that a plan trains correctly: `check` raises for the first rule that is broken, and names the task.
 
-As :mod:`ddlsim.collectives.check` does for a schedule, gradients are replayed as numbers that stand for
-micro-batches: a part is whole where the numbers of all micro-batches have been added up, each once.
+Like :mod:`ddlsim.collectives.check` for schedules, it replays gradients as numbers that stand for micro-batches: a part
+is complete if the numbers of all micro-batches have been added, each exactly once.
 """
 
 from __future__ import annotations
@@ -104,26 +104,26 @@ def _refuse(plan: Plan, rows: Ints, wrong: Bools, problem: str) -> None:
 
 
 def check(plan: Plan) -> None:
-    """Prove a plan. Raises ConfigError, naming the task, unless
+    """Check a plan. Raises ConfigError, naming the task, unless
 
     - every message has one sender and one receiver, and every collective all members of its group, once each;
-    - everything can run: no circle of needs, of lanes, or of collectives that are entered in conflicting orders;
-    - every micro-batch of every step passes every layer forward once and backward once, in that order, backward where
-      its activations are; from rank to rank it goes by a message that leaves after the pass before and has arrived
-      before the next one; gradients of weights that are made apart come after those of the input, once each;
-    - before an update, every micro-batch's gradient of its layers has been added up exactly once, and each bucket left
+    - everything can run: no cycles among dependencies, lanes or collectives that are entered in conflicting orders;
+    - every micro-batch of every step passes every layer forward once and backward once, in that order, backward on the
+      rank with its activations; between ranks a message carries it, sent after one pass and received before the next;
+      separate weight gradients come after those of the input, once each;
+    - before an update, every micro-batch's gradient of its layers has been summed exactly once, and each bucket is sent
       after the backward passes that fill it;
-    - weights are updated once a step where they are used, and before the next step uses them.
+    - weights are updated once per step where they are used, and before the next step uses them.
 
-    Where ranks share layers (``plan.tensor``) all this holds for each part of them.
+    If ranks split layers (``plan.tensor``), all this holds for each part of them.
 
-    Where ``plan.delays`` says how old the weights are that gradients are computed with, micro-batches pass the model
-    once in all steps together, those that have not come back excepted; all of a micro-batch's gradients are in one
-    update; the weights that it meets on a layer are there, of as many updates before; and gradients of an update are
-    added up when those of the one before have been used.
+    If ``plan.delays`` sets the age of the weights of gradients, micro-batches pass the model once over all steps,
+    except those without a backward pass at the end; all gradients of a micro-batch are in one update; the weights that
+    it uses on a layer exist, at the age set; and gradients of an update are summed after those of the previous update
+    have been used.
 
-    The order of two tasks of a rank must follow from the lanes and needs of that rank. Plans without layers (whose
-    tasks are only work and messages) have only the first two to fulfil.
+    The order of two tasks of a rank must follow from the lanes and dependencies of that rank. For plans without layers
+    (only work and messages) only the first two rules apply.
     """
     check_exchanges(plan)
     order = Order(plan)

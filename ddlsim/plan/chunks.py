@@ -24,10 +24,10 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 class Chunk:
     """The layers `first` to `end` - 1 of a model, that one rank computes.
 
-    workload  what they cost for a micro-batch, as :meth:`Workload.cut` returns it
-    kept      bytes of activations that it keeps of a micro-batch, where that is not what its layers say
-    enters    bytes of activations that a micro-batch brings over the cut before them, and of gradients that go back:
-              of all tensors that are made before and used behind it (of the first chunk: the model's input)
+    workload  their cost for a micro-batch, as :meth:`Workload.cut` returns it
+    kept      bytes of activations that it keeps of a micro-batch, if not the sum over its layers
+    enters    bytes of a micro-batch's activations over the cut before the chunk, and of their gradients: all tensors
+              that are produced before and used after the cut (for the first chunk: the model's input)
     """
 
     first: int
@@ -46,7 +46,7 @@ class Chunk:
 
     @cached_property
     def stored(self) -> Floats:
-        """Bytes of activations that each layer keeps of a micro-batch, (n_layers,); of what is kept in all, shares."""
+        """Bytes of activations that each layer keeps of a micro-batch, (n_layers,), scaled to the total kept."""
         stored = stored_nbytes(self.workload)
         return stored if self.kept is None else stored * (self.kept / max(float(stored.sum()), 1.0))
 
@@ -59,7 +59,7 @@ def stored_nbytes(workload: Workload) -> Floats:
 
 def crossing_nbytes(workload: Workload) -> Floats:
     """Return the bytes of a (micro-)batch that cross a cut before each layer, (n_layers,): of all tensors, each once,
-    that are made before and used behind it. Those that skip layers (residual connections, say) count at every cut."""
+    that are produced before and used after it. A tensor that skips layers (a residual, say) counts at every cut."""
     return _crossing(workload).copy()
 
 
@@ -75,7 +75,7 @@ def _crossing(workload: Workload) -> Floats:
 
 
 def between_blocks(model: Model) -> list[int]:
-    """Return the layers before which a cut crosses one tensor only: not inside a block with a residual connection."""
+    """Return the layers before which a cut crosses a single tensor: not inside a block with a residual connection."""
     count = np.zeros(len(model.layers) + 1, dtype=np.int64)
     for made, used in _tensors(model):
         count[made + 1] += 1
@@ -151,8 +151,8 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
 def balanced(
     workload: Workload, stages: Count, chunks: Count = 1, at: Sequence[Index] | None = None
 ) -> tuple[Chunk, ...]:
-    """Return `stages` * `chunks` contiguous chunks of a model, the slowest of which takes the least time that is
-    possible; of those cuts, the ones that the fewest bytes cross.
+    """Return `stages` * `chunks` contiguous chunks of a model, with the slowest as fast as possible and, among such
+    cuts, the fewest bytes across them.
 
     at  layers before which the model may be cut; None: any
 
@@ -167,8 +167,8 @@ def balanced_cuts(
 ) -> tuple[int, ...]:  # fmt: skip
     """Return the layers before which :func:`balanced` cuts. Raises ConfigError for more chunks than pieces.
 
-    of_chunks  (stages * chunks,) the whole model as the device of each chunk computes it, where devices differ. Speed
-               factors do not count: a slow worker is no reason to cut a model in another way
+    of_chunks  (stages * chunks,) the whole model as the device of each chunk computes it, if devices differ. Speed
+               factors are ignored: a straggler does not change the cuts
     """
     n_layers = len(workload.forward)
     allowed = np.unique([0, *(range(n_layers) if at is None else at), n_layers]).astype(np.int64)

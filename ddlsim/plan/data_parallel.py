@@ -42,20 +42,19 @@ def data_parallel(
     """Return the program of synchronous data-parallel training.
 
     workloads       of each rank; or one for all, with ``n_ranks``
-    buckets         which gradients travel together (:mod:`ddlsim.workload.buckets`): ``one_bucket`` after the backward
+    buckets         gradients that are sent together (:mod:`ddlsim.workload.buckets`): ``one_bucket`` after the backward
                     pass, ``per_layer`` (Zhang et al. 2017, Poseidon), ``ddp_buckets`` (Li et al. 2020, PyTorch DDP)
-    accumulation    micro-batches of each rank in a step; gradients travel during the backward pass of the last
-    queue           what decides which ready bucket travels next: ``UrgentQueue`` or ``FusedQueue``; None: they travel
-                    in order
-    layer_by_layer  each layer is updated when its own gradients have arrived, and the next forward pass goes on as far
-                    as layers have been updated (Peng et al. 2019, ByteScheduler); buckets must be of one layer each.
-                    Otherwise all layers are updated when all have arrived.
+    accumulation    micro-batches of each rank in a step; gradients are sent during the backward pass of the last
+    queue           chooses the ready bucket to send next: ``UrgentQueue`` or ``FusedQueue``; None: in order
+    layer_by_layer  True: each layer is updated when its own gradients have arrived, and the next forward pass goes on
+                    as far as layers have been updated (Peng et al. 2019, ByteScheduler); every bucket must belong to a
+                    single layer. False: all layers are updated when all gradients have arrived
     no_sync         False: gradients are summed after every micro-batch, in order
 
-    A rank has the lanes "compute" and "stream". A bucket enters the stream when the backward pass has gone through its
-    layers. In order, its all-reduce begins on a rank when the one before has ended there.
-    Layers hold their activations from the forward pass to their backward pass (what each rank holds all the time,
-    parameters, gradients and momentum, is not in the program).
+    A rank has the lanes "compute" and "stream". A bucket enters the stream when the backward pass has finished its
+    layers. In order, its all-reduce begins on a rank when the previous one has ended there.
+    Layers hold their activations from the forward pass to their backward pass. The program leaves out constant memory
+    (parameters, gradients and momentum).
 
     Raises ConfigError for workloads of different models, and for buckets that leave gradients out or come too early.
     """
@@ -83,22 +82,21 @@ def sharded(
     no_sync: bool = True,
     param_dtype: str | None = None,
 ) -> StepProgram:
-    """Return the program of data-parallel training in which each rank updates its share of every bucket (ZeRO stage 1,
+    """Return the program of data-parallel training in which each rank updates its shard of every bucket (ZeRO stage 1,
     Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1).
 
     The schedule is that of Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and
-    ``overlap_param_gather`` (NVIDIA, Megatron Core, ``DistributedDataParallel``): buckets are reduce-scattered beside
+    ``overlap_param_gather`` (NVIDIA, Megatron Core, ``DistributedDataParallel``): buckets are reduce-scattered during
     the (last) backward pass; when all have arrived, a rank updates its shards; the updated parameters are all-gathered
     bucket by bucket, those near the input first, and the next forward pass goes on as far as they have arrived. Without
-    `overlap` it starts when all have. Without `no_sync` buckets are reduce-scattered beside the backward pass of every
-    micro-batch, and shares added up (stage 2, which has no room for whole gradients).
+    `overlap` it starts when all have. Without `no_sync` buckets are reduce-scattered during the backward pass of every
+    micro-batch, and shards accumulated (stage 2, which has no memory for unsharded gradients).
 
-    Weights are gathered as numbers of the type `param_dtype`, None: in which they are computed with (DeepSpeed and
-    Megatron gather the 16-bit weights that they have made of fp32 ones), whatever the gradients are summed as.
+    Weights are gathered in `param_dtype`, by default the dtype of the computation (DeepSpeed and Megatron cast their
+    fp32 weights to 16 bits and gather these), whatever the dtype of the gradient sums.
 
-    The other arguments are those of :func:`data_parallel`, and so are lanes and errors. An update takes 1 / n_ranks of
-    the optimizer's time; where its rule needs norms of layers (LARS, LAMB), ranks put those of their shares together
-    first.
+    The other arguments, lanes and errors are those of :func:`data_parallel`. An update takes 1 / n_ranks of the
+    optimizer's time; if its rule needs norms of layers (LARS, LAMB), ranks first combine the norms of their shards.
     """
     each = each_rank(workloads, n_ranks, accumulation)
     chosen = tuple(buckets(each[0]))

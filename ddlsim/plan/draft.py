@@ -1,4 +1,4 @@
-"""`Draft`: write a plan row by row, as one would on paper."""
+"""`Draft`: build a plan task by task."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, RECEIVE, SEND, Lane, Pa
 
 
 class Draft:
-    """A plan in the making, for a model of `n_layers` layers whose gradients are exchanged in `parts`.
+    """A plan under construction, for a model of `n_layers` layers whose gradients are exchanged in `parts`.
 
-    `servers` are the ranks that are parameter servers, `delays` how old the weights of each layer are where steps
+    `servers` are the ranks that are parameter servers, `delays` the age in updates of each layer's weights if steps
     overlap.
 
     >>> from ddlsim.plan import Draft
@@ -43,7 +43,7 @@ class Draft:
         self, rank: int, seconds: float, name: str = "", *, kind: str = "compute", lane: str = "compute", step: int = 0,
         batch: int = -1, layers: tuple[int, int] = (0, 0), needs: Iterable[int] = (), holds: float = 0.0,
     ) -> int:  # fmt: skip
-        """Add work of a rank, on the layers ``layers[0]`` to ``layers[1] - 1`` where it is a pass or an update.
+        """Add work of a rank; a pass or an update is for the layers ``layers[0]`` to ``layers[1] - 1``.
 
         Returns its row.
         """
@@ -60,8 +60,8 @@ class Draft:
     ) -> tuple[int, int]:  # fmt: skip
         """Add a message between ranks, sent when the rows that it `needs` have ended; return the rows of both ends.
 
-        It may bring what crosses the cut before the layer `cut` for a micro-batch: activations on the way forward,
-        gradients on the way back.
+        With `cut` it carries the tensors of a micro-batch that cross the cut before that layer: activations in the
+        forward pass, gradients in the backward pass.
         """
         key, layers = self._new_key(), (cut, cut)
         send = self._add(src, lanes[0], SEND, name, needs, nbytes=nbytes, peer=dst, key=key, step=step, batch=batch,
@@ -76,7 +76,7 @@ class Draft:
     ) -> list[int]:  # fmt: skip
         """Add a collective of a group of ranks, each of which enters after the rows that it `needs`; return its rows.
 
-        `part` says which gradients it sums, or of which the updated weights it brings.
+        `part` is the gradient part that it sums, or whose updated weights it distributes.
         """
         if kind not in KINDS[ALL_REDUCE:]:
             raise unknown_name("kind of collective", kind, KINDS[ALL_REDUCE:])

@@ -25,7 +25,7 @@ from ddlsim.run.notes import level_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import Strategy, contract
-from ddlsim.strategies.split_rules import MESH, said, state_of
+from ddlsim.strategies.split_rules import MESH, changes_text, state_of
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
@@ -78,7 +78,8 @@ def what_fits(
             fit.append((changes, held))
             left = min(left, MORE_TRIED)
     if fit:
-        return f"; the nearest that fit: {'; '.join(f'{said(changes)} ({held / 1e9:.1f} GB)' for changes, held in fit)}"
+        texts = [f"{changes_text(changes)} ({held / 1e9:.1f} GB)" for changes, held in fit]
+        return f"; the nearest that fit: {'; '.join(texts)}"
     state = state_of(workload).total
     if state > n_workers * room:
         state_text = f"weights, gradients and optimizer alone are {state / 1e9:.1f} GB"

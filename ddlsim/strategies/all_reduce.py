@@ -39,12 +39,12 @@ class AllReduce(OnFabric):
 
     overlap     "none", "layer", "ddp", "horovod", "priority", or a policy with its own settings
     algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` on which they do; ``simulate(..., fabric=...)`` sets them, too
+                the :class:`~ddlsim.Fabric` of the all-reduce; ``simulate(..., fabric=...)`` sets them, too
     shared_norms
-                the all-gather ("bruck", "ring", ...) of norms of layers, of which each of N workers computes an N-th
-                where the optimizer is LARS or LAMB (Shi et al. 2021, arXiv:2010.10458, "parallel tensor operator"):
-                the same values in less time. None: every worker computes all norms
-    no_sync     with accumulation, whether gradients are summed once per update, as in DDP's ``no_sync`` context. False:
+                with LARS or LAMB, each of N workers computes the norms of 1/N of the layers, and an all-gather by this
+                algorithm ("bruck", "ring", ...) distributes them (Shi et al. 2021, arXiv:2010.10458, "parallel tensor
+                operator"): the same values in less time. None: every worker computes all norms
+    no_sync     with accumulation: True sums gradients once per update, as in DDP's ``no_sync`` context; False sums
                 after every micro-step, with the same values and `accumulation` times the bytes
     """
 
@@ -57,7 +57,7 @@ class AllReduce(OnFabric):
 
     @property
     def label(self) -> str:
-        """Algorithm and overlap, and what they cost unless that is simulated."""
+        """Algorithm and overlap, and the cost model unless it is simulation."""
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
         norms = "" if self.shared_norms is None else ", shared norms"
         norms += "" if self.no_sync else ", sums in every micro-step"
@@ -76,7 +76,7 @@ class AllReduce(OnFabric):
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step of workers with these workloads, gradients uncompressed.
 
-        What their collectives cost, `algorithm`, `rank_order` and `cost`, is not part of it.
+        The program does not depend on `algorithm`, `rank_order` and `cost`, which decide how long collectives take.
         """
         shared = self.shared_norms is not None
         overlap = overlap_named(self.overlap)
@@ -97,9 +97,9 @@ def start_group(
     setting: Setting, overlap: Overlap, members: Communicator, sums: Callable[[Vectors], Exchange],
     shared_norms: str | Collective | None = None, *, no_sync: bool = True,
 ) -> None:  # fmt: skip
-    """Let the plan of `overlap` drive workers that exchange gradients by what `sums` makes.
+    """Start workers that execute the plan of `overlap` and exchange gradients by the exchanges that `sums` makes.
 
-    `shared_norms` is the all-gather of norms that workers share out.
+    `shared_norms` is the all-gather of norms (:class:`AllReduce`).
     """
     accumulation, compresses = setting.workers[0].accumulation, setting.compression is not None
     if shared_norms is not None and (compresses or not members.simulated):

@@ -1,4 +1,4 @@
-"""Asynchronous SGD through parameter servers (Downpour), each of which acts on its own."""
+"""Asynchronous SGD through independent parameter servers (Downpour)."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class _Shard:
 
 @dataclass
 class _Trip:
-    """What a worker has computed since it pulled last, from `n_samples` samples, and what it holds of each shard.
+    """A worker's gradient since its last pull, from `n_samples` samples, and its copy of each shard.
 
-    ``messages`` are what the servers get of it if it is compressed, ``decoding`` the s that answers take to decode.
+    ``messages`` are the compressed gradients for the servers, ``decoding`` the s that decoding their answers takes.
     """
 
     pulled: list[Value[Array]]
@@ -58,7 +58,7 @@ class _Trip:
 
 @dataclass
 class _Downpour:
-    """The values of a run, which follow what has happened when."""
+    """The values of a run, computed in the order of simulated events."""
 
     setting: Setting
     shards: list[_Shard]
@@ -69,7 +69,7 @@ class _Downpour:
         self.trips = [_Trip([shard.params for shard in self.shards]) for _ in self.setting.workers]
 
     def go(self, accumulate: int) -> None:
-        """Let all workers compute a gradient (or `accumulate` of them), push it and pull the parameters, for ever."""
+        """Let all workers repeat: compute a gradient (or `accumulate` of them), push it, pull the parameters."""
         setting, workers, servers = self.setting, self.setting.workers, self.servers
         packs, follows = servers.messages.choice is not None, servers.follows
         compute = gradient(setting, self.drawn if follows else None)
@@ -94,14 +94,14 @@ class _Downpour:
         )
 
     def drawn(self, worker: Worker) -> None:
-        """The gradient is that of the parameters which the worker has now; it is added to those before."""
+        """Compute the gradient at the worker's current parameters and add it to those since the last pull."""
         trip = self.trips[worker.rank]
         trip.latest = worker.draw()
         trip.gradient = trip.latest if trip.gradient is None else trip.gradient + trip.latest
         trip.n_samples += worker.samples_per_step
 
     def back(self, worker: Worker) -> None:
-        """A worker that is back takes all shards, and has nothing to push."""
+        """A recovered worker takes all shards, and has nothing to push."""
         self.trips[worker.rank] = _Trip([shard.params for shard in self.shards])
 
     def stepped(self, worker: Worker) -> None:
@@ -110,7 +110,7 @@ class _Downpour:
         worker.params = worker.params - rate * self.trips[worker.rank].latest
 
     def packed(self, worker: Worker) -> None:
-        """Encode each shard's part of what has been computed."""
+        """Encode each shard's part of the gradient."""
         trip = self.trips[worker.rank]
         assert trip.gradient is not None
         trip.messages = [self.servers.messages.gradient(worker, trip.gradient, i) for i in range(len(self.shards))]
@@ -149,8 +149,8 @@ class AsyncParameterServer(UpdatesServers):
     Staleness tau is counted per update: the updates applied to the shard between a worker's pull and its push.
 
     apply_time          s that a server needs for one update of its shard
-    accumulate          mini-batches between two exchanges: the worker goes on by itself, w_i <- w_i - eta g, and
-                        pushes the sum of its gradients (the paper's n_fetch = n_push, its algorithm 7.1)
+    accumulate          mini-batches between two exchanges: meanwhile the worker makes local steps, w_i <- w_i - eta g,
+                        and then pushes the sum of its gradients (the paper's n_fetch = n_push, its algorithm 7.1)
     staleness_scaling   "inverse": gradients are divided by tau > 0 (Zhang et al. 2016); ExponentialPenalty(rho):
                         multiplied with rho^tau (Chan and Lane 2014); or an object with a ``factor(staleness)``
     delay_compensation  DelayCompensation(lambda): corrects gradients for their age (Zheng et al. 2017)
@@ -172,7 +172,7 @@ class AsyncParameterServer(UpdatesServers):
 
     @property
     def label(self) -> str:
-        """Number and place of the servers, and what is not plain."""
+        """Number and place of the servers, and the options in use."""
         parts = [f"{self.servers} {self.placement}"]
         if self.accumulate > 1:
             parts.append(f"every {self.accumulate}")

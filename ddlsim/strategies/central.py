@@ -1,4 +1,4 @@
-"""A model at servers that act together, moved by whole gradients: K-async SGD, softsync, stale synchronous parallel."""
+"""A model at servers that update together from whole gradients: K-async SGD, softsync, stale synchronous parallel."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CentralModel(UpdateRule):
         setting.model = lambda: self.params
 
     def go(self, *held: Op) -> None:
-        """Let all workers compute a gradient, push it, wait for what is said, and pull the parameters, for ever."""
+        """Let all workers repeat: compute a gradient, push it, wait as given, and pull the parameters."""
         self.serve(gradient(self.servers.setting, self._drawn if self.servers.follows else None), [Op(ls.STEP)], held)
 
     def _drawn(self, worker: Worker) -> None:
@@ -87,7 +87,7 @@ class CentralModel(UpdateRule):
 @checked
 @dataclass(frozen=True)
 class OfK(WithServers):
-    """A server that makes an update, w <- w - eta (1/k) sum g, of the first k gradients or of those of k learners."""
+    """A server that updates, w <- w - eta (1/k) sum g, from the first k gradients or from those of k learners."""
 
     k: Count
     kind: ClassVar[str]
@@ -102,7 +102,7 @@ class OfK(WithServers):
         return math.ceil(steps * n_workers / self.k)
 
     def check_k(self, setting: Setting) -> None:
-        """Raise ConfigError if `k` learners are more than there are."""
+        """Raise ConfigError if `k` exceeds the number of learners."""
         n_workers = len(setting.workers)
         if self.k > n_workers:
             name = type(self).__name__
@@ -113,7 +113,7 @@ class OfK(WithServers):
 @dataclass(frozen=True)
 class KAsync(OfK):
     """K-async SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k learners,
-    w <- w - eta (1/k) sum g, and answers these; the others go on with the parameters that they have.
+    w <- w - eta (1/k) sum g, and answers these; the others go on with their current parameters.
 
     k = N is synchronous, k = 1 asynchronous.
     """
@@ -153,9 +153,9 @@ class SoftSync(WithServers):
 
         w <- w - (1/c) sum_l alpha(tau_l) g_l,    alpha(tau) = alpha_0 / tau for tau > 0, else alpha_0.
 
-    A worker that has pushed pulls the parameters that are there and goes on; n = N is asynchronous SGD. Staleness
-    tau is the number of updates between the pull and the push; it is n in the mean, nearly.
-    (The paper's hardsync, which waits for everybody, is :class:`~ddlsim.ParameterServer`.)
+    A worker that has pushed pulls the current parameters and goes on; n = N is asynchronous SGD. Staleness
+    tau is the number of updates between the pull and the push, about n on average.
+    (The paper's hardsync, which waits for all workers, is :class:`~ddlsim.ParameterServer`.)
 
     staleness_scaling   "inverse" is the paper's alpha(tau); None keeps alpha_0; else as AsyncParameterServer's
     servers, placement, apply_time

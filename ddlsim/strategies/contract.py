@@ -1,7 +1,7 @@
-"""The strategy contract: what a strategy can define, and what holds for one that does not.
+"""The strategy contract: the methods that a strategy can define, and the default of each.
 
-:func:`of` returns the :class:`Contract` of any object. It reads the methods of the class; fields and attributes of the
-object are never taken for them, so they may have any name. A strategy needs no base class.
+:func:`of` returns the :class:`Contract` of any object. It reads methods of the class only, so fields and attributes of
+the object may have any name. A strategy needs no base class.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Contract:
     _methods: Mapping[str, Any]
 
     def defines(self, name: str) -> bool:
-        """Return whether the class has a method of this name, which is valid for its other methods."""
+        """Return whether the class has a method of this name that still describes its overridden methods."""
         return name in self._methods
 
     # ------------------------------------------------------------ batches and parts of the model
@@ -99,7 +99,7 @@ class Contract:
 
     @_optional
     def stages(self, workloads: Sequence[Workload]) -> Sequence[Stage]:
-        """The stage of each worker, where one depends on those of others. Default: by ``stage``."""
+        """The stages of all workers, if they depend on each other. Default: by ``stage``."""
         if not self.defines("stage"):  # one object for equal workers
             alike = {id(workload): Stage(workload) for workload in workloads}
             return [alike[id(workload)] for workload in workloads]
@@ -114,7 +114,7 @@ class Contract:
 
     @_optional
     def updates(self, steps: int, n_workers: int) -> int:
-        """Updates made by a number of steps of all workers; runs end after them. Default: one per step."""
+        """Number of updates in `steps` steps of every worker; a run ends after them. Default: one per step."""
         return steps
 
     @_optional
@@ -132,7 +132,7 @@ class Contract:
 
     @_optional
     def plan(self, workloads: Sequence[Workload], steps: int, accumulation: int) -> Plan:
-        """Tasks of all workers in a number of steps. Default: those of the step program."""
+        """Tasks of all workers in a given number of steps. Default: those of the step program."""
         return self.program(workloads, accumulation).unroll(steps)
 
     @_optional
@@ -154,8 +154,8 @@ class Contract:
     def folded_program(
         self, workloads: Sequence[Workload], micro_batches: int, cluster: Cluster, nodes: Sequence[int]
     ) -> Folded | None:
-        """A smaller step program that takes no longer on some nodes than the strategy does: workers that do the same
-        are one rank, for example. None where there is none. Default: None."""
+        """A smaller step program that takes at most as long as the strategy's, such as one with a single rank for all
+        workers that do the same; None if there is none. Default: None."""
         return None
 
     # ------------------------------------------------------------ collectives

@@ -1,4 +1,4 @@
-"""Local SGD whose averages travel while the workers compute on: DaSGD, Overlap-Local-SGD, CoCoD-SGD.
+"""Local SGD that overlaps averaging with computation: DaSGD, Overlap-Local-SGD, CoCoD-SGD.
 
 A worker waits only when an average is late. Optimizer states (momentum) stay with the worker.
 """
@@ -39,8 +39,8 @@ class DaSGD(Periodic):
     s_i = x_i, all-reduce s                        at steps k with k mod tau = 0
     x_i <- xi x_i + (1 - xi) (1/N) sum_j s_j       at steps k with (k - d) mod tau = 0, s of d steps ago
 
-    `merge` is xi. With d >= 1 one all-reduce is under way beside the computing (d = tau: always); with d = 0 and
-    xi = 0 this is :class:`~ddlsim.LocalSGD`, with xi = 1 the workers are independent.
+    `merge` is xi. With d >= 1 one all-reduce overlaps the computation (d = tau: at all times). With d = 0 and
+    xi = 0 this is :class:`~ddlsim.LocalSGD`; with xi = 1 the workers are independent.
     """
 
     period: Count = 4

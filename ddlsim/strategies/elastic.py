@@ -1,4 +1,4 @@
-"""Elastic averaging SGD: workers with parameters of their own, tied to a center by springs."""
+"""Elastic averaging SGD: workers with their own parameters, tied to a center by springs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Springs(UpdateRule):
         setting.model, setting.mixture = lambda: self.center, "the center, which has been moved by workers"
 
     def go(self, period: int) -> None:
-        """Let all workers make local steps; in every `period`-th, pull the center and be pulled by it."""
+        """Let all workers make local steps, with an elastic exchange with the center in every `period`-th."""
         servers, setting = self.servers, self.servers.setting
         learns = servers.follows
         end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.count > 1 else ls.EACH)
@@ -81,7 +81,7 @@ class ElasticAveraging(WithServers):
     period       steps of a worker between two exchanges, the paper's tau
     synchronous  True: all workers exchange at once; False: each on its own, x_i with z (the paper's algorithm 1)
 
-    An exchange is a push of x_i and a pull of z, S bytes each. The first, in which all are equal, is left out.
+    An exchange is a push of x_i and a pull of z, S bytes each. The first is left out, as all models are equal then.
     """
 
     alpha: Annotated[float, number(0.0, 1.0, hint=", e.g. 0.9 / N")]
@@ -90,7 +90,7 @@ class ElasticAveraging(WithServers):
 
     @property
     def label(self) -> str:
-        """Who exchanges when."""
+        """Synchrony and period."""
         return f"elastic averaging ({'' if self.synchronous else 'a'}synchronous, every {self.period})"
 
     def cycle(self) -> int:

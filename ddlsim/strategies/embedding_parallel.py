@@ -1,4 +1,4 @@
-"""Synchronous SGD of recommendation models whose embedding tables are dealt out over the workers."""
+"""Synchronous SGD of recommendation models whose embedding tables are distributed over the workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MANY = 5
 
 
 def in_order(overlap: str | InOrder, where: str) -> str | InOrder:
-    """Return an overlap whose buckets travel in order; raises ConfigError for another one."""
+    """Return an overlap whose buckets are sent in order; raises ConfigError for other overlaps."""
     if not isinstance(overlap_named(overlap, where), InOrder):
         raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp' or DdpBuckets(...)")
     return overlap
@@ -54,24 +54,24 @@ def in_order(overlap: str | InOrder, where: str) -> str | InOrder:
 @checked
 @dataclass(frozen=True)
 class EmbeddingParallel(DealtOut):
-    """Embedding tables dealt out over the workers, two MLPs in data parallelism, all-to-alls between them (Naumov et
-    al. 2019, arXiv:1906.00091, section 4; TorchRec: Ivchenko et al. 2022). ``batch_size`` is that of all workers
-    together.
+    """Embedding tables distributed over the workers, two data-parallel MLPs, and all-to-alls between them (Naumov et
+    al. 2019, arXiv:1906.00091, section 4; TorchRec: Ivchenko et al. 2022). ``batch_size`` is the global batch size.
 
     sharding         "table-wise", "row-wise" (sums by reduce-scatter, gradients by all-gather) or "column-wise"
-    data_parallel    bytes up to which every worker has a copy of a table, whose gradients are all-reduced
-    host             memory of the host for the tables that are too large for the device; None: none
+    data_parallel    size in bytes up to which a table is replicated on every worker, and its gradients all-reduced
+    host             host memory for the tables that do not fit in the device's; None: none
     table_optimizer  "sgd", or "rowwise_adagrad", which keeps 4 bytes a row
     table_dtype      of the numbers in tables
     indices          "exchanged" in the step; "prefetched" beside the step before (TorchRec's TrainPipelineSparseDist);
                      "local": each worker reads those of its tables by itself (NVIDIA's DLRM)
-    bottom_mlp       "data-parallel", or "one rank" for the samples of all, from 5 workers on without tables (NVIDIA's)
-    random_access    share of the streamed memory bandwidth that rows at random reach. 0.75 is an assumption
+    bottom_mlp       "data-parallel", or "one rank": the first worker computes it for all samples and, from 5 workers
+                     on, holds no tables (NVIDIA's DLRM)
+    random_access    memory bandwidth of random rows as a share of the streaming bandwidth. 0.75 is an assumption
     overlap          of the MLPs' gradients with the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
     algorithm, rank_order  of their all-reduce, as for :class:`~ddlsim.AllReduce`
 
-    Values are those of synchronous SGD with the whole batch: it does not matter to them where tables are. Rows of a
-    table are taken to be equally likely, and lookups to fuse all tables of a worker into one kernel.
+    Values are those of synchronous SGD with the whole batch, wherever the tables are. The model assumes that all rows
+    of a table are equally likely, and that one kernel does the lookups of all tables of a worker.
     """
 
     sharding: Annotated[str, one_of(*SHARDINGS)] = "table-wise"
@@ -88,7 +88,7 @@ class EmbeddingParallel(DealtOut):
 
     @property
     def label(self) -> str:
-        """How tables are dealt out, and where the bottom MLP is."""
+        """How tables are sharded, and where the bottom MLP runs."""
         more = ", bottom MLP on one rank" if self.bottom_mlp == "one rank" else ""
         return f"embedding parallel ({self.sharding}{more})"
 
@@ -146,7 +146,7 @@ class EmbeddingParallel(DealtOut):
         return place(tables, n_workers, self.sharding, self._space(workload, n_workers), limit, without)
 
     def _space(self, workload: Workload, n_workers: int) -> Space:
-        """Return the room for tables: what the rest of the model and its activations leave."""
+        """Return the memory left for tables besides the rest of the model and its activations."""
         element, samples = ELEMENT_NBYTES[workload.precision], workload.batch_size * n_workers
         room = workload.memory_nbytes - self._dense(workload).total
         row = 4.0 if self.table_optimizer == "rowwise_adagrad" else 0.0
@@ -170,7 +170,7 @@ class EmbeddingParallel(DealtOut):
         return True
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker holds: the MLPs and its tables, and what it looks up for all samples."""
+        """Return a worker's part: the MLPs, its tables, and its lookups for all samples."""
         placement, space = self.placement(workload, n_workers), self._space(workload, n_workers)
         dense, shards, copies = self._dense(workload), placement.of(rank), placement.replicated_params
         tables = sum(space.on_device(shard) for shard in shards)

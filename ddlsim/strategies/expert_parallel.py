@@ -1,4 +1,4 @@
-"""Synchronous SGD of mixtures of experts that are dealt out over workers."""
+"""Synchronous SGD of mixtures of experts with experts distributed over workers."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from ddlsim.workload.stage import Stage
 @checked
 @dataclass(frozen=True)
 class ExpertParallel(DealtOut):
-    """Data parallelism in which workers that follow each other share out the experts of every layer, and exchange
-    tokens in two all-to-alls a layer each way (Lepikhin et al. 2021, GShard, arXiv:2006.16668; DeepSpeed-MoE:
-    Rajbhandari et al. 2022, arXiv:2201.05596). ``batch_size`` is that of all workers together.
+    """Data parallelism in which groups of consecutive workers divide the experts of every layer, and exchange tokens
+    in two all-to-alls per layer and pass (Lepikhin et al. 2021, GShard, arXiv:2006.16668; DeepSpeed-MoE:
+    Rajbhandari et al. 2022, arXiv:2201.05596). ``batch_size`` is the global batch size.
 
-    ways        workers that share out the experts (expert parallelism); None: all
+    ways        workers per group (the degree of expert parallelism); None: all workers
     overlap     of gradients with the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
     algorithm   of all-reduces; ``all_to_all`` of the exchanges of tokens; ``rank_order`` as for
                 :class:`~ddlsim.AllReduce`
 
-    Every expert gets as many tokens as any other one.
+    All experts get the same number of tokens.
     """
 
     ways: Count | None = None
@@ -49,7 +49,7 @@ class ExpertParallel(DealtOut):
 
     @property
     def label(self) -> str:
-        """Over how many workers experts are dealt out."""
+        """The degree of expert parallelism."""
         return f"expert parallel ({'all' if self.ways is None else self.ways} ways)"
 
     def collectives(self) -> Collectives:
@@ -57,7 +57,7 @@ class ExpertParallel(DealtOut):
         return Collectives({"algorithm": self.algorithm, "all_to_all": self.all_to_all})
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker holds: its share of the experts, and the tokens that it sends and gets."""
+        """Return a worker's part: its experts, and the tokens that it sends and receives."""
         ways, model = self._ways(n_workers), workload.model
         layers = tuple(
             dataclasses.replace(layer, n_params=n, tensors=(("own", n),)) if n < layer.n_params else layer

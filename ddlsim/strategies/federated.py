@@ -1,4 +1,4 @@
-"""Federated learning: clients that a server asks now and then, who make some steps on data of their own."""
+"""Federated learning: a server samples clients, which train on their own data for some steps."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ddlsim.streams import stream
 class FedAvg(WithServers):
     """Federated averaging (McMahan et al. 2017, AISTATS, arXiv:1602.05629, algorithm 1). In every round, of K clients
 
-    S = max(C K, 1) of them, drawn by chance
-    w_k <- w, then w_k <- w_k - eta g_k(w_k) as often as said        each k of S
+    S = max(C K, 1) of them, sampled at random
+    w_k <- w, then w_k <- w_k - eta g_k(w_k) for all local steps     each k of S
     w <- sum_k (n_k / n) w_k                                         over k of S, n = sum_k n_k
 
-    The clients are the run's workers, n_k the samples of their shards. A round is one update, of the samples of all its
-    steps. Clients keep nothing from round to round: the run's optimizer, plain SGD in the paper, starts anew in each.
+    The clients are the run's workers, n_k the samples of their shards. A round is one update, from the samples of all
+    its steps. Clients keep no state between rounds: the run's optimizer, plain SGD in the paper, is reset in each.
     With C = 1 and one local step this is synchronous SGD (up to rounding).
 
     fraction      C
@@ -57,12 +57,12 @@ class FedAvg(WithServers):
 
     @property
     def label(self) -> str:
-        """Who does how much."""
+        """Share of the clients, and their work."""
         work = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.local_steps} steps"
         return f"FedAvg ({self.fraction:.3g} of the clients, {work})"
 
     def n_drawn(self, n_workers: int) -> int:
-        """Return how many of the workers take part in a round."""
+        """Return the number of clients in a round."""
         return max(round(self.fraction * n_workers), 1)
 
     def updates(self, steps: int, n_workers: int) -> int:
@@ -70,13 +70,13 @@ class FedAvg(WithServers):
         return math.ceil(steps * n_workers / (self.n_drawn(n_workers) * (self.local_steps or 1)))
 
     def start(self, setting: Setting) -> None:
-        """Start all clients. Raises ConfigError for `epochs` where there is no data to count epochs of."""
+        """Start all clients. Raises ConfigError for `epochs` in a timing-only run, which has none."""
         if self.epochs is not None:
             need_values(setting, f"FedAvg: epochs = {self.epochs:g}", "epochs are passes over data")
         _Rounds(self, setting).go()
 
     def steps_of(self, worker: Worker) -> int:
-        """Return how many steps a client makes in a round that begins now."""
+        """Return a client's steps in a round that begins now."""
         n_local = worker.learner.n_local(worker.rank)
         return self.local_steps or math.ceil((self.epochs or 0.0) * n_local / worker.samples_per_step)
 
@@ -84,8 +84,8 @@ class FedAvg(WithServers):
 class _Rounds(UpdateRule):
     """The model at the servers, in rounds of `count` clients each, sampled at random, all different.
 
-    A round is an update, when all its clients have pushed their models: the model is the mean of theirs then, weighted
-    by the samples of their shards and summed in float64 in the order of the ranks.
+    A round ends with an update when all its clients have pushed their models: the new model is the mean of theirs,
+    weighted by the samples of their shards and summed in float64 in rank order.
     """
 
     told = False
@@ -101,7 +101,7 @@ class _Rounds(UpdateRule):
         setting.model = lambda: self.params
 
     def go(self) -> None:
-        """Let clients wait for a round, pull the model, make local steps, and push theirs, for ever."""
+        """Let clients repeat: wait for a round, pull the model, make local steps, and push theirs."""
         clients = self._clients
         step = [
             *gradient(self.servers.setting, lambda worker: clients[worker.rank].draw()),
@@ -159,7 +159,7 @@ class FedBuff(WithServers):
 
     local_steps        of a client, the paper's Q
     buffer             K; 10 in the paper
-    staleness_scaling  "square-root" is the paper's; None, "inverse" and others as AsyncParameterServer's
+    staleness_scaling  "square-root" is the paper's; None, "inverse" and others as for AsyncParameterServer
     outer, outer_rate  ServerOpt and its learning rate eta_g: w <- w - eta_g Delta in the algorithm, Momentum(0.3) in
                        experiments
     servers, placement, apply_time
@@ -198,7 +198,7 @@ class FedBuff(WithServers):
 
 
 class _Buffer(CentralModel):
-    """The model at the servers, to which ``clients`` bring how far they have gone."""
+    """The model at the servers, to which ``clients`` send their model updates."""
 
     clients: Sequence[_Client] = ()
 
@@ -215,13 +215,13 @@ class _Client:
         self.begin()
 
     def begin(self) -> None:
-        """Start a fresh optimizer with the learning rate of now."""
+        """Start a fresh optimizer with the current learning rate."""
         worker, learner = self.worker, self.worker.learner
         self.begun, self.gradients = worker.params, list[Value[Array]]()
         self.rate, self.state = learner.rate(worker.stop.n_samples), learner.optimizer_state(worker.params)
 
     def draw(self) -> None:
-        """The gradient is that of the parameters which the client has now."""
+        """Compute the gradient at the client's current parameters."""
         self.gradients.append(self.worker.draw())
 
     def step(self) -> None:

@@ -1,4 +1,4 @@
-"""`FSDP`: data parallelism whose ranks keep shares of optimizer, gradients and weights (ZeRO, FSDP, HYBRID_SHARD)."""
+"""`FSDP`: data parallelism with sharded optimizer state, gradients and weights (ZeRO, FSDP, HYBRID_SHARD)."""
 
 from __future__ import annotations
 
@@ -55,46 +55,46 @@ OF_STAGE_3 = ("prefetch", "shard", "units")
 @checked
 @dataclass(frozen=True)
 class FSDP:
-    """Data parallelism whose ranks share out what they hold: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054;
-    DeepSpeed) and PyTorch FSDP (Zhao et al. 2023, arXiv:2304.11277).
+    """Sharded data parallelism: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054; DeepSpeed) and PyTorch FSDP (Zhao et
+    al. 2023, arXiv:2304.11277).
 
-    The batch size of a run is that of an update, of all workers together, as in DeepSpeed: each does
+    The batch size of a run is the global one, of an update, as in DeepSpeed: each worker computes
     ``batch_size / (workers * micro_batch)`` micro-batches one after the other.
 
-    stage         1: shares of the optimizer's state; 2: of the gradients too; 3: of the weights too, which are gathered
-                  unit by unit for each pass (FSDP's FULL_SHARD)
-    micro_batch   samples that a worker computes at once; None: all of its own
-    no_sync       gradients are added up where they are made and scattered after the last micro-batch, so that there
-                  must be room for whole ones. Otherwise stages 2 and 3 scatter those of every micro-batch. Stage 1
-                  always does this
+    stage         1 shards the optimizer's state; 2 the gradients too; 3 the weights too, which are gathered unit by
+                  unit for each pass (FSDP's FULL_SHARD)
+    micro_batch   samples that a worker computes at once; None: its share of the batch
+    no_sync       True: accumulate unsharded gradients locally, which takes memory, and reduce-scatter them after the
+                  last micro-batch. False: stages 2 and 3 reduce-scatter those of every micro-batch. Stage 1 always
+                  accumulates locally
     recompute     activations that are computed again in the backward pass (checkpointing): "none", "selective"
                   (attention's matrices), "full" (transformer layers), or "early-stop": transformer layers as far as
                   anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
-    param_dtype   of the weights that are gathered: None: as they are computed with; "fp32" where each rank casts what
-                  it has gathered (autocast)
+    param_dtype   dtype of gathered weights. None: the dtype of the computation; "fp32": each rank casts the gathered
+                  weights (autocast)
     reduce_scatter, all_gather, rank_order, cost
                   as for :class:`~ddlsim.ShardedUpdate`
 
     Stages 1 and 2 also have
 
-    overlap       buckets that are scattered beside the backward pass and gathered beside the next forward pass: "ddp"
-                  (if nothing is said), "layer" or DdpBuckets(...); "none": all behind it, at once
+    overlap       buckets that are reduce-scattered during the backward pass and gathered during the next forward pass:
+                  "ddp" (the default), "layer" or DdpBuckets(...); "none": all at once after the backward pass
 
     and stage 3 has
 
-    prefetch      units that may be gathered ahead of the one that computes: 1 if nothing is said
-    reshard       weights are given back after the forward pass, and gathered again for the backward pass; False:
-                  SHARD_GRAD_OP
-    units         layers with which units begin; None: transformer layers, and what is before and behind them; in other
-                  networks blocks
-    shard         neighbours that share, such as the GPUs of a machine (HYBRID_SHARD; with ``reshard=False``
-                  _HYBRID_SHARD_ZERO2): as many copies as there are such groups sum their shares of the gradients; None:
-                  all workers share
-    all_reduce    how they do that, as where nothing is said
+    prefetch      units that may be gathered ahead of the one that computes; 1 by default
+    reshard       True: free the weights after the forward pass and gather them again for the backward pass; False:
+                  keep them (SHARD_GRAD_OP)
+    units         first layer of each unit; None: one unit per transformer layer, and the layers before and after them;
+                  in other networks one per block
+    shard         size of a sharding group of neighbouring workers, such as the GPUs of a machine (HYBRID_SHARD; with
+                  ``reshard=False`` _HYBRID_SHARD_ZERO2). The groups are replicas, which all-reduce their shards of the
+                  gradients; None: one group of all workers
+    all_reduce    algorithm of this all-reduce; the default algorithm if None
 
-    LARS and LAMB need the norms of whole tensors: each rank computes the squares of its shares, which a small
-    all-reduce adds up (:func:`ddlsim.plan.norms.with_partial_norms`). What a run compresses are the gradients that are
-    scattered; weights are gathered as they are.
+    LARS and LAMB need the norms of whole tensors: each rank computes the sums of squares of its shards, and a small
+    all-reduce adds them up (:func:`ddlsim.plan.norms.with_partial_norms`). Compression applies to the gradients that
+    are reduce-scattered; weights are gathered uncompressed.
     """
 
     stage: Annotated[int, whole(1, 3)] = 3
@@ -137,7 +137,7 @@ class FSDP:
 
     @property
     def label(self) -> str:
-        """Stage and how it shares."""
+        """Stage and sharding options."""
         more = f", micro-batch {self.micro_batch}" if self.micro_batch is not None else ""
         more += "" if self.shard is None else f", hybrid {self.shard}"
         more += "" if self.reshard else ", weights kept"
@@ -153,8 +153,8 @@ class FSDP:
         return Collectives(algorithms | more, self.cost)
 
     def on_fabric(self, fabric: Fabric) -> FSDP:
-        """Return it with collectives that are the halves of a fabric's all-reduce. Raises ConfigError for one that has
-        no such halves."""
+        """Return the strategy with the two halves of a fabric's all-reduce as its collectives. Raises ConfigError for
+        an all-reduce without such halves."""
         reduce_scatter, all_gather = halves_of(fabric, self.label)
         return dataclasses.replace(
             self, reduce_scatter=reduce_scatter, all_gather=all_gather, rank_order=fabric.rank_order, cost=fabric.cost,
@@ -168,8 +168,8 @@ class FSDP:
         return 1 if self.prefetch is None else self.prefetch
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples that a worker computes at once. Raises ConfigError, with the nearest batches, for one that
-        cannot be dealt out evenly."""
+        """Return the samples that a worker computes at once. Raises ConfigError, with the nearest batch sizes, for a
+        batch that cannot be divided evenly."""
         at_once = n_workers * (self.micro_batch or 1)
         if batch_size % at_once:
             below = batch_size - batch_size % at_once
@@ -204,13 +204,13 @@ class FSDP:
         }  # fmt: skip
 
     def scaled_down(self) -> FSDP:
-        """Return a way to learn for two workers with any model that is as exact."""
+        """Return an equally exact strategy for two workers and any model."""
         return FSDP(stage=self.stage)
 
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
-        """Return what workers compute, all of the model, and the memory that it takes: of P parameters in fp16 with
-        Adam 4 P + 12 P / N bytes in stage 1, 2 P + 14 P / N in stage 2, 16 P / N in stage 3, and what is gathered of
-        `prefetch` + 1 units."""
+        """Return what workers compute (the whole model) and the memory that it takes: with P parameters in fp16 and
+        Adam 4 P + 12 P / N bytes in stage 1, 2 P + 14 P / N in stage 2, and 16 P / N in stage 3 plus the gathered
+        weights of `prefetch` + 1 units."""
         n_workers = len(workloads)
         state = 1.0 / (n_workers if self.shard is None else self.shard)
         return [Stage(each, state=state, memory=_memory(self, each, n_workers)) for each in workloads]
@@ -218,7 +218,7 @@ class FSDP:
     lower_memory_variants = lower_memory_fsdp
 
     def _units(self, model: Model) -> tuple[int, ...]:
-        """Return the layers with which units begin."""
+        """Return the first layer of each unit."""
         if self.units is not None:
             return tuple(self.units)
         ranges, layers = blocks(model.layers), model.layers
@@ -261,8 +261,8 @@ class FSDP:
         return program.map(keeping)
 
     def _compressible(self, setting: Setting, plan: Plan, accumulation: int) -> list[slice]:
-        """Return which elements of the flat gradient each part of the plan is. Raises ConfigError, with the reason, for
-        what is not compressed."""
+        """Return the elements of the flat gradient in each part of the plan. Raises ConfigError, with the reason, if
+        the gradients cannot be compressed."""
         assert setting.compression is not None
         compressor = setting.compression.compressor
         if self.shard is not None:
@@ -290,8 +290,8 @@ class FSDP:
         return slices if self.stage == 3 else slices[::-1]
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer, and for gradients
-        that are not compressed."""
+        """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer, and for a compression
+        that does not apply."""
         check_shares("FSDP", setting)
         each = [worker.workload for worker in setting.workers]
         accumulation = setting.workers[0].accumulation

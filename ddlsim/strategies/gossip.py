@@ -1,5 +1,5 @@
-"""Gossip: decentralised SGD over a graph, in step (D-PSGD, CHOCO-SGD) or without steps in common, with partners drawn
-at random (AD-PSGD: pairs average; GoSGD: push-sum)."""
+"""Gossip: decentralised SGD over a graph, synchronous (D-PSGD, CHOCO-SGD) or asynchronous with random partners
+(AD-PSGD: pairwise averaging; GoSGD: push-sum)."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def checked_graph(graph: Mixing) -> str | Graph | Weights:
 
 @dataclass
 class Neighbours:
-    """Workers who send each other their models: in every step, each worker i gets those with a weight in row i of
-    ``matrix``, (N, N). They are compressed if the run compresses.
+    """Workers that send each other their models: in every step, worker i receives the models with a weight in row i of
+    ``matrix``, (N, N), compressed if the run compresses.
 
-    public   every worker's latest model as its neighbours have it
-    arriving what is in flight, or has come and is not mixed in yet, by sender, receiver and the sender's count
+    public   every worker's latest model as its neighbours hold it
+    arriving messages in flight, or received and not mixed in yet, by sender, receiver and the sender's count
     """
 
     setting: Setting
@@ -74,25 +74,26 @@ class Neighbours:
     # ------------------------------------------------------------ what workers do
 
     def gradient(self) -> list[Op]:
-        """Return what computes a gradient."""
+        """Return the operations that compute a gradient."""
         return gradient(self.setting, self._drawn if self.follows else None)
 
     def send(self) -> list[Op]:
-        """Return what encodes a worker's model and sends it off."""
+        """Return the operations that encode a worker's model and send it."""
         packed = [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if self.follows else []
         return [*packed, Op(ls.WORK, "encode"), Op(ls.POST)]
 
     def receive(self, step: str) -> list[Op]:
-        """Return what waits until all messages that a worker sends and gets in a `step` (a name) have arrived."""
+        """Return the operations that wait until all messages of a worker in a `step` (a name) have arrived, sent and
+        received."""
         come = Op(ls.AWAIT, "neighbours", waits=f"its neighbours' parameters of step {step}")
         return [come, *([Op(ls.ASK, follow=self._come)] if self.packs else []), Op(ls.WORK, "decode")]
 
     def after(self, follow: Callable[[Worker], None]) -> Callable[[Worker], None] | None:
-        """Return what follows an operation, where values or sizes do."""
+        """Return the call that follows an operation, None if neither values nor sizes depend on it."""
         return follow if self.follows else None
 
     def go(self, ops: Sequence[Op]) -> None:
-        """Let all workers go round."""
+        """Let all workers repeat the operations."""
         first = self.setting.workers[0]
         self.lanes = Lanes(
             self.setting, ops, first.workload.gradient_nbytes, first.samples_per_step * len(self.matrix),
@@ -100,8 +101,8 @@ class Neighbours:
         )  # fmt: skip
 
     def _lead(self) -> int:
-        """Return how many steps a worker can be ahead of one that it sends to: it waits for that one's messages, or for
-        those of workers who wait for them, and so on."""
+        """Return how many steps a worker can be ahead of a receiver of its messages: it waits for messages of that
+        receiver directly, or through a chain of workers that wait for each other."""
         if ((self.matrix != 0.0) == (self.matrix.T != 0.0)).all():
             return 1
         lead = 1
@@ -119,7 +120,7 @@ class Neighbours:
     # ------------------------------------------------------------ what follows
 
     def models(self, worker: Worker) -> dict[int, Value[Array]]:
-        """Return the models of a worker's neighbours, and its own as they have it; they are taken."""
+        """Take the received models of a worker's neighbours; return them, and its own as the neighbours hold it."""
         me = worker.rank
         count = self._count(worker)
         return {me: self.public[me]} | {j: self.arriving.pop((j, me, count)).value for j in self.senders[me]}
@@ -151,9 +152,9 @@ class DPSGD:
 
     x_i <- sum_j W_ij x_j - eta g_i(x_i)
 
-    Only neighbours in the graph talk. Their parameters travel while the gradient is computed, which
-    the algorithm allows, so a step takes the longer of the two. A worker is through when all it waits for has come
-    and all it sends has arrived.
+    Only neighbours in the graph communicate. Parameters are exchanged while the gradient is computed, which
+    the algorithm allows, so a step takes the longer of the two. A worker's step ends when all messages that it
+    sends and receives have arrived.
 
     graph  "ring" (along the ranks, 1/3 each), "complete", "bipartite", a networkx graph of ranks (with
            Metropolis-Hastings weights), or W itself (N, N): doubly stochastic, row i what worker i takes
@@ -167,7 +168,7 @@ class DPSGD:
         return f"D-PSGD ({describe(checked_graph(self.graph))})"
 
     def start(self, setting: Setting) -> None:
-        """Start all workers, and note how fast they agree."""
+        """Start all workers, and note how fast they reach consensus."""
         matrix = mixing_matrix("DPSGD", checked_graph(self.graph), len(setting.workers))
         if said := agreement("D-PSGD", matrix):
             setting.notes.append(said)
@@ -195,11 +196,11 @@ class CHOCOSGD:
     x_i <- x_i + gamma sum_j W_ij (y_j - y_i)
 
     y_i is the public copy of x_i, which all neighbours hold; all start from the initial model (from 0 in the paper). Q
-    is the compressor of the run, ``simulate(..., compression=TopK(0.01))``; without one y_i = x_i. What travels depends
-    on the gradient, so nothing of it hides behind the computing. The optimizer of the run makes the local steps.
+    is the compressor of the run, ``simulate(..., compression=TopK(0.01))``; without one y_i = x_i. The messages depend
+    on the gradient, so they cannot overlap its computation. The optimizer of the run makes the local steps.
 
-    gamma  consensus step size; 1 for uncompressed messages, smaller the less of them is sent (the paper tunes it: 0.04
-           for the largest 1 %, theorem 4 says what is safe)
+    gamma  consensus step size: 1 for uncompressed messages, smaller for stronger compression (the paper tunes it: 0.04
+           for the largest 1 %; theorem 4 gives a safe value)
     graph  as of :class:`~ddlsim.DPSGD`
     """
 
@@ -212,7 +213,7 @@ class CHOCOSGD:
         return f"CHOCO-SGD ({self.gamma:g}, {describe(checked_graph(self.graph))})"
 
     def start(self, setting: Setting) -> None:
-        """Start all workers, and note how fast they agree where nothing is compressed."""
+        """Start all workers and, without compression, note how fast they reach consensus."""
         matrix = mixing_matrix("CHOCOSGD", checked_graph(self.graph), len(setting.workers))
         towards = self.gamma * (matrix - np.eye(len(matrix)))
         if setting.compression is None and (said := agreement("CHOCO-SGD", np.eye(len(matrix)) + towards)):
@@ -245,8 +246,8 @@ class ADPSGD:
     x_i, x_j <- (x_i + x_j) / 2   at one instant;   x_i <- x_i - eta g_i(x_i as it was when the gradient began)
 
     The graph must be bipartite, as in the paper: the workers on one side send their parameters and wait for the
-    average, those on the other side answer beside their computing, so that no circle of waiting can arise; those
-    never wait. Staleness counts the updates that all workers make between a gradient's begin and its use.
+    average; those on the other side answer while they compute and never wait, so there is no deadlock.
+    Staleness is the number of updates by all workers between the start of a gradient and its use.
 
     graph  "ring" (of an even number), "bipartite" (every even rank with every odd one), or a networkx graph of ranks
     """
@@ -270,7 +271,7 @@ class ADPSGD:
 
 
 class _Pairs:
-    """Workers who ask one of their `partners` for the average in every step, if they have any."""
+    """Workers of which those with `partners` ask one of them for the average in every step."""
 
     def __init__(self, setting: Setting, partners: Sequence[Sequence[int]]) -> None:
         self.setting, self.partners, self.replicas = setting, partners, replicas_of(setting)
@@ -309,8 +310,8 @@ class _Pairs:
         self.gradients[worker.rank] = worker.draw()
 
     def _average(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
-        """Average where the parameters have arrived, and send the partner's back (compressing them on the way is not
-        the partner's own time).
+        """Average where the parameters have arrived, and send the average back (compressing it takes none of the
+        partner's compute time).
 
         No other worker changes the parameters of the one that asks, so both can take the average at once.
         """
@@ -333,7 +334,7 @@ class _Pairs:
 
 @dataclass
 class _Push:
-    """Parameters and their weight on their way."""
+    """Parameters and their weight, in flight."""
 
     message: Message
     weight: float
@@ -341,7 +342,7 @@ class _Push:
 
 @dataclass
 class Peer:
-    """A worker of :class:`GossipSGD`: the weight of its parameters, and what has come in or is on its way out."""
+    """A worker of :class:`GossipSGD`: the weight of its parameters, its received messages and its push in flight."""
 
     replica: Replica
     weight: float
@@ -352,12 +353,12 @@ class Peer:
     coming: list[_Push] = field(default_factory=list)
 
     def take(self) -> float:
-        """Turn to all that has come in; return the s that decoding it takes."""
+        """Start to merge all received messages; return the s that decoding them takes."""
         self.coming, self.inbox = self.inbox, []
         return sum(self.messages.decode_seconds(self.replica.worker, push.message) for push in self.coming)
 
     def merge(self) -> None:
-        """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all that it has turned to."""
+        """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all messages taken."""
         worker = self.replica.worker
         for push in self.coming:
             total = self.weight + push.weight
@@ -366,14 +367,14 @@ class Peer:
             self.weight = total
 
     def push(self, rank: int) -> Message:
-        """w <- w / 2;  send (x, w), as they are now, to another."""
+        """w <- w / 2;  send (x, w), as they are now, to `rank`."""
         self.weight /= 2.0
         message = self.messages.model(self.replica.worker, self.replica.worker.params, to=rank)
         self.outgoing = _Push(message, self.weight)
         return message
 
     def arrive(self, other: Peer) -> None:
-        """What is on its way out reaches another."""
+        """Deliver the push in flight to another peer."""
         assert self.outgoing is not None
         other.inbox.append(self.outgoing)
         self.outgoing = None
@@ -389,7 +390,7 @@ class GossipSGD:
     sum_i w_i x_i is preserved, pushes in flight included. A worker has one push in flight at a time and waits for it
     before the next one.
 
-    graph  "complete" (anybody, as in the paper), "ring", "bipartite", or a networkx graph of ranks
+    graph  "complete" (any worker, as in the paper), "ring", "bipartite", or a networkx graph of ranks
     """
 
     probability: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is 10 %)")] = 0.1
@@ -410,12 +411,12 @@ class GossipSGD:
         _Gossip(self, setting, self.peers(setting, messages), neighbours("GossipSGD", self.graph, len(setting.workers)))
 
     def peers(self, setting: Setting, messages: Messages) -> list[Peer]:
-        """Return the workers, who share the weight evenly."""
+        """Return the workers, with equal weights."""
         return [Peer(replica, 1.0 / len(setting.workers), messages) for replica in replicas_of(setting)]
 
 
 class _Gossip:
-    """Workers who push to one of those `near` them now and then."""
+    """Workers that now and then push to one of their neighbours, `near`."""
 
     def __init__(self, rule: GossipSGD, setting: Setting, peers: list[Peer], near: Sequence[Sequence[int]]) -> None:
         self.probability, self.peers, self.near, messages = rule.probability, peers, near, peers[0].messages

@@ -49,8 +49,8 @@ def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
 @checked
 @dataclass(frozen=True)
 class Distribution:
-    """Every layer in ``data`` groups of ``model`` workers, as MLSL's distributions say it (Sridharan et al. 2018,
-    arXiv:1801.08030): ``Hybrid(Distribution(data=4, model=16))``. Layers with fewer outputs than that keep data
+    """Every layer in ``data`` groups of ``model`` workers, like the distributions of MLSL (Sridharan et al. 2018,
+    arXiv:1801.08030): ``Hybrid(Distribution(data=4, model=16))``. Layers with fewer than ``model`` outputs keep data
     parallelism.
     """
 
@@ -74,23 +74,23 @@ class Distribution:
 @checked
 @dataclass(frozen=True)
 class Hybrid(DealtOut, WithFabric):
-    """Layer by layer data parallelism, model parallelism, or something between the two (Das et al. 2016,
-    arXiv:1602.06709): G groups of N / G workers, in each of which the outputs of the layer are shared out.
-    ``batch_size`` is that of all workers together.
+    """Data parallelism, model parallelism, or a mix of the two for each layer (Das et al. 2016, arXiv:1602.06709): G
+    groups of N / G workers, where each group divides the outputs of the layer among its workers. ``batch_size`` is the
+    global batch size.
 
-    groups      G by the name of the layer, as ``{"fc6": 1, "fc7": 2}``; layers that are not named have N, data
-                parallelism. "balance": of all numbers, those with which a worker gets the fewest bytes in a step.
-                Distribution(data, model): the same for all layers
+    groups      G by layer name, as ``{"fc6": 1, "fc7": 2}``; all other layers have G = N, data parallelism. "balance":
+                the numbers with which a worker receives the fewest bytes in a step. Distribution(data, model): the same
+                for all layers
     overlap     of gradients with the backward pass: "layer", "ddp", "none", DdpBuckets(...) or WhileWaiting()
     micro_batches
                 that a worker computes one after the other, before the gradients of all of them are summed
     algorithm, rank_order, cost
-                the :class:`~ddlsim.Fabric` on which gradients are summed; what else is exchanged is simulated
+                the :class:`~ddlsim.Fabric` on which gradients are summed; all other exchanges are simulated
 
-    Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Inputs are gathered in
-    the group before the layer, the gradients of inputs reduce-scattered behind it, and weights, of which each worker of
-    a group has its part, all-reduced over the groups. What a run compresses are the gradients of layers that are not
-    split: of split ones, workers of different groups have the same part of the weights, which is small.
+    Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Each group gathers
+    inputs before the layer and reduce-scatters their gradients after it. The gradients of the weights, of which each
+    worker of a group holds a part, are all-reduced over the groups. Compression applies only to layers that are not
+    split; the parts of split layers are small.
     """
 
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
@@ -103,7 +103,7 @@ class Hybrid(DealtOut, WithFabric):
 
     @property
     def label(self) -> str:
-        """How many groups."""
+        """Number of groups by layer."""
         more = "" if self.micro_batches == 1 else f", {self.micro_batches} micro-batches"
         more += cost_suffix(self.cost)
         if isinstance(self.groups, str):
@@ -113,7 +113,7 @@ class Hybrid(DealtOut, WithFabric):
         return f"hybrid ({', '.join(f'{name} {n}' for name, n in self.groups.items())}{more})"
 
     def scaled_down(self) -> Hybrid:
-        """Return a way to learn for two workers with any model that is as exact."""
+        """Return an equally exact strategy for two workers and any model."""
         return Hybrid(overlap=self.overlap)
 
     def layout(self, workload: Workload, n_workers: int) -> Layout:
@@ -131,7 +131,7 @@ class Hybrid(DealtOut, WithFabric):
         return balanced_layout(model, n_workers, samples, ELEMENT_NBYTES[workload.precision], gradient)
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker holds: its parts of weights, its activations, and what it gathers."""
+        """Return a worker's part: its weights, its activations, and the tensors that it gathers."""
         layout, model = self.layout(workload, n_workers), workload.model
         layers = list(model.layers)
         for i in layout.split:

@@ -53,14 +53,14 @@ class _Arrival:
 
 @dataclass
 class _Rounds:
-    """Steps made from the first gradients to arrive; every update is sent to all workers, who drop what they do."""
+    """Steps made from the first gradients to arrive; every update goes to all workers, which abandon their work."""
 
     center: CentralModel
     gathered: list[Visit] = field(default_factory=list)
     _arrivals: dict[tuple[int, int], _Arrival] = field(default_factory=dict)
 
     def arrival(self, worker: Worker, version: int) -> _Arrival:
-        """Return when and what reaches a worker as the parameters of a version."""
+        """Return when the parameters of a version reach a worker, and their value."""
         return self._arrivals.setdefault((worker.rank, version), _Arrival(worker.loop.env.event()))
 
     def push(self, worker: Worker, message: Message, version: int) -> simpy.Event:
@@ -71,7 +71,7 @@ class _Rounds:
         return arrived
 
     def _receive(self, arrived: simpy.Event, visit: Visit, version: int) -> Process:
-        """Take the gradient unless it is too late; make the update if there are enough."""
+        """Take the gradient unless it is late; update if enough have arrived."""
         center, servers = self.center, self.center.servers
         loop = servers.setting.loop
         yield arrived
@@ -99,7 +99,7 @@ class _Rounds:
         arrival.event.succeed()
 
     def work(self, worker: Worker, *, again: bool) -> Process:
-        """Compute and push, once or again and again, until the next parameters are there; for ever."""
+        """Compute and push, once or repeatedly, until the next parameters arrive; repeat for every version."""
         version = 0
         while True:
             version += 1
@@ -134,7 +134,7 @@ def _start(setting: Setting, center: CentralModel, *, again: bool) -> None:
 
 
 def _note_dropped(setting: Setting, label: str, count: int) -> None:
-    """Note whose samples count where an update takes `count` gradients and others are dropped."""
+    """Note which samples count if an update takes `count` gradients and drops the others."""
     setting.notes.append(
         f"{label}: throughput counts the samples of the {count} gradients that make an update, not those of dropped "
         "work"
@@ -147,7 +147,7 @@ class KSync(OfK):
     """K-sync SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for the first k
     learners, w <- w - eta (1/k) sum g; the others are cancelled, and all start again with the new parameters.
 
-    A learner stops computing when the new parameters reach it; a gradient that is on its way then arrives late
+    A learner stops computing when the new parameters reach it; a gradient in flight at that time arrives late
     and is dropped. k = N is synchronous SGD.
     """
 
@@ -191,8 +191,8 @@ class BackupWorkers(WithServers):
     the other b are dropped.
 
     backups  b; the run's workers are the N + b
-    restart  True: the new parameters are sent to everybody, and the late workers drop what they do for them (which
-             makes it :class:`KSync` with k = N); False: they finish, push, are told that it is too late, and pull
+    restart  True: the new parameters are sent to all workers, and late workers abandon their gradients
+             (:class:`KSync` with k = N); False: late workers finish, push, learn that it is too late, and pull
              (the paper's algorithms 3 and 4, as in TensorFlow's SyncReplicasOptimizer)
     """
 

@@ -1,4 +1,4 @@
-"""Local SGD: workers go on alone and average their models now and then, and wait for it.
+"""Local SGD: workers train independently, periodically average their models, and wait for the average.
 
 Optimizer states (momentum) stay with the worker; only parameters are averaged. Forming averages costs no
 compute time beyond what the cluster charges for reductions.
@@ -39,8 +39,8 @@ class LocalSGD(Periodic):
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
 
-    With ``start_epoch`` above 0 workers average gradients in every step until then (post-local SGD, Lin et al.
-    2020, arXiv:1808.07217). ``algorithm``, ``rank_order`` and ``cost`` are those of :class:`~ddlsim.AllReduce`.
+    Before ``start_epoch`` workers average gradients in every step (post-local SGD, Lin et al. 2020,
+    arXiv:1808.07217). ``algorithm``, ``rank_order`` and ``cost`` are those of :class:`~ddlsim.AllReduce`.
     """
 
     period: Count = 8
@@ -48,7 +48,7 @@ class LocalSGD(Periodic):
 
     @property
     def label(self) -> str:
-        """Period and algorithm, and what it costs unless that is simulated."""
+        """Period and algorithm, and the cost model unless it is simulation."""
         after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
         return f"local SGD ({self.period} steps{after}, {fabric_label(self.algorithm, self.cost)})"
 
@@ -64,7 +64,7 @@ class LocalSGD(Periodic):
         return local_steps(workloads, [Average(Every(self.period))], accumulation)
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for a `start_epoch` where there is no data to count epochs of."""
+        """Start all workers. Raises ConfigError for a `start_epoch` in a timing-only run, which has no epochs."""
         if self.start_epoch:
             need_values(setting, f"LocalSGD: start_epoch = {self.start_epoch:g}", "epochs are passes over data")
         members = communicator(setting, self)
@@ -77,12 +77,12 @@ class LocalSGD(Periodic):
 
 
 def _updated(replica: Replica, gradient: Value[Array]) -> tuple[Value[Array], State]:
-    """Return what all replicas are after a step with the same gradient."""
+    """Return the replicas after a step in which all apply the same gradient."""
     return replica.after(replica.worker.params, gradient)
 
 
 def _steps_before(setting: Setting, epoch: float) -> int:
-    """Return how many steps begin before an epoch."""
+    """Return the number of steps that begin before an epoch."""
     worker, n_samples, steps = setting.workers[0], 0, 0
     if worker.workload_at is None:
         of_step = worker.samples_per_step * len(setting.workers)
@@ -96,14 +96,15 @@ def _steps_before(setting: Setting, epoch: float) -> int:
 @checked
 @dataclass(frozen=True)
 class QsparseLocalSGD(Periodic):
-    """Local SGD whose steps travel compressed, with error feedback (Basu et al. 2019, arXiv:1906.02367, algorithm 1):
+    """Local SGD that sends compressed model updates, with error feedback (Basu et al. 2019, arXiv:1906.02367,
+    algorithm 1):
 
     x_i <- x_i - eta g_i(x_i)                                   `period` H times, from x_i = x
     q_i = C(m_i + x - x_i);   m_i <- m_i + x - x_i - q_i;   x <- x - (1/N) sum_i q_i
 
-    It is :class:`~ddlsim.LocalSGD` with a compressor of its own, and the same with ``compression=compressor``.
+    Equivalent to :class:`~ddlsim.LocalSGD` in a run with ``compression=compressor``.
 
-    compressor  C with its memory m_i: the paper's are Top_k or Rand_k, and signs or a quantisation of what is left
+    compressor  C with its memory m_i: in the paper Top_k or Rand_k, and signs or a quantisation of the rest
     """
 
     period: Count = 8
@@ -116,7 +117,7 @@ class QsparseLocalSGD(Periodic):
         return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError in a run that says another compression."""
+        """Start all workers. Raises ConfigError in a run with another compression."""
         if setting.compression not in (None, Compression(self.compressor)):
             raise ConfigError(
                 f"compression: QsparseLocalSGD says compressor = {title(self.compressor)} already; say it once, or use "
@@ -136,10 +137,10 @@ class HierarchicalLocalSGD(Periodic):
     x_i <- the mean of the models in its block                   after every H local steps, `period`
     x_i <- the mean of all models                                after every H^b such block steps, `block_period`
 
-    Blocks average in the place of all, over the links inside them. H^b = 1 is :class:`~ddlsim.LocalSGD`.
+    A block step averages over the links inside each block. H^b = 1 is :class:`~ddlsim.LocalSGD`.
 
-    block  "machine": the workers of a machine, or where machines hold one worker each, of an innermost group of the
-           network, such as a rack; or the number of workers with neighbouring ranks in a block
+    block  "machine": one block per machine or, if machines hold one worker each, per innermost group of the network,
+           such as a rack; or the number of consecutive ranks in a block
     """
 
     period: Count = 2
@@ -180,7 +181,7 @@ class HierarchicalLocalSGD(Periodic):
 
 @dataclass
 class _AdaptivePeriod:
-    """The rule of :class:`AdaComm`, applied whenever an average is there: it chooses the step of the next one."""
+    """The rule of :class:`AdaComm`: after each average it chooses the step of the next one."""
 
     strategy: AdaComm
     setting: Setting
@@ -190,7 +191,7 @@ class _AdaptivePeriod:
     n_intervals: int = 1
 
     def adapt(self, mean: Value[Array]) -> Value[Array]:
-        """Set how many local steps to make from the mean, and return it."""
+        """Set and return the number of local steps until the next average."""
         passed = self.setting.loop.now if isinstance(self.strategy.interval, str) else len(self.steps)
         if passed >= self.n_intervals * self.strategy.between():
             self.n_intervals = math.floor(passed / self.strategy.between()) + 1
@@ -210,7 +211,7 @@ class AdaComm(Periodic):
 
     F_0 is the loss of the initial model, F_l that of the average at the start of interval l. An interval is a
     number of averaging rounds, or simulated time such as "60 s" (it ends with the first average after it). The
-    losses are those of the held-out samples, whose evaluation takes no time here.
+    losses are those of the held-out samples, whose evaluation takes no simulated time.
     """
 
     period: Count = 16
@@ -226,7 +227,7 @@ class AdaComm(Periodic):
         return f"AdaComm (from {self.period} steps, {fabric_label(self.algorithm, self.cost)})"
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError without data: the loss decides when workers talk."""
+        """Start all workers. Raises ConfigError in a timing-only run: the period depends on the loss."""
         need_values(setting, "AdaComm", "it averages as often as the loss says")
         first_loss = setting.learner.evaluate(setting.learner.initial)[0]
         steps = Chosen([self.period], 4 * self.period, "the loss")

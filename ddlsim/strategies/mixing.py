@@ -1,4 +1,4 @@
-"""Who talks to whom in gossip, and with which weights: graphs of ranks and doubly stochastic matrices."""
+"""Communication graphs and weights of gossip: graphs of ranks and doubly stochastic matrices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Graph(Protocol):
 
 
 def check_graph(graph: object, where: str, *, weights: bool = False) -> str | Graph | Weights:
-    """Return `graph` as it may be kept in a frozen object, a matrix as tuples (only where `weights` fit).
+    """Return `graph` in immutable form, a matrix as tuples (matrices only if `weights` are allowed).
 
     Raises ConfigError for an unknown name, a directed graph, and a matrix that is not doubly stochastic.
     """
@@ -54,7 +54,7 @@ def check_graph(graph: object, where: str, *, weights: bool = False) -> str | Gr
 
 
 def _check_weights(where: str, graph: object) -> Weights:
-    """Return a matrix as tuples if its rows and columns sum to 1 and nothing is negative."""
+    """Return a matrix as tuples if its rows and columns sum to 1 and no element is negative."""
     try:
         matrix = np.array(graph, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -78,7 +78,7 @@ def _check_weights(where: str, graph: object) -> Weights:
 
 
 def describe(graph: str | Graph | Weights) -> str:
-    """Return what a label says of a graph."""
+    """Return the part of a label that describes a graph."""
     if isinstance(graph, str):
         return graph
     return "matrix" if isinstance(graph, tuple) else "graph"
@@ -113,11 +113,11 @@ def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
 
 
 def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> Floats:
-    """Return W (N, N), doubly stochastic. Raises ConfigError if it is not for this number of workers.
+    """Return W (N, N), doubly stochastic. Raises ConfigError if it is for another number of workers.
 
     A graph gets Metropolis-Hastings weights (Xiao, Boyd and Kim 2007, JPDC 67(1)):
-    W_ij = 1 / (1 + max(d_i, d_j)) for neighbours of d_i and d_j neighbours, and W_ii what is left. On a ring these
-    are 1/3 each, on the complete graph 1/N.
+    W_ij = 1 / (1 + max(d_i, d_j)) for neighbours i and j of degrees d_i and d_j, and W_ii = 1 - sum_j W_ij. On a ring
+    these are 1/3 each, on the complete graph 1/N.
     """
     if isinstance(graph, tuple):
         if len(graph) != n_workers:
@@ -153,9 +153,9 @@ def agreement(owner: str, matrix: Floats) -> str:
 
 
 def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -> list[bool]:
-    """Return for each rank whether it is on the side of the lowest rank of its part of the graph.
+    """Return for each rank whether it is on the same side as the lowest rank of its component.
 
-    Raises ConfigError if neighbours cannot be put on different sides.
+    Raises ConfigError if the graph is not bipartite.
     """
     side: dict[int, bool] = {}
     for first in range(len(near)):

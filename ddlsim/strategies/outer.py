@@ -1,8 +1,8 @@
-"""Local SGD with an outer optimizer: what the workers' steps have come to together is a gradient to another rule.
+"""Local SGD with an outer optimizer, which treats the workers' mean model update as a gradient.
 
-With the mean x of the workers' models and the model w that they had all started from, w - x is the outer gradient. The
-outer state is the same everywhere, so it takes no bytes; it is kept in float64. Running statistics of batch
-normalisation are the mean of the workers' (momentum could carry a variance below 0).
+With the mean x of the workers' models and their common starting point w, the outer gradient is w - x. All workers hold
+the same outer state, in float64, so it is never sent. Running statistics of batch normalisation are averaged without
+the outer optimizer, whose momentum could make a variance negative.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class DiLoCo(Periodic):
     theta_i <- InnerOpt(theta_i, g_i(theta_i))                     `period` H times, from theta_i = theta
     Delta = (1/N) sum_i (theta - theta_i);   theta <- OuterOpt(theta, Delta)
 
-    The inner optimizer is the run's, AdamW in the paper: ``Training(optimizer=Adam(weight_decay=0.1))``, whose decay is
-    decoupled. It keeps its state. With ``outer=SGD()`` and ``outer_rate=1`` this is :class:`~ddlsim.LocalSGD`, with
-    ``outer=Adam()`` FedAdam among all workers.
+    The inner optimizer is the run's and keeps its state. In the paper it is AdamW, with decoupled decay:
+    ``Training(optimizer=Adam(weight_decay=0.1))``. With ``outer=SGD()`` and ``outer_rate=1`` this is
+    :class:`~ddlsim.LocalSGD`, with ``outer=Adam()`` FedAdam over all workers.
 
     period      H, 500 in the paper
     outer       OuterOpt: Nesterov momentum 0.9 in the paper
@@ -106,14 +106,14 @@ class SlowMo(Periodic):
     u <- beta u + (x - (1/N) sum_i x_i) / gamma
     x <- x - alpha gamma u
 
-    gamma is the learning rate of the latest local step; where that is 0, the models are averaged only. With beta = 0,
+    gamma is the learning rate of the latest local step; if it is 0, the models are only averaged. With beta = 0,
     alpha = 1 and maintained buffers this is :class:`~ddlsim.LocalSGD`.
 
-    period    tau; this and the next two are to be tuned to the task
+    period    tau; tune this and the next two to the task
     momentum  beta, the slow momentum
     slow_rate alpha, the slow learning rate
-    buffers   what becomes of the base optimizer's state (line 2) after an average: "maintain" or "reset". To average
-              it, the paper's third way, would send it, too, and is not offered
+    buffers   the base optimizer's state after an average (line 2): "maintain" or "reset". The paper's third option,
+              averaging it, would also send it and is not supported
     """
 
     period: Count = 48
@@ -150,6 +150,6 @@ def _start(
     strategy: BMUF | DiLoCo | SlowMo, setting: Setting, then: Callable[[Value[Array]], Value[Array]],
     merge: Callable[[Replica, Value[Array]], None] | None = None,
 ) -> list[Replica]:  # fmt: skip
-    """Start workers who go on with what `then` makes of the mean of their models; return their replicas."""
+    """Start workers that continue from ``then(mean of their models)``; return their replicas."""
     rule = Rule(Average(Every(strategy.period)), [communicator(setting, strategy)], then=then, merge=merge)
     return run_local_steps(setting, [rule], owner=type(strategy).__name__)

@@ -1,4 +1,4 @@
-"""When gradients travel: after the backward pass, bucket by bucket beside it, fused, or by priority.
+"""When gradients are sent: after the backward pass, bucket by bucket during it, fused, or by priority.
 
 Each class is one policy (:class:`Overlap`). A *bucket* is ready when
 the backward pass has gone through its layers (:mod:`ddlsim.workload.buckets`).
@@ -26,14 +26,14 @@ from ddlsim.workload.compute import Workload
 
 
 class Overlap(Protocol):
-    """When gradients travel; ``buckets`` is enough: workers exchange them in order, beside the backward pass.
+    """When gradients are sent. ``buckets`` is enough: workers exchange them in order, during the backward pass.
 
-    A policy that does otherwise returns a step program: ``program(workloads, accumulation)``, by
-    :func:`ddlsim.plan.data_parallel` with a queue of its own, or with changed tasks.
+    Any other policy also defines ``program(workloads, accumulation)``, which returns a step program, for example by
+    :func:`ddlsim.plan.data_parallel` with a custom queue or with changed tasks.
     """
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
-        """Return what travels together, in the order in which it is ready: every gradient byte once."""
+        """Return the buckets, in the order in which they are ready: every gradient byte in exactly one bucket."""
 
     def __hash__(self) -> int: ...
 
@@ -50,8 +50,8 @@ class NoOverlap:
 @checked
 @dataclass(frozen=True)
 class PerLayer:
-    """Wait-free backpropagation: each layer's gradients leave as soon as they are ready (Zhang et al. 2017,
-    Poseidon, section 3.1); one wire, first come first served."""
+    """Wait-free backpropagation: each layer's gradients are sent as soon as they are ready, in that order (Zhang et al.
+    2017, Poseidon, section 3.1)."""
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return per_layer(workload)
@@ -61,7 +61,7 @@ class PerLayer:
 @dataclass(frozen=True)
 class DdpBuckets:
     """PyTorch DistributedDataParallel: buckets of at least `cap` bytes, the first of `first` (Li et al. 2020,
-    VLDB 13(12), section 3.2), exchanged in order beside the backward pass."""
+    VLDB 13(12), section 3.2), exchanged in order during the backward pass."""
 
     cap: Bytes = 25 * 2**20
     first: Bytes = 2**20
@@ -73,9 +73,9 @@ class DdpBuckets:
 @checked
 @dataclass(frozen=True)
 class WhileWaiting:
-    """The buckets of another policy, which go on only while workers wait for them: messages of a library that makes no
-    progress by itself, as MPI without a thread of its own (Hoefler and Lumsdaine 2008, Message progression in parallel
-    computing: to thread or not to thread?). So nothing travels beside the backward pass.
+    """The buckets of another policy, which progress only while workers wait for them: a library without asynchronous
+    progress, such as MPI without a progress thread (Hoefler and Lumsdaine 2008, Message progression in parallel
+    computing: to thread or not to thread?). So nothing overlaps the backward pass.
 
     overlap  "layer", "ddp" or DdpBuckets(...)
     """
@@ -109,8 +109,8 @@ class HorovodFusion:
 @checked
 @dataclass(frozen=True)
 class Priority:
-    """Tensors cut in `partition` bytes, the most urgent (nearest the input) first, `in_flight` at a time; the
-    next forward pass starts as its layers arrive (Jayarajan et al. 2019, P3; Peng et al. 2019, ByteScheduler)."""
+    """Tensors cut into pieces of `partition` bytes, those nearest the input first, `in_flight` at a time. The next
+    forward pass starts as its layers arrive (Jayarajan et al. 2019, P3; Peng et al. 2019, ByteScheduler)."""
 
     partition: Bytes = 4e6
     in_flight: Count = 4
@@ -121,9 +121,7 @@ class Priority:
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step of workers with these workloads."""
         queue = UrgentQueue(self.in_flight)
-        return data_parallel(
-            workloads, None, self.buckets, accumulation=accumulation, queue=queue, layer_by_layer=True
-        )
+        return data_parallel(workloads, None, self.buckets, accumulation=accumulation, queue=queue, layer_by_layer=True)
 
 
 _NAMES: dict[str, Overlap] = {
@@ -165,7 +163,7 @@ OverlapChoice = Annotated[str | Overlap, by(_choice)]
 
 
 def as_compressed(overlap: Overlap, setting: Setting) -> Overlap:
-    """Return the policy under which gradients travel: "none" where what compresses them is of the whole gradient."""
+    """Return the policy for compressed gradients: "none" if the compressor needs the whole gradient."""
     choice = setting.compression
     if choice is None or not choice.compressor.traits.whole or isinstance(overlap, NoOverlap):
         return overlap
@@ -177,9 +175,9 @@ def as_compressed(overlap: Overlap, setting: Setting) -> Overlap:
 
 @functools.lru_cache(maxsize=16)
 def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
-    """Make the buckets once for all workers of the same workload.
+    """Return the buckets of a workload, made once for all workers that share it.
 
-    Raises ConfigError for buckets that are none, or do not hold every gradient byte once, in the order of readiness.
+    Raises ConfigError for invalid buckets, and unless they hold every gradient byte once, in the order of readiness.
     """
     buckets, owner = tuple(overlap.buckets(workload)), f"{type(overlap).__name__}.buckets"
     if not buckets or not all(isinstance(bucket, Bucket) for bucket in buckets):
@@ -197,10 +195,8 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
     return buckets
 
 
-def program(
-    overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool = True
-) -> StepProgram:
-    """Return the step of workers with these workloads: what a policy says, or its buckets in order.
+def program(overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool = True) -> StepProgram:
+    """Return the step of workers with these workloads: the policy's program, or its buckets in order.
 
     Raises ConfigError without `no_sync` for a policy with a program of its own.
     """

@@ -1,4 +1,4 @@
-"""`Parallel`: one model split over the workers, by layers along a pipeline, in replicas that learn together."""
+"""`Parallel`: tensor, pipeline and data parallelism combined."""
 
 from __future__ import annotations
 
@@ -66,38 +66,39 @@ BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
 class Parallel(WithFabric):
     """SGD on a model that is split over ``pipeline`` x ``tensor`` workers, in ``data`` replicas.
 
-    The batch size of a run is that of an update, of all workers together, as in Megatron-LM and DeepSpeed: each replica
-    does ``batch_size / (data * micro_batch)`` micro-batches. Worker i is rank i of the mesh
-    (:class:`~ddlsim.plan.Mesh`): tensor groups are neighbours, then come the replicas of a stage.
+    The batch size of a run is the global one, of an update, as in Megatron-LM and DeepSpeed: each replica computes
+    ``batch_size / (data * micro_batch)`` micro-batches. Worker i is rank i of the mesh
+    (:class:`~ddlsim.plan.Mesh`): tensor groups have consecutive ranks, then come the replicas of a stage.
 
-    tensor       workers that share the layers of a stage (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
-    pipeline     stages
-    data         replicas; None: as many as there are workers for
-    micro_batch  samples that a worker computes at once; None: 1, and with "pipedream" all of its replica's
+    tensor       workers per tensor group, which split the layers of a stage
+                 (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
+    pipeline     number of stages
+    data         number of replicas; None: the number of workers / (pipeline * tensor)
+    micro_batch  samples that a worker computes at once; None: 1, and with "pipedream" all samples of its replica
     order        "gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half" or "v-min" (docs/models/splitting.md), or a table:
                  for every stage a list of ("F", "B" or "W", chunk, micro-batch). All these are synchronous SGD.
                  Without a flush between updates: "pipedream", which updates after every micro-batch, stage i of p with
                  gradients of weights that are p - 1 - i updates old, and "2bw", one update old on all stages
                  (:mod:`ddlsim.plan.asynchronous_pipeline`)
     interleave   chunks of layers per stage, with "1f1b" and with tables
-    cut          where stages are cut: "balanced", so that the slowest is as fast as it can be, or "layers": as many
-                 transformer layers for each (chunk of a) stage, as in Megatron-LM and with DeepSpeed's partition_method
-                 "type:transformer"; embedding and output layer come on top of the first and the last
-    sequence     sequence parallelism: what tensor parallelism leaves whole is split by tokens
+    cut          where stages are cut: "balanced" makes the slowest stage as fast as possible; "layers" gives each
+                 (chunk of a) stage the same number of transformer layers, as in Megatron-LM and with DeepSpeed's
+                 partition_method "type:transformer"; the first has the embedding and the last the output layer as well
+    sequence     sequence parallelism: split the tensors that tensor parallelism replicates by tokens
     tp_comm_overlap
-                 what sequence parallelism exchanges travels beside matrix products, in chunks, as with Megatron-LM's
-                 --tp-comm-overlap (:mod:`ddlsim.workload.beside`)
-    recompute    what is computed again instead of kept: "none", "selective" (attention's matrices), "full" (transformer
-                 layers), or "stage": chunks keep their input only, and go forward again before they go backward
-    sharded      replicas update a share of each bucket and gather the rest (ZeRO stage 1), beside the next forward
-                 passes if they overlap their sums with backward ones
-    p2p          while tensors travel between stages, ranks compute on ("overlapped"), wait for both directions at once
-                 ("exchange", as Megatron-LM), or for one after the other ("in turns", as DeepSpeed)
-    overlap      what replicas sum beside the last backward passes: "none" (chunk by chunk), "layer", "ddp" buckets, or
-                 those of Megatron Core ("megatron": 40 million parameters, a million for each replica if that is more)
+                 overlap the exchanges of sequence parallelism with matrix products, in chunks, as Megatron-LM's
+                 --tp-comm-overlap does (:mod:`ddlsim.workload.beside`)
+    recompute    activations to recompute instead of keeping them: "none", "selective" (attention's matrices), "full"
+                 (transformer layers), or "stage": chunks keep only their input and repeat the forward pass
+    sharded      replicas update a shard of each bucket and all-gather the rest (ZeRO stage 1); with `overlap` the
+                 all-gathers overlap the next forward passes
+    p2p          while tensors are in flight between stages, ranks compute ("overlapped"), wait for both directions at
+                 once ("exchange", as Megatron-LM), or for one after the other ("in turns", as DeepSpeed)
+    overlap      buckets that replicas sum during the last backward passes: "none" (chunk by chunk), "layer", "ddp", or
+                 those of Megatron Core ("megatron": the larger of 40 million parameters and a million per replica)
     algorithm, rank_order, cost
-                 the :class:`~ddlsim.Fabric` on which replicas sum; what else is exchanged is simulated (in tensor
-                 groups by NCCL if this is NCCL's)
+                 the :class:`~ddlsim.Fabric` on which replicas sum; all other exchanges are simulated (in tensor
+                 groups with NCCL's algorithms if this one is NCCL's)
     """
 
     tensor: Count = 1
@@ -164,11 +165,11 @@ class Parallel(WithFabric):
 
     @property
     def _delays(self) -> tuple[int, ...]:
-        """How many updates old the weights are that each stage computes gradients with."""
+        """The age in updates of the weights that each stage computes gradients with."""
         return stage_delays(str(self.order), self.pipeline) if self._asynchronous else (0,) * self.pipeline
 
     def n_workers(self) -> int | None:
-        """Workers that the layout is for, if it says how many replicas there are."""
+        """Number of workers of the layout, if `data` is set."""
         return None if self.data is None else self.data * self.pipeline * self.tensor
 
     def mesh(self, n_workers: int) -> Mesh:
@@ -202,7 +203,7 @@ class Parallel(WithFabric):
         return sizes | {"data": self.mesh(n_workers).data, "stage": int(self.sharded), "shard": None}
 
     def scaled_down(self) -> Parallel:
-        """Return a way to learn for two workers with any model that is as exact; a table of passes stays."""
+        """Return an equally exact strategy for two workers and any model; one with a table of passes is kept."""
         if not isinstance(self.order, str):
             return self
         return dataclasses.replace(self, tensor=1, pipeline=min(self.pipeline, 2), data=None, micro_batch=1,
@@ -210,11 +211,11 @@ class Parallel(WithFabric):
                                    tp_comm_overlap=False)  # fmt: skip
 
     def n_replicas(self, n_workers: int) -> int:
-        """Return how many replicas learn from samples of their own."""
+        """Return the number of replicas."""
         return self.mesh(n_workers).data
 
     def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
-        """Return what each worker computes of the model, and the memory that it takes beside activations."""
+        """Return each worker's part of the model, and its memory without activations."""
         cuts, mesh = self._cuts(workloads), self.mesh(len(workloads))
         stages: dict[tuple[int, int], Stage] = {}  # by workload and place; it takes long to ask for each of thousands
         places = np.empty(mesh.n_ranks, dtype=np.int64)
@@ -228,20 +229,20 @@ class Parallel(WithFabric):
         return result
 
     def _stage(self, workload: Workload, place: int, mesh: Mesh, cuts: tuple[int, ...]) -> Stage:
-        """Return what a worker does at a place of the pipeline."""
+        """Return the stage of a worker at a place of the pipeline."""
         chunks = _cut_at(self._shard(workload).workload, cuts)
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         shards = mesh.data if self.sharded else 1
         return _stage(own, shards, self.tensor, self.sequence, self._again, 1 + self._delays[place])
 
     def _chunks_of_stages(self, mesh: Mesh) -> Sequence[Sequence[int]]:
-        """Return the chunks that each stage has."""
+        """Return the chunks of each stage."""
         if isinstance(self.order, str):
             return _chunks_of(self.order, self.pipeline, self.pipeline * self._per_stage)
         return [sorted({chunk for _, chunk, _ in passes}) for passes in self._order(mesh, 0)]
 
     def _cuts(self, workloads: Sequence[Workload]) -> tuple[int, ...]:
-        """Return the layers before which the model is cut: for the slowest device of each stage, if by their times."""
+        """Return the layers before which the model is cut; balanced cuts use the slowest device of each stage."""
         first = self._shard(workloads[0]).workload
         if self.cut == "layers":
             return equal_layers(first, self.pipeline * self._per_stage)
@@ -258,16 +259,16 @@ class Parallel(WithFabric):
 
     @property
     def _per_stage(self) -> int:
-        """Chunks of a stage."""
+        """Number of chunks per stage."""
         return max(self._chunks_per_stage, self.interleave)
 
     @property
     def _again(self) -> str:
-        """What layers compute again."""
+        """The recomputation inside layers."""
         return "none" if self.recompute == "stage" else self.recompute
 
     def _shard(self, workload: Workload) -> Shard:
-        """Return what a rank of a tensor group computes of the whole model."""
+        """Return the whole model as one rank of a tensor group computes it."""
         if self._again != "none" and not any(layer.heads for layer in workload.model.layers):
             raise ConfigError(
                 f"Parallel: recompute = {self.recompute!r}: {workload.model.name} has no attention and no transformer "
@@ -290,14 +291,14 @@ class Parallel(WithFabric):
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step of `accumulation` micro-batches of each replica: rank r is worker r.
 
-        Raises ConfigError for an order that does not go with the micro-batches.
+        Raises ConfigError for an order that does not fit the number of micro-batches.
         """
         if self.tensor == 1:
             return self._of_stages(workloads, accumulation)
         return self._repeating(self._of_groups(workloads, N_STEPS, accumulation).of_all(), accumulation)
 
     def _of_stages(self, workloads: Sequence[Workload], micro_batches: int) -> StepProgram:
-        """Return the program of workers each of which is a stage of a replica."""
+        """Return the program of workers without tensor groups, one per stage of a replica."""
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
         of_ranks = [workloads[own[0]] for own in self._members(mesh)]
         programs = {
@@ -318,7 +319,7 @@ class Parallel(WithFabric):
         return dataclasses.replace(StepProgram.of(plan), batches=(1, 0, later))
 
     def _of_groups(self, workloads: Sequence[Workload], steps: int, micro_batches: int) -> _Groups:
-        """Return the plan of ranks each of which is a stage of a replica, and how tensor groups go through it."""
+        """Return the plan with one rank per tensor group."""
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
         different = list({id(workload): workload for workload in workloads}.values())
         plans = [
@@ -331,7 +332,7 @@ class Parallel(WithFabric):
         return _Groups(plans, kinds, shards, chunks_at(shards[0].workload, cuts), not self.sequence)
 
     def peak_memory(self, workloads: Sequence[Workload], micro_batches: int) -> Floats:
-        """Return the bytes of activations that each rank of the plan holds at most, (n_ranks,).
+        """Return the peak memory of activations of each rank of the plan, in bytes, (n_ranks,).
 
         Raises ConfigError as :meth:`plan` does.
         """
@@ -368,7 +369,7 @@ class Parallel(WithFabric):
         return members
 
     def _split(self, workload: Workload, cuts: Sequence[int]) -> tuple[Chunk, ...]:
-        """Return the chunks that one rank of each tensor group computes, apart from the group's exchanges."""
+        """Return the chunks that one rank of each tensor group computes, without the group's exchanges."""
         if self.tensor == 1 and self._again == "none":
             return chunks_at(workload, cuts)
         holding = _holding(workload, 1, self.tensor, self.sequence, self._again)
@@ -424,10 +425,10 @@ class Parallel(WithFabric):
     def _folding(
         self, setting: Setting, groups: _Groups, members: Ints, in_groups: GroupSchedules, others: GroupSchedule
     ) -> Folding | None:
-        """Return how one rank is executed for each tensor group, and note that; None if that would not be exact.
+        """Return the folding that executes one rank per tensor group, and note it; None if it would not be exact.
 
-        Where all ranks would be too many, one is executed nevertheless. Raises ConfigError where members share links
-        that others use, too, or that change.
+        If the ranks are too many to execute all, folding is used in any case. Raises ConfigError if members then share
+        links with other traffic, or links that change.
         """
         many = groups.n_tasks > MOST_TASKS and not setting.shows_plan
         why_not, network = disturbed(setting), setting.loop.network
@@ -460,7 +461,8 @@ class Parallel(WithFabric):
         return folding
 
     def _group_schedules(self, cluster: Cluster, nodes: Ints) -> GroupSchedules | None:
-        """Return how tensor groups exchange, None if there are none. Raises ConfigError where they cannot."""
+        """Return the schedules of the tensor groups' exchanges, None without tensor groups. Raises ConfigError if there
+        are none."""
         if self.tensor == 1:
             return None
         of_groups = nodes[np.array(self._members(self.mesh(len(nodes))))]
@@ -470,10 +472,10 @@ class Parallel(WithFabric):
     def folded_program(
         self, workloads: Sequence[Workload], micro_batches: int, cluster: Cluster, nodes: Sequence[int]
     ) -> Folded | None:
-        """Return the program of one worker for each tensor group, which exchanges as fast as the fastest group on idle
-        links; None where workers differ, or steps are not apart.
+        """Return the program with one worker per tensor group, whose exchanges take as long as those of the fastest
+        group on idle links; None if workers differ or steps overlap.
 
-        Raises ConfigError for sizes and an order that do not go with workers and micro-batches.
+        Raises ConfigError for sizes and an order that do not fit the numbers of workers and micro-batches.
         """
         if self._asynchronous or len({id(workload) for workload in workloads}) > 1:
             return None
@@ -500,13 +502,13 @@ class Parallel(WithFabric):
 
 @dataclass(frozen=True, eq=False)
 class _Groups:
-    """The plan of ranks each of which is a stage of a replica.
+    """Plans with one rank per tensor group, and the members of the groups.
 
-    plans   if all workers were of a kind, the same but for their seconds
-    kinds   (n_ranks, t) which of these has the seconds of each worker of a rank's tensor group
+    plans   one for each kind of device, as if all workers had it; they differ only in seconds
+    kinds   (n_ranks, t) the index in `plans` of each worker of a rank's tensor group
     shards  of each kind
     chunks  of the model, with whole activations between them
-    gather  groups gather what has come over a cut
+    gather  whether groups gather the tensors that they receive over a cut
     """
 
     plans: Sequence[Plan]
@@ -522,7 +524,7 @@ class _Groups:
 
     @functools.cached_property
     def n_tasks(self) -> int:
-        """Tasks of all workers."""
+        """Number of tasks of all workers."""
         which, tensor = self.passes.which, self.kinds.shape[1]
         sizes = np.array([len(by_kind[0]) for by_kind in self.passes.items])
         return int(tensor * np.where(which >= 0, sizes[which], 1).sum())
@@ -534,7 +536,7 @@ class _Groups:
         return np.take_along_axis(self.kinds, seconds[self.kinds].argmax(axis=1)[:, None], axis=1)[:, 0]
 
     def of_slowest(self) -> Plan:
-        """Return the plan of groups as the slowest member of each computes."""
+        """Return the plan of groups with the seconds of the slowest member of each."""
         plan = self.plans[0]
         if len(self.plans) == 1:
             return plan
@@ -564,7 +566,7 @@ _tensor_parallel = functools.lru_cache(maxsize=256)(tensor_parallel)
 
 @functools.lru_cache(maxsize=16)
 def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the chunks that each stage has, in an order with a name."""
+    """Return the chunks of each stage in a named order."""
     every = pass_order(order, stages, 2 * stages, n_chunks)
     return tuple(tuple(sorted({each.chunk for each in passes})) for passes in every)
 
@@ -579,7 +581,7 @@ def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, 
 
 @functools.lru_cache(maxsize=256)
 def _exchanging(shard: Shard, seconds: Seconds | None) -> Workload:
-    """Return what a rank of a tensor group computes, and waits for."""
+    """Return the workload of a rank of a tensor group, with its exchanges if `seconds` is given."""
     return shard.workload if seconds is None else with_exchanges(shard, seconds)
 
 
@@ -600,7 +602,7 @@ def _memory(workload: Workload, holding: Holding) -> Memory:
 
 @functools.lru_cache(maxsize=16)
 def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
-    """Return where a model is cut into chunks of n transformer layers each."""
+    """Return the cuts of a model into chunks of n transformer layers each."""
     ranges = blocks(workload.model.layers)
     if not ranges or len(ranges) % chunks:
         works = [n for n in range(1, len(ranges) + 1) if len(ranges) % n == 0]
@@ -613,7 +615,7 @@ def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
 
 
 def cut_places(workload: Workload, stages: int, chunks: int, of_chunks: Sequence[Workload] = ()) -> tuple[int, ...]:
-    """Return where a model is cut into balanced chunks: between blocks if there are enough of them.
+    """Return the cuts of a model into balanced chunks: between blocks if there are enough of them.
 
     of_chunks  the model as the device of each chunk computes it, where devices differ
     """
@@ -629,7 +631,7 @@ def _between_blocks(workload: Workload) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def joined(chunks: tuple[Chunk, ...]) -> Workload:
-    """Return what a worker computes that has several chunks."""
+    """Return the workload of a worker with several chunks."""
     works = [chunk.workload for chunk in chunks]
     first = works[0]
     if len(works) == 1:
@@ -654,7 +656,7 @@ def joined(chunks: tuple[Chunk, ...]) -> Workload:
 class StashedWeights:
     """The versions of all parameters that stages still use.
 
-    delays  of each stage, how many updates old they are
+    delays  of each stage, the age of its weights in updates
     slices  of each stage, its part of the parameters
     """
 
@@ -687,9 +689,9 @@ class StashedWeights:
 
 
 def stage_slices(learner: Learner, ends: Sequence[int]) -> list[slice]:
-    """Return which of the parameters that are learned belong to each stage.
+    """Return the slice of the learned parameters that belongs to each stage.
 
-    ends  (n_stages,) the last layers of stages, plus 1, of the model that takes the time. Where another one learns, a
+    ends  (n_stages,) one past the last layer of each stage, in the model that is timed. If another model is trained, a
           stage has the same share of its layers
     """
     if learner.task is None:

@@ -32,16 +32,16 @@ from ddlsim.workload.compute import Workload
 class ParameterServer(PlacesServers):
     """Synchronous SGD through servers: push g_i; server: w <- w - eta * (1/N) sum_i g_i; pull w.
 
-    servers          number of shards, each on a server of its own (Li et al. 2014, OSDI)
+    servers          number of servers, one shard each (Li et al. 2014, OSDI)
     placement        "own" machines, or "colocated" with the workers
     overlap          as for :class:`~ddlsim.AllReduce`
-    local_reduction  add up inside each machine first (in the innermost groups of a network whose machines hold one
-                     worker each, such as racks), one push per machine: True or "tree" (a binomial tree), or "star"
-                     (all copy to one device, as in MXNet's dist_device_sync)
-    work             what a server's thread does with what arrives; None: adding up takes the ``reduce_time`` of
-                     its host, and everything else no time
-    fabric           in place of `local_reduction`: the workers of each machine reduce-scatter their gradients on it,
-                     each pushes and pulls its share, and they all-gather (BytePS: Jiang et al. 2020, OSDI, section
+    local_reduction  sum inside each machine first and push once per machine (with one worker per machine: per innermost
+                     group of the network, such as a rack): True or "tree" (a binomial tree), or "star" (all copy to one
+                     device, as in MXNet's dist_device_sync)
+    work             memory traffic of a server (ServerWork); None: sums take the ``reduce_time`` of its host, all other
+                     work takes no time
+    fabric           instead of `local_reduction`: the workers of each machine reduce-scatter their gradients on it,
+                     each pushes and pulls its shard, and they all-gather (BytePS: Jiang et al. 2020, OSDI, section
                      4.2, with NCCL inside machines); ``simulate(..., fabric=...)`` sets it, too
     """
 
@@ -61,7 +61,7 @@ class ParameterServer(PlacesServers):
 
     @property
     def label(self) -> str:
-        """Number and place of the servers, and what workers of a machine do first."""
+        """Number and place of the servers, and the reduction inside machines."""
         inside = (
             ""
             if self.fabric is None
@@ -70,7 +70,7 @@ class ParameterServer(PlacesServers):
         return f"parameter server ({self.servers} {self.placement}{inside})"
 
     def on_fabric(self, fabric: Fabric) -> ParameterServer:
-        """Return it with a fabric for the workers of each machine."""
+        """Return the strategy with a fabric for the workers of each machine."""
         return dataclasses.replace(self, fabric=fabric)
 
     def start(self, setting: Setting) -> None:
@@ -115,8 +115,8 @@ class ParameterServer(PlacesServers):
         start_group(setting, overlap, members, sums)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads, and the servers, which are the ranks behind them, do in `steps`
-        steps. ``local_reduction`` and ``fabric`` are a matter of execution."""
+        """Return the tasks of workers with these workloads, and of the servers, which have the next ranks, in `steps`
+        steps. ``local_reduction`` and ``fabric`` change only how the tasks are executed."""
         if self.work is not None:
             raise ConfigError(
                 "plan: servers with work decide in the run which of them gets a small tensor; leave work out, or "

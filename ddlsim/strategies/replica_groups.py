@@ -1,4 +1,4 @@
-"""How ranks that have parts of a model in common sum their gradients: part by part, on a fabric."""
+"""Gradient sums of ranks that share parts of a model: part by part, on a fabric."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ from ddlsim.workload.model import tensor_shapes
 
 
 class OfReplicas:
-    """What carries the collectives of ranks that learn together, of which some have parts of the model
-    (:class:`~ddlsim.runtime.exchange.Exchanges`).
+    """The exchanges of ranks that hold parts of the model (:class:`~ddlsim.runtime.exchange.Exchanges`).
 
-    Those that have the same part sum its gradients on a fabric, compressed where the run says so. All else (activations
-    and weights that are gathered, stages that share weights) travels dense, by schedules.
+    Ranks with the same part sum its gradients on a fabric, compressed if the run compresses. All other collectives
+    (gathered activations and weights, stages that share weights) are uncompressed, by schedules.
 
-    dense      carries all groups by schedules
-    replicas   rank r is replica r mod replicas of its stage
-    parts      of the flat gradient that are compressed, by the plan's part
+    dense      executes uncompressed collectives by schedules
+    replicas   number of replicas; rank r is replica r mod replicas of its stage
+    parts      slices of the flat gradient that are compressed, by the plan's part
     gradients  of a step and a replica
-    ages       of each stage, how many updates old the weights are that its gradients are of; () if they are not
-    owner      whose run it is, for messages
-    algorithms kind of collective -> its algorithm, the fabric's if nothing is given
-    only       the elements of the flat gradient that the parts are parts of, and their tensors; None: all
+    ages       of each stage, the age in updates of the weights that its gradients use; () if all are current
+    owner      name of the strategy, for messages
+    algorithms kind of collective -> its algorithm; by default the fabric's
+    only       the elements of the flat gradient that `parts` refers to, and their tensors; None: all
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class OfReplicas:
         self._coded: CollectiveExchange | None = None
 
     def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange:
-        """Return the exchange by collectives of a kind in a group."""
+        """Return the exchange for collectives of a kind in a group."""
         if (kind, group, parts) not in self._exchanges:
             self._exchanges[kind, group, parts] = self._new(kind, group, parts)
         return self._exchanges[kind, group, parts]
@@ -93,12 +92,12 @@ class OfReplicas:
         return coded
 
     def _compressed(self, step: int, place: int) -> Value[Array]:
-        """Return what of a gradient is compressed."""
+        """Return the elements of a gradient that are compressed."""
         gradient = self._gradients(step, place)
         return gradient if self._only is None else self._only.of(gradient, self._dense.setting.learner)
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
-        """Return what the gradients of all replicas become, and count how old their weights are."""
+        """Return the mean gradient of all replicas, and record the age of their weights."""
         self._dense.setting.recorder.staleness += [min(age, step) for age in self._ages] * len(gradients)
         if self._coded is None:
             return self._dense.mean(step, gradients)
@@ -110,15 +109,15 @@ class OfReplicas:
 
 @dataclass(frozen=True)
 class Elements:
-    """Some elements of a flat gradient: those of whole ``tensors``, (name, shape), of the model that takes the time;
-    ``which`` they are of what is learned, (n,), None: all (of another model)."""
+    """Some elements of a flat gradient: those of ``tensors``, (name, shape), of the timed model. ``which`` holds their
+    indices in the learned gradient, (n,); None: all (of another model)."""
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
     which: Ints | None
 
     @classmethod
     def without(cls, setting: Setting, layers: Collection[int]) -> Elements:
-        """Return the elements of all layers but some."""
+        """Return the elements of all layers except some."""
         model = setting.workers[0].workload.model
         left = {f"{layer.name}.{name}" for i, layer in enumerate(model.layers) if i not in layers
                 for name, _ in layer.tensors}  # fmt: skip
@@ -135,7 +134,7 @@ class Elements:
         return learner.plane.apply(lambda whole: whole[self.which], gradient).carrying(gradient)
 
     def put(self, elements: Value[Array], whole: Value[Array], learner: Learner) -> Value[Array]:
-        """Return a gradient in which these elements are others."""
+        """Return a gradient with these elements replaced."""
         if self.which is None:
             return elements
 
@@ -151,10 +150,10 @@ def compressible_parts(
     plan: Plan, chunks: Sequence[Chunk], buckets: Callable[[Workload], Sequence[Bucket]], tensor: int,
     compressor: AnyCompressor,
 ) -> list[slice]:  # fmt: skip
-    """Return which elements of the flat gradient each part of a plan is.
+    """Return the elements of the flat gradient in each part of a plan.
 
-    Raises ConfigError where replicas do not sum all of it, bucket by bucket, and for what travels by messages of sizes
-    that depend on values.
+    Raises ConfigError if replicas do not sum all of it, bucket by bucket, and for compressors whose message sizes
+    depend on values.
     """
     if compressor.expected_nbytes(1) is None and len(plan.rows(SEND)):
         raise ConfigError(

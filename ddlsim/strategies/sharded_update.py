@@ -1,4 +1,4 @@
-"""Synchronous SGD in which every worker updates its share of the parameters."""
+"""Synchronous SGD in which every worker updates its shard of the parameters."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def _in_order(overlap: str | Overlap, where: str) -> str | Overlap:
 @checked
 @dataclass(frozen=True)
 class ShardedUpdate:
-    """Reduce-scatter the gradients, update the own shards of the parameters, all-gather the updated shards.
+    """Reduce-scatter the gradients, update a shard of the parameters on each worker, all-gather the updated shards.
 
     The "distributed weight update" of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030) and stage 1 of ZeRO
     (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1): the bytes of a ring all-reduce, 1/N of the
     optimizer's time and state, and the values of synchronous SGD.
 
     reduce_scatter, all_gather  names of such collectives, or functions ``n_ranks -> Schedule``
-    rank_order, cost            as for :class:`~ddlsim.AllReduce`; measured or NCCL's times of both collectives
-    overlap                     "none"; or "layer", "ddp", or a policy that is its buckets, as DdpBuckets(...): they are
-                                reduce-scattered beside the backward pass and gathered beside the next forward pass, as
-                                Megatron-LM's distributed optimizer does (:func:`ddlsim.plan.sharded`)
+    rank_order, cost            as for :class:`~ddlsim.AllReduce`; `cost` applies to both collectives
+    overlap                     "none"; or "layer", "ddp", or a policy that only defines buckets, as DdpBuckets(...).
+                                Buckets are reduce-scattered during the backward pass and gathered during the next
+                                forward pass, as in Megatron-LM's distributed optimizer (:func:`ddlsim.plan.sharded`)
 
-    LARS and LAMB need the norms of whole tensors, which a small all-reduce puts together from those of shards
+    LARS and LAMB need the norms of whole tensors, which a small all-reduce computes from those of shards
     (:func:`ddlsim.plan.norms.with_partial_norms`).
     """
 
@@ -62,25 +62,25 @@ class ShardedUpdate:
 
     @property
     def label(self) -> str:
-        """The algorithms, the overlap if there is one, and what they cost unless that is simulated."""
+        """The algorithms, the overlap if there is one, and the cost model unless it is simulation."""
         policy = overlap_named(self.overlap)
         name = self.overlap if isinstance(self.overlap, str) else type(policy).__name__
         more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_suffix(self.cost)
         return f"sharded update ({algorithm_name(self.reduce_scatter)}, {algorithm_name(self.all_gather)}{more})"
 
     def collectives(self) -> Collectives:
-        """Return the algorithms of both and their cost."""
+        """Return the algorithms of both collectives and their cost."""
         return Collectives({"reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather}, self.cost)
 
     def on_fabric(self, fabric: Fabric) -> ShardedUpdate:
-        """Return it with both collectives by the algorithm of a fabric."""
+        """Return the strategy with the two halves of a fabric's all-reduce as its collectives."""
         return dataclasses.replace(
             self, reduce_scatter=fabric.algorithm, all_gather=fabric.algorithm, rank_order=fabric.rank_order,
             cost=fabric.cost,
         )  # fmt: skip
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker holds: the whole model, and its share of the optimizer's state."""
+        """Return what a worker holds: the whole model, and its shard of the optimizer's state."""
         return Stage(workload, state=1.0 / n_workers)
 
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:

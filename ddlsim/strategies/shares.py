@@ -1,4 +1,4 @@
-"""Batches that are dealt out over all workers, and optimizers that shares of tensors are enough for."""
+"""Checks of strategies with a global batch, and of optimizers that update shards of tensors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ddlsim.workload.optimizer_rules import NORMS, rule_of
 
 
 class DealtOut:
-    """Strategies whose batch is that of all workers together, an even share of it for each; a step is an update."""
+    """Strategies with a global batch, divided evenly among the workers; a step is an update."""
 
     micro_batches: int = 1
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples that a worker computes at once. Raises ConfigError for a batch that cannot be dealt out
+        """Return the samples that a worker computes at once. Raises ConfigError for a batch that cannot be divided
         evenly."""
         n = n_workers * self.micro_batches
         if batch_size % n:
@@ -27,7 +27,7 @@ class DealtOut:
 
 
 def whole_batch(accumulation: int, name: str) -> None:
-    """Raise ConfigError for a batch that workers of the strategy `name` should take in several parts."""
+    """Raise ConfigError for an `accumulation`, which the strategy `name` does not support."""
     if accumulation > 1:
         raise ConfigError(f"accumulation = {accumulation}: {name} takes the whole batch at once; use 1")
 

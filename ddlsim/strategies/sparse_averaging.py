@@ -40,11 +40,11 @@ class SPARTA(WithFabric):
     x_i <- x_i - eta g_i(x_i)
     x_i[S] <- (1/N) sum_j x_j[S]        S: the share p of all parameters, drawn anew, the same on all workers
 
-    S follows from a seed that all have, so only values travel: p times the bytes of the parameters. Running statistics
-    of batch normalisation stay with their workers. With p = 1 this is :class:`~ddlsim.LocalSGD` with period 1.
+    All workers derive S from a common seed, so only values are sent: p times the bytes of the parameters. Running
+    statistics of batch normalisation stay local. With p = 1 this is :class:`~ddlsim.LocalSGD` with period 1.
 
-    p  share of the parameters; the authors' default. round(p n) of n of them, at least 1, are drawn without replacement
-       (exogym draws each for itself)
+    p  share of the parameters; by default the authors' value. round(p n) of n parameters, at least 1, are sampled
+       without replacement (exogym samples each independently)
     """
 
     p: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.005 is half a percent)")] = 0.005

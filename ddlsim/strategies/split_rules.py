@@ -1,4 +1,4 @@
-"""Which sizes of a split model go together, and what to use instead of those that do not: the nearest that do."""
+"""Valid combinations of the sizes of a split model, and the nearest valid ones to an invalid one."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Sizes(NamedTuple):
     batch_size: int
 
     def distance(self, wanted: Sizes) -> float:
-        """By which factors sizes differ, weighted."""
+        """Return the weighted sum of the logarithms of the ratios of sizes."""
         return sum(
             weight * abs(math.log2(getattr(self, name) / getattr(wanted, name))) for name, weight in WEIGHTS.items()
         )
 
     def unlike(self, wanted: Sizes) -> dict[str, int]:
-        """Return what is other than wanted, by name: all sizes of the mesh where one of them is."""
+        """Return the sizes that differ from those wanted, by name: all sizes of the mesh if one of them differs."""
         names = [name for name in self._fields if getattr(self, name) != getattr(wanted, name)]
         return {name: getattr(self, name) for name in self._fields
                 if name in names or (name in MESH and set(MESH) & set(names))}  # fmt: skip
@@ -76,7 +76,7 @@ class Rules:
         return split_error(self.model, tensor)[0]
 
     def unit(self, sizes: Sizes) -> tuple[int, str]:
-        """Return what the samples of an update must be a multiple of, and why."""
+        """Return the number that the samples of an update must be a multiple of, and the reason."""
         together, why = sizes.data * sizes.micro_batch, f"data {sizes.data} x micro_batch {sizes.micro_batch}"
         if sizes.interleave > 1 and self.strategy.order == "1f1b" and sizes.pipeline > 1:
             return together * sizes.pipeline, (
@@ -86,7 +86,7 @@ class Rules:
         return together, why
 
     def broken(self, sizes: Sizes) -> str:
-        """Return the first rule that sizes break, in words; empty if they go together."""
+        """Return the first rule that sizes break, in words; empty if they are valid."""
         t, p, d = sizes.tensor, sizes.pipeline, sizes.data
         if t * p * d != self.n_workers:
             product = f"pipeline {p} x tensor {t} = {p * t}: must divide"
@@ -126,7 +126,7 @@ class Rules:
         return ""
 
     def near(self, wanted: Sizes) -> Iterator[Sizes]:
-        """Yield sizes that go together, the nearest first."""
+        """Yield valid sizes, the nearest first."""
         found = {sizes for sizes in self._around(wanted) if not self.broken(sizes)}
         yield from sorted(found, key=lambda sizes: (round(sizes.distance(wanted), 9), sizes))
 
@@ -173,7 +173,7 @@ def known_order(order: object, where: str) -> object:
 
 
 def sizes_wanted(strategy: Parallel, batch_size: int, n_workers: int) -> Sizes:
-    """Return the sizes that a strategy says, with as many replicas as there are workers for."""
+    """Return the sizes of a strategy, by default with replicas on all workers."""
     inside = strategy.tensor * strategy.pipeline
     data = max(n_workers // inside, 1) if strategy.data is None else strategy.data
     micro_batch = 1 if strategy.order == "pipedream" else strategy.micro_batch or 1  # takes all of a replica's
@@ -181,7 +181,7 @@ def sizes_wanted(strategy: Parallel, batch_size: int, n_workers: int) -> Sizes:
 
 
 def check_sizes(strategy: Parallel, model: Model, batch_size: int, n_workers: int) -> None:
-    """Raise ConfigError, with numbers and the nearest configurations that work, for sizes that do not go together."""
+    """Raise ConfigError for an invalid combination of sizes, with the numbers and the nearest valid configurations."""
     rules, wanted = Rules(strategy, model, n_workers), sizes_wanted(strategy, batch_size, n_workers)
     broken = rules.broken(wanted)
     if not broken:
@@ -206,7 +206,7 @@ def check_sizes(strategy: Parallel, model: Model, batch_size: int, n_workers: in
 
 
 def with_sizes(strategy: Parallel, changes: dict[str, Any]) -> Parallel:
-    """Return a strategy with other sizes; that of the batch is the run's."""
+    """Return a strategy with other sizes; the batch size belongs to the run."""
     return dataclasses.replace(strategy, **{name: value for name, value in changes.items() if name != "batch_size"})
 
 
@@ -280,8 +280,8 @@ def _cost(strategy: Parallel | FSDP) -> float:
 def lower_memory_fsdp(
     strategy: FSDP, workload: Workload, batch_size: int, n_workers: int, room: float
 ) -> Iterator[tuple[FSDP, Changes]]:
-    """Yield ways to share out more, or to keep less, with the same batch and room for what is shared out, and what is
-    other about them, the nearest first."""
+    """Yield strategies for the same batch that shard more or keep less, and whose sharded state fits, each with its
+    changes to `strategy`; those with the fewest changes first."""
     if state_of(workload).total > room * n_workers:
         return
     attention = any(layer.heads for layer in workload.model.layers)
@@ -321,6 +321,6 @@ def state_of(workload: Workload) -> Memory:
     return dataclasses.replace(memory, activations=0.0, buffers=0.0)
 
 
-def said(changes: Changes) -> str:
-    """Return changes as a person types them."""
+def changes_text(changes: Changes) -> str:
+    """Return changes as they are written in code."""
     return ", ".join(f"{name}={value!r}" for name, value in changes.items())

@@ -1,4 +1,4 @@
-"""`Splits`: the ways to share a model out over workers that a search or a study tries."""
+"""`Splits`: the search space of layouts of a model on workers."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ GROUPS = "shard does not divide the workers"
 @checked
 @dataclass(frozen=True)
 class Splits:
-    """What to try of the sizes of :class:`~ddlsim.Parallel` and :class:`~ddlsim.FSDP`; all combinations that go with
-    workers and batch are.
+    """Search space of the sizes of :class:`~ddlsim.Parallel` and :class:`~ddlsim.FSDP`. Every combination compatible
+    with the worker count and batch size is simulated.
 
     The batch sizes of the search are global ones, of an update, as for these two.
 
-    tensor       None: all that divide the workers of each machine and the model's heads
-    pipeline     None: all that divide the workers that are left, up to the model's blocks
-    data         None: as many as are left
+    tensor       None: all divisors of the workers per machine and of the model's heads
+    pipeline     None: all divisors of the remaining workers, up to the number of the model's blocks
+    data         None: all remaining workers
     micro_batch  samples that a worker computes at once
-    order        of passes; interleaving goes with "1f1b"
-    interleave   chunks per stage; None: up to 4 of those that share transformer layers out evenly
-    recompute    None: "none", "selective" and "full" where the model has attention, otherwise "none" and "stage"
-    sequence     sequence parallelism beside tensor parallelism
-    stage        of ZeRO: what replicas share of optimizer (1), gradients (2) and weights (3); 0: nothing. 2 and 3 are
+    order        of passes; only "1f1b" can be interleaved
+    interleave   chunks per stage; None: numbers up to 4 that divide the transformer layers evenly
+    recompute    None: "none", "selective" and "full" if the model has attention, otherwise "none" and "stage"
+    sequence     sequence parallelism in tensor groups
+    stage        of ZeRO: replicas shard the optimizer (1), gradients (2) and weights (3); 0: nothing. 2 and 3 are
                  FSDP, without tensor groups and pipelines
-    shard        with stage 3: neighbours that share (HYBRID_SHARD); None: all workers do
+    shard        with stage 3: size of a sharding group (HYBRID_SHARD); None: all workers
     cut, p2p     of pipelines, as for ``Parallel``
-    algorithm    how replicas sum
+    algorithm    of the replicas' all-reduce
     """
 
     tensor: Sequence[Count] | None = None
@@ -81,13 +81,13 @@ class Splits:
 
     @property
     def label(self) -> str:
-        """What all ways have in common."""
+        """The common algorithm."""
         return f"splits ({algorithm_name(self.algorithm)})"
 
     def ways(
         self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]
     ) -> Iterator[Parallel | FSDP]:
-        """Yield each way once; ``senseless`` counts combinations that do not go together, by reason."""
+        """Yield each valid strategy once; ``senseless`` counts invalid combinations by reason."""
         done: set[Parallel | FSDP] = set()
         for tensor in self.tensor or _widths(cluster, model, n_workers):
             left = n_workers // tensor
@@ -156,7 +156,7 @@ class Splits:
 
 
 def text_of_senseless(senseless: Counter[str]) -> str:
-    """Return how many combinations make no sense, and why."""
+    """Return a text with the number of invalid combinations and the reasons."""
     return "; ".join(f"{n} x {reason}" for reason, n in senseless.most_common())
 
 
@@ -165,7 +165,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def _widths(cluster: Cluster, model: Model, n_workers: int) -> list[int]:
-    """Return how many neighbours in a machine can share the layers of a model."""
+    """Return the valid sizes of a tensor group inside a machine."""
     workers = cluster.workers[:n_workers]
     hosts = cluster.host_of[workers]
     inside = np.unique(np.where(hosts >= 0, hosts, len(cluster.host_names) + workers), return_counts=True)[1]
@@ -177,7 +177,7 @@ def _most_stages(model: Model) -> int:
 
 
 def _even_chunks(model: Model, pipeline: int, micro_batches: int) -> list[int]:
-    """Return numbers of chunks per stage that share the transformer layers out evenly; 1 also where they do not."""
+    """Return the numbers of chunks per stage that divide the transformer layers evenly, and always 1."""
     layers = len(blocks(model.layers))
     several = pipeline > 1 and micro_batches % pipeline == 0
     return [1, *(v for v in range(2, MOST_CHUNKS + 1) if several and layers and layers % (pipeline * v) == 0)]

@@ -1,4 +1,4 @@
-"""What a server does about gradients that are old: scale them, or correct them."""
+"""Treatment of stale gradients at a server: scaling and correction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddlsim.learning import Array, Value
 
 
 class Scaling(Protocol):
-    """What a gradient of staleness tau is multiplied with; 1 for tau = 0."""
+    """The factor of a gradient of staleness tau; 1 for tau = 0."""
 
     def factor(self, staleness: int) -> float: ...
 
@@ -86,11 +86,10 @@ class DelayCompensation:
     def compensated(
         self, gradient: Value[Array], params: Value[Array], backup: Value[Array], mean_square: Value[Array] | None
     ) -> tuple[Value[Array], Value[Array] | None]:
-        """Return the gradient, shape (n,), as it would be at `params`, and the mean square after it.
+        """Return an estimate of the gradient, shape (n,), at `params`, and the updated mean square.
 
-        The statistics of its batches are left as they are.
-
-        `backup` is what it was computed at; `mean_square` that of the gradients before, None before the first.
+        The statistics of its batches are unchanged. `backup` holds the parameters that the gradient was computed at,
+        `mean_square` that of the earlier gradients, None before the first.
         """
         plane = gradient.plane
         if self.adaptive is None:
