@@ -152,7 +152,7 @@ def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut
     nodes  (n_ranks,) where the ranks are; by default the cluster's first workers
 
     A message crosses the interfaces between its ends; :func:`ddlsim.plan.interfaces.least_crossing` bounds the bytes of
-    collectives: an all-reduce of m bytes over members in k places takes at least m bytes out of and into each place, and
+    collectives: an all-reduce of m bytes over members in k places moves at least m bytes out of and into each place and
     2 (k - 1) m into all together. Pushes to servers may be summed inside machines, but not between them. The burst of a
     token bucket (docs/models/tcp.md) takes no time. The result is a lower bound for any algorithm.
     """

@@ -1,4 +1,4 @@
-"""Recommendation models whose embedding tables are dealt out over the ranks, as a plan: all-to-alls beside two MLPs."""
+"""Recommendation models with embedding tables distributed over the ranks, as a plan: all-to-alls and two MLPs."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def embeddings(
     indices: str = "exchanged",
     bottom_rank: int | None = None,
 ) -> StepProgram:
-    """Return the program of training with tables that are dealt out (Naumov et al. 2019, arXiv:1906.00091, section 4).
+    """Return the program of training with distributed tables (Naumov et al. 2019, arXiv:1906.00091, section 4).
 
-    A rank sends indices to those who hold the tables, looks up rows for the samples of all ranks, and sends each rank
-    the vectors of its samples; beside that, it computes the layers before the tables (the bottom MLP). With all vectors
-    it computes the rest forward and, down to the tables, backward; the gradients of the vectors go the way back, beside
-    the backward pass of the bottom MLP and the all-reduces of both MLPs' gradients; rows and MLPs are updated.
+    A rank sends indices to the ranks that hold the tables, looks up rows for the samples of all ranks, and sends each
+    rank the vectors of its samples; meanwhile it computes the layers before the tables (the bottom MLP). With all
+    vectors it computes the rest forward and, down to the tables, backward; the gradients of the vectors are sent back
+    during the backward pass of the bottom MLP and the all-reduces of both MLPs' gradients; rows and MLPs are updated.
 
-    works        what each rank does for its tables
+    works        work of each rank for its tables
     buckets      of the gradients of the MLPs
-    row_wise     numbers of a sample of which every rank has a part of the sum: their reduce-scatter and, on the way
-                 back, all-gather replace the all-to-alls
-    replicated   bytes of gradients of tables of which every rank has a copy: they are all-reduced
-    indices      "exchanged" in the step; "prefetched" beside the step before; "local": each rank reads those of its
-                 tables by itself
+    row_wise     numbers per sample of which every rank has a partial sum: a reduce-scatter in the forward pass and an
+                 all-gather in the backward pass replace the all-to-alls
+    replicated   bytes of gradients of replicated tables, which are all-reduced
+    indices      "exchanged" in the step; "prefetched" during the previous step; "local": each rank reads those of its
+                 own tables
     bottom_rank  the rank that computes the bottom MLP for the samples of all, and sends them its results in the same
                  all-to-all. It enters the all-to-all, and can receive, only then. None: each rank for its own samples
 
-    A message is a rank's vectors for another one: those of an all-to-all start together, on lanes of their own. The
-    times of lookups and updates of tables are those of `works`; those of the tables' layers do not count.
+    A message carries one rank's vectors for another: the messages of an all-to-all start together, each on its own
+    lane. Lookups and updates of tables take the times of `works`, not those of the tables' layers.
 
     Raises ConfigError for a model without tables, or without a bottom MLP that `bottom_rank` could compute.
     """

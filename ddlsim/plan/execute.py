@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """An execution under way: rows become ready, start and end; the network does what travels.
+    """An execution in progress: rows become ready, start and end; the network carries messages and collectives.
 
     ``schedules``  kind of collective, group, bytes -> its schedule
     """
@@ -117,8 +117,8 @@ class Execution:
 
     @cached_property
     def step_ends(self) -> Floats:
-        """When each rank has all updated weights of each step, averaged where the step averages models, (n_ranks,
-        n_steps); NaN where it gets none."""
+        """When each rank has all updated weights of each step, or the averaged ones if the step averages models,
+        (n_ranks, n_steps); NaN if it receives none."""
         plan = self.plan
         gathers = np.isin(plan.kind, (ALL_GATHER, BROADCAST)) & (plan.part >= 0)
         updates = np.zeros((plan.n_ranks, plan.n_steps), dtype=bool)
@@ -136,10 +136,10 @@ class Execution:
 
     @property
     def idle_shares(self) -> Floats:
-        """Share of the time to the end of each step, from that of the step before, in which a rank does no work (the
-        bubble of a pipeline and what is exposed of communication), (n_ranks, n_steps).
+        """Share of each step in which a rank does no work (pipeline bubbles and exposed communication),
+        (n_ranks, n_steps).
 
-        Only lanes named "compute" count. Steps end where the last rank has all updated weights.
+        Only lanes named "compute" count. A step ends when the last rank has all updated weights.
         """
         plan = self.plan
         computes = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
@@ -148,7 +148,7 @@ class Execution:
         return np.asarray(1.0 - busy / self.step_times, dtype=np.float64)
 
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw what each lane did (a Gantt chart), and write it to `path` if given."""
+        """Draw a Gantt chart of the lanes, and write it to `path` if given."""
         from ddlsim.report.gantt import gantt
 
         return gantt(self, path)
@@ -165,14 +165,14 @@ def execute(
     """Execute a plan on a cluster and return when each task started and ended.
 
     algorithm   of all-reduces: name, or function ``n_ranks -> Schedule`` (:func:`ddlsim.collectives.build`); or of
-                each kind, as in ``{"all_reduce": "hierarchical", "all_gather": "direct"}``. Kinds that are left out
-                run as :data:`ddlsim.plan.ALGORITHMS` says. Of "push_pull": "direct", or "tree" or "star": gradients are
-                first added up inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
+                each kind, as in ``{"all_reduce": "hierarchical", "all_gather": "direct"}``. Other kinds use
+                :data:`ddlsim.plan.ALGORITHMS`. For "push_pull": "direct", or "tree" or "star", which first sum
+                gradients inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
     nodes       (n_ranks,) where the ranks are; by default the cluster's first workers
-    rank_order  the order of a collective's members: "topology" (neighbours in the network follow each other), "given",
-                or the ranks 0..n_ranks-1 in the order wanted
+    rank_order  the order of a collective's members: "topology" (neighbours in the network are consecutive), "given",
+                or a permutation of the ranks 0..n_ranks-1
 
-    Raises ConfigError for a plan that can never end or does not fit the cluster.
+    Raises ConfigError for a plan with a dependency cycle, and for one that does not fit the cluster.
     """
     loaded = load_cluster(cluster)
     places = nodes_of(plan, loaded, nodes)

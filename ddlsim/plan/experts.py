@@ -1,4 +1,4 @@
-"""Mixtures of experts that are dealt out over the ranks of a group, as a plan: four all-to-alls a layer."""
+"""Mixtures of experts distributed over the ranks of a group, as a plan: four all-to-alls per layer."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def experts(
     ways: int,
     buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
 ) -> StepProgram:
-    """Return the program of data parallelism in which `ways` neighbouring ranks share out the experts of every layer
-    (Lepikhin et al. 2021, GShard, arXiv:2006.16668, section 3).
+    """Return the program of data and expert parallelism: groups of `ways` consecutive ranks divide the experts of every
+    layer (Lepikhin et al. 2021, GShard, arXiv:2006.16668, section 3).
 
-    A layer of experts sends each rank's tokens to those who hold their experts, and what these make of them back: two
-    all-to-alls in the forward pass, and two for the gradients in the backward pass, for which the rank waits. Each rank
-    gets as many tokens as it sends. Gradients of what all ranks have are all-reduced in buckets beside the backward
-    pass, those of experts by the ranks that hold the same ones, when the layer's are there.
+    A layer of experts sends each rank's tokens to the ranks with their experts, and the results back: two all-to-alls
+    in the forward pass, and two for the gradients in the backward pass, for which the rank waits. Each rank receives
+    the same number of tokens as it sends. Gradients of replicated layers are all-reduced in buckets during the backward
+    pass, those of experts among the ranks that hold the same experts, as soon as the layer's gradients are ready.
 
-    Experts compute for as long as the workload says, in which all tokens of a rank pass all experts' places by itself.
+    The compute time of experts is that of the workload, for a rank that computes all its tokens itself.
 
-    Raises ConfigError for a model without experts, and for ways that do not divide ranks and experts.
+    Raises ConfigError for a model without experts, and for `ways` that do not divide ranks and experts.
     """
     each = each_rank(workloads, None)
     model, n = each[0].model, len(each)
@@ -59,7 +59,7 @@ def experts(
 
 
 def experts_in(model: Model) -> dict[int, tuple[int, float]]:
-    """Return the layers of experts of a model: how many each has, and the numbers of a sample that it sends to them."""
+    """Return a model's layers of experts: the number of experts of each, and the numbers per sample sent to them."""
     found: dict[int, tuple[int, float]] = {}
 
     def walk(nodes: Sequence[Node]) -> None:

@@ -1,17 +1,17 @@
-"""Tensor groups whose members do the same at the same times, executed as one rank each.
+"""Tensor groups with identical members, executed as one rank each.
 
-A step of GPT-3 on 1,024 GPUs has twenty million tasks if every rank of its tensor groups is executed. Where all members
-of a group do the same at the same times one of them is enough, and the result is the same:
+A step of GPT-3 on 1,024 GPUs has twenty million tasks if every rank of its tensor groups is executed. If all members
+of a group do the same at the same times, executing one of them gives the same result:
 
-- Nothing else uses the channels of a group's collectives, so these take the time that they take on idle links, and all
-  members end together. A pass then is one task, of its work and its collectives.
-- What members send to other groups goes over routes that are alike: there is a permutation of channels that moves every
-  member to the next and keeps capacities, latencies and shares. By that symmetry, flows of members that correspond to
-  each other have equal rates in the (unique) max-min fair allocation. So the flows of the first member alone, on
-  channels with capacity / k where k members share one, have the rates that all of them have together.
+- No other traffic uses the channels of a group's collectives, so these take their time on idle links, and all members
+  end together. A pass is then a single task, which includes its work and its collectives.
+- Messages of members to other groups take symmetric routes: a permutation of channels moves every member to the next
+  and preserves capacities, latencies and shares. By that symmetry, corresponding flows have equal rates in the (unique)
+  max-min fair allocation. So the flows of the first member, on channels with capacity / k where k members share one,
+  have the rates that they have when all members send.
 
-:func:`fold` looks for both in the routes. What is not executed is booked: bytes and busy seconds of collectives on
-their links, and of other members' messages on the links that correspond.
+:func:`fold` checks both conditions on the routes. Bytes and busy seconds that are not executed are booked: those of
+collectives on their links, and those of other members' messages on the corresponding links.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Timeline:
 
 @dataclass(frozen=True, eq=False)
 class Folding:
-    """How the ranks of a plan of groups stand for the members of tensor groups.
+    """How the ranks of a plan with one rank per tensor group stand for the members of the groups.
 
     members    (n_ranks, t) workers
     passes     of the plan
@@ -97,7 +97,7 @@ class Folding:
     local      by kind: the channels of the group that was measured
     copies     channels of other members
     shared     (n,) channels that several members use, and by how many: (channel, k)
-    why_not    why the result is not that of all ranks; "": it is
+    why_not    why the folding is not exact; "" if it is
     """
 
     members: Ints
@@ -156,14 +156,14 @@ def fold(
     schedules: GroupSchedules,
     others: Callable[[int, int, float], Schedule],
 ) -> Folding:
-    """Return how the ranks of a plan of groups stand for all members of their tensor groups.
+    """Return the folding of a plan with one rank per tensor group.
 
-    Where that is not exact, exchanges take what they take on idle links, and what first members send takes as long as
-    if all members sent as much over the links that they share.
+    If it is not exact, exchanges take their time on idle links, and messages of first members take as long as if all
+    members sent the same bytes over the links that they share.
 
     members  (n_ranks, t) workers
-    kinds    (n_ranks,) of groups: which of the items of passes are theirs
-    others   what collectives of the plan of groups go by
+    kinds    (n_ranks,) the kind of each group, an index into the items of passes
+    others   schedules of the other collectives
     """
     nodes, why_not = schedules.nodes, list[str]()
     if cluster.routing == "ecmp" or (cluster.details is not None and cluster.details.acts):
@@ -214,7 +214,7 @@ def fold(
 def least_seconds(
     cluster: Cluster, nodes: tuple[tuple[int, ...], ...], inside: bool, algorithm: str | Collective
 ) -> Seconds:
-    """Return the least that exchanges of tensor groups take: on idle links, in the fastest of all groups.
+    """Return a lower bound on the times of tensor groups' exchanges: on idle links, in the fastest group.
 
     nodes  of the members of each group
     """

@@ -1,4 +1,4 @@
-"""Data parallelism whose ranks keep a share of everything, weights too: ZeRO stage 3, FSDP and hybrid sharding."""
+"""Data parallelism with sharded weights, gradients and optimizer state: ZeRO stage 3, FSDP and hybrid sharding."""
 
 from __future__ import annotations
 
@@ -52,27 +52,28 @@ def fully_sharded(
     accumulation: Count = 1, prefetch: Index = 1, reshard: bool = True, shard: Count | None = None,
     no_sync: bool = True, param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None,
 ) -> StepProgram:  # fmt: skip
-    """Return the program of training in which every rank keeps a share of the weights, gradients and optimizer's state
-    (ZeRO stage 3, Rajbhandari et al. 2020, arXiv:1910.02054; PyTorch FSDP, Zhao et al. 2023, arXiv:2304.11277).
+    """Return the program of training with weights, gradients and optimizer state sharded over the ranks (ZeRO stage 3,
+    Rajbhandari et al. 2020, arXiv:1910.02054; PyTorch FSDP, Zhao et al. 2023, arXiv:2304.11277).
 
     workloads     of each rank; or one for all, with ``n_ranks``
-    units         layers with which units begin that are gathered together, such as transformer layers; None: every
-                  layer with parameters begins one
+    units         first layer of each unit that is gathered at once, such as a transformer layer; None: every layer with
+                  parameters begins one
     accumulation  micro-batches of each rank in a step. Weights are gathered for each
-    no_sync       gradients are added up where they are made and scattered after the last micro-batch; False: after each
+    no_sync       True: accumulate gradients locally and reduce-scatter them after the last micro-batch; False: after
+                  each
     prefetch      units that may be gathered ahead of the one that computes; 0: each when the one before has computed
-    reshard       weights are given back after the forward pass, and gathered again for the backward pass ("FULL_SHARD";
-                  False: "SHARD_GRAD_OP")
-    shard         ranks that share, neighbours; as many as there are if nothing is said. With fewer ("HYBRID_SHARD")
-                  each has as many copies of its share as there are such groups, which sum their gradients
-    param_dtype   of the weights that are gathered; None: as they are computed with
+    reshard       True: free weights after the forward pass and gather them again for the backward pass ("FULL_SHARD");
+                  False: keep them ("SHARD_GRAD_OP")
+    shard         size of a sharding group of consecutive ranks; None: all ranks. Several groups ("HYBRID_SHARD") are
+                  replicas, which sum their shards of the gradients
+    param_dtype   dtype of the gathered weights; None: that of the computation
 
     A rank has the lanes "compute", "gather" (all-gathers) and "stream" (sums). The all-gather of unit l starts when
-    that of the unit before has ended, and the computation of unit l - 1 - prefetch. Units hold their gathered weights
-    from the time at which they may be gathered until they have computed. Where the optimizer goes by norms (LARS,
-    LAMB), those who share put them together before they update.
+    that of the unit before and the computation of unit l - 1 - prefetch have ended. Units hold their gathered weights
+    from the time at which they may be gathered until they have computed. With LARS and LAMB, the ranks of a sharding
+    group combine the norms before they update.
 
-    Raises ConfigError for units that are no layers, and for ranks that `shard` does not divide.
+    Raises ConfigError for units that are not layers, and if `shard` does not divide the ranks.
     """
     each = each_rank(workloads, n_ranks, accumulation)
     workload, n_ranks = each[0], len(each)

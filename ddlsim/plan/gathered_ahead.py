@@ -1,4 +1,4 @@
-"""Updated weights that replicas gather beside the forward passes of the next step, as far as each has come."""
+"""All-gathers of updated weights that overlap the forward passes of the next step."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 
 
 def with_shares(plan: Plan, chunks: Sequence[Chunk], workload: Workload, *, beside: bool) -> Plan:
-    """Return the plan of a pipeline whose replicas have shares, with weights gathered as they are computed with, where
-    gradients may be summed in another precision.
+    """Return the plan of a pipeline with sharded replicas, whose weights are gathered in the dtype of the computation;
+    gradients may be summed in another one.
 
     chunks    of the plan, in forward order, of a workload
-    beside    forward passes wait for the weights of their layers only (:func:`gathers_beside_forward`)
+    beside    whether forward passes wait only for the weights of their layers (:func:`gathers_beside_forward`)
     """
     plan = gathered_as(plan, workload)
     return gathers_beside_forward(plan, np.concatenate([each.workload.forward for each in chunks])) if beside else plan
 
 
 def gathered_as(plan: Plan, workload: Workload, param_dtype: str | None = None) -> Plan:
-    """Return a plan of a workload in which weights are gathered as numbers of this type, by default that in which they
-    are computed with, however gradients are summed."""
+    """Return a plan of a workload whose weights are gathered in this dtype, by default that of the computation,
+    whatever the dtype of the gradient sums."""
     element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
     share = ELEMENT_NBYTES[param_dtype or workload.precision] / element if element > 0.0 else 1.0
     return dataclasses.replace(plan, nbytes=np.where(plan.kind == ALL_GATHER, share, 1.0) * plan.nbytes)
 
 
 def gathers_beside_forward(plan: Plan, forward: Floats) -> Plan:
-    """Return a pipeline's plan in which a forward pass waits for the weights of its layers only.
+    """Return a pipeline's plan in which a forward pass waits only for the weights of its layers.
 
     forward  seconds of each layer, (n_layers,)
 
-    The first forward pass of a step through each chunk is done in pieces, each of which begins where a part does and
-    waits for the parts that begin there, where all passes waited for all parts: Megatron-LM's ``overlap_param_gather``
+    The first forward pass of a step through each chunk is split where parts begin, and each piece waits only for the
+    parts that begin there, as with Megatron-LM's ``overlap_param_gather``
     (megatron/core/distributed/distributed_data_parallel.py: a module's pre-forward hook waits for its bucket).
     """
     gathers = plan.rows(ALL_GATHER)

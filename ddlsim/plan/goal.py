@@ -32,14 +32,14 @@ _REQUIRES = re.compile(rf"(?P<later>{_LABEL})\s+(?P<start>i?)requires\s+(?P<soon
 
 @checked
 def read_goal(path: str | Path) -> Plan:
-    """Return the plan that a GOAL file tells.
+    """Read a plan from a GOAL file.
 
-    ``calc`` takes nanoseconds, one at a time on each ``cpu`` of a rank, in the order in which they could start. A send
-    ends when it has been delivered (LogGOPSim's rendezvous), takes no time of a CPU, and the network's routes, not
-    ``nic``, say where it leaves. ``irequires`` waits for what the operation waits for that it names.
+    ``calc`` operations take nanoseconds and run one at a time on each ``cpu`` of a rank, in the order in which they
+    could start. A send ends at its delivery (LogGOPSim's rendezvous) and takes no CPU time; the network's routes choose
+    its interface, not ``nic``. ``irequires`` waits for the dependencies of the operation that it names.
 
-    Raises ConfigError, naming file and line, for what is no GOAL and for what a plan cannot say: receives from any rank
-    or of any tag, and ``irequires`` of a ``calc``, which may start later than it could.
+    Raises ConfigError, naming file and line, for invalid GOAL and for content that a plan cannot express: receives from
+    any rank or of any tag, and ``irequires`` of a ``calc``, which may start later than its dependencies allow.
     """
     source = read_text(path)
     text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), source.text)
@@ -171,13 +171,13 @@ def to_goal(
 ) -> Path:
     """Write a plan as GOAL text and return the file.
 
-    algorithm  of collectives, as for :func:`ddlsim.plan.execute`: GOAL knows messages only, so each collective is
-               written out, members in the order of their groups
+    algorithm  of collectives, as for :func:`ddlsim.plan.execute`: GOAL has only messages, so each collective is
+               written as messages, with members in the order of their groups
 
-    Times are whole nanoseconds and sizes whole bytes there. Every lane of a rank is a ``cpu``, and its messages have a
-    CPU of their own: on a lane's, LogGOPSim would let them wait for its passes. What tasks are for (layers, steps,
-    parts, memory) gets lost. Raises ConfigError, before anything is written out, for what GOAL cannot say: needs
-    between ranks without a message, queues, more than 255 lanes of a rank, and more than two million messages.
+    GOAL has whole nanoseconds and whole bytes. Every lane of a rank is a ``cpu``, and messages have one more: on a
+    lane's CPU, LogGOPSim would make them wait for its passes. Layers, steps, parts and memory of tasks are lost. Raises
+    ConfigError, before writing anything, for plans that GOAL cannot express: dependencies between ranks without a
+    message, queues, more than 255 lanes of a rank, and more than two million messages.
     """
     needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():

@@ -1,4 +1,4 @@
-"""Every gradient is summed once, and weights are whole where they are used."""
+"""Checks that every gradient is summed once, and that weights are complete where they are used."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def fetches_of(plan: Plan) -> Touching:
 def check_fetches(
     plan: Plan, order: Order, replay: Replay, fetches: Touching, last: Touching, passes: tuple[Touching, Touching]
 ) -> None:
-    """Check that what ranks keep shares of is gathered for every pass, and that shares have been updated before.
+    """Check that sharded weights are gathered for every pass, after their shards have been updated.
 
-    Where a part is gathered twice for a micro-batch, the second time is for the backward pass.
+    If a part is gathered twice for a micro-batch, the second time is for the backward pass.
 
-    last    what is done last to each part in each step
+    last    the last task on each part in each step
     passes  forward and backward
     """
     shares, n_batches = np.unique(on_rank(plan, fetches)), int(plan.batch.max()) + 1
@@ -136,8 +136,8 @@ SPREADS = (ALL_GATHER, BROADCAST)
 def check_gradients(plan: Plan, order: Order) -> None:
     """Raise ConfigError for a gradient that is not summed exactly once, and for weights that are used too early.
 
-    What each rank does to a part in a step, its *deeds* (sums, update, spreading of what was updated), is one sequence
-    that starts after the backward passes and ends before the next forward passes.
+    The tasks of a rank on a part in a step, its *deeds* (sums, update, distribution of the updated weights), form a
+    sequence that starts after the backward passes and ends before the next forward passes.
     """
     backward, update, forward = (
         touching(plan, *kinds) for kinds in ((BACKWARD, BACKWARD_WEIGHT), (UPDATE,), (FORWARD,))

@@ -1,4 +1,4 @@
-"""From a graph of operations, as other people's files hold them, to a plan: lanes, pairs of messages, collectives."""
+"""From a graph of operations, as read from files, to a plan: lanes, pairs of messages, collectives."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WAITING = "waiting"
 class Operation:
     """What a rank does, after the operations of the list that it `needs`.
 
-    rank   who; ``where`` says which line or node of which file
+    rank   that executes it; ``where`` names the file and its line or node
     kind   place in :data:`ddlsim.plan.KINDS`
-    lane   where it runs one after the other with others; None: as soon as its needs have ended
+    lane   the lane that executes it in order; None: it starts as soon as its dependencies have ended
     peer   of a message: the other rank
     group  of a collective: its members
-    tag    messages between two ranks, and collectives of a group, with the same tag are told apart by their order
+    tag    messages between two ranks, and collectives of a group, with the same tag are matched in order
     """
 
     rank: int
@@ -44,8 +44,9 @@ class Operation:
 def plan_of_operations(operations: Sequence[Operation], n_ranks: int) -> Plan:
     """Return the plan of these operations.
 
-    Lanes do them in the order in which they could start if nothing that travels took time. Raises ConfigError, saying
-    where, for messages without their other end, collectives whose members differ, and circles of needs.
+    Lanes execute them in the order in which they could start if messages and collectives took no time. Raises
+    ConfigError, naming the place, for messages without their other end, collectives whose members differ, and
+    dependency cycles.
     """
     key = _messages(operations)
     n_messages = sum(each >= 0 for each in key) // 2
@@ -69,7 +70,7 @@ def plan_of_operations(operations: Sequence[Operation], n_ranks: int) -> Plan:
 
 
 def _in_the_file(message: str, operations: Sequence[Operation]) -> str:
-    """Put the first row that an error names where it stands in the file."""
+    """Replace the first row that an error names by its place in the file."""
     words = message.split("row ", 1)[-1].split(" ", 1)[0]
     place = operations[int(words)].where if words.isdecimal() and int(words) < len(operations) else "the file"
     return f"{place}: {message.removeprefix('plan: ')}"
