@@ -1,4 +1,4 @@
-"""Layer by layer a choice between data and model parallelism, as a plan: Das et al. 2016, arXiv:1602.06709."""
+"""A choice between data and model parallelism for each layer, as a plan: Das et al. 2016, arXiv:1602.06709."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ def hybrid(
     at_end: bool = False,
     blocking: bool = False,
 ) -> StepProgram:
-    """Return the program of ranks that compute each layer in groups which share out its outputs.
+    """Return the program of ranks that compute each layer in groups, which divide its outputs.
 
-    What a layer needs of the samples of its group is exchanged before it (:class:`~ddlsim.plan.layouts.Layout`), and
-    the gradients of that go back when the layer has made them: before the gradients of its weights, which hide them.
-    Weights that all ranks have are all-reduced in `buckets` beside the backward pass, parts of weights among the ranks
-    that hold the same part, when the layer's are there; `at_end`: after the backward pass.
+    A group exchanges the inputs of its samples before the layer (:class:`~ddlsim.plan.layouts.Layout`), and their
+    gradients as soon as the layer has computed them: before the gradients of its weights, which overlap the exchange.
+    Gradients of replicated weights are all-reduced in `buckets` during the backward pass, those of parts of weights
+    among the ranks that hold the same part, as soon as the layer's are ready; with `at_end` after the backward pass.
 
-    layout        of as many ranks as there are workloads; these say what a rank computes of its own samples, all
-                  outputs
-    accumulation  micro-batches of each rank in a step, the gradients of which are added up where they are made
-    blocking      nothing travels while anything is computed
+    layout        for the number of ranks in `workloads`, each of which describes all outputs of a rank's own samples
+    accumulation  micro-batches of each rank in a step, whose gradients are accumulated locally
+    blocking      communication does not overlap computation
 
-    Where the optimizer goes by norms (LARS, LAMB), those of split weights are put together in the groups.
+    With LARS and LAMB, the groups combine the norms of split weights.
     """
     each = each_rank(workloads, None, accumulation)
     draft = _Steps(each, layout, buckets, at_end or blocking, blocking, accumulation)
@@ -53,7 +52,7 @@ def hybrid(
 
 
 def replicated(workload: Workload, layout: Layout) -> Workload:
-    """Return the workload with the gradients of layers only of which every rank has all weights."""
+    """Return the workload with the gradients of replicated layers only."""
     rest, shared = workload.grad_nbytes.copy(), ~np.isin(workload.tensor_layer, list(layout.split))
     rest[list(layout.split)] = 0.0
     return dataclasses.replace(
@@ -63,7 +62,7 @@ def replicated(workload: Workload, layout: Layout) -> Workload:
 
 
 def _split_tensors(workload: Workload, layout: Layout) -> list[list[Together]]:
-    """Return who has the tensors of split layers together, for each size of groups."""
+    """Return the groups that together hold the tensors of split layers, for each size of groups."""
     rounds = []
     for ways in sorted({layout.ways(i) for i in layout.split}):
         own = [i for i in layout.split if layout.ways(i) == ways]
@@ -73,8 +72,8 @@ def _split_tensors(workload: Workload, layout: Layout) -> list[list[Together]]:
 
 
 def kept_nbytes(workload: Workload, layout: Layout) -> Floats:
-    """Return the bytes that a rank keeps of each layer for the backward pass: with what it got from others of the
-    inputs of split layers, (n_layers,)."""
+    """Return the bytes that a rank keeps of each layer for the backward pass, including gathered inputs of split
+    layers, (n_layers,)."""
     gathered = [
         np.prod(layer.in_shape) * (layout.ways(i) - 1) if layout.gathers(i) else 0
         for i, layer in enumerate(workload.model.layers)
@@ -84,9 +83,9 @@ def kept_nbytes(workload: Workload, layout: Layout) -> Floats:
 
 
 def split_factors(workload: Workload, layout: Layout) -> Floats:
-    """Return how many times as long a layer takes if a rank computes the 1/M of the outputs of M times as many samples,
-    (n_layers,): the same multiplications, fewer weights and more inputs to read, by the roofline of the device. Where
-    the user set the time of the step, a layer keeps its time.
+    """Return the factor on a layer's time if a rank computes 1/M of the outputs for M times the samples, (n_layers,):
+    the same multiplications, fewer weights and more inputs to read, by the roofline of the device. The factor is 1 if
+    the user set the time of the step.
     """
     model, device, efficiency = workload.model, workload.device, workload.efficiency
     factor = np.ones(len(model.layers))

@@ -1,5 +1,5 @@
-"""Plans with further work put in between: evaluations before steps, encoding and decoding of what is exchanged, waits
-for the samples of a micro-batch."""
+"""Plans with inserted tasks: evaluations before steps, encoding and decoding of gradients, waits for the samples of a
+micro-batch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 def with_evaluations(plan: Plan, name: str) -> Plan:
-    """Return a plan in which the first rank (of each copy of a template) begins every step with other work, of no
+    """Return a plan in which the first rank (of each copy of a template) begins every step with an evaluation, of no
     seconds.
 
-    That waits for what the first task of a step waits for, if that is all that the rank waits for from the step before;
-    where layers of the model arrive one by one it waits for nothing.
+    It waits for the same rows as the first task of the step if the rank waits for no others of the previous step. If
+    the layers of the model arrive one by one, it waits for nothing.
     """
     device = next(i for i, lane in enumerate(plan.lanes) if lane.rank == 0 and lane.name == "compute")
     rows = np.flatnonzero(plan.lane == device)
@@ -40,16 +40,16 @@ def with_evaluations(plan: Plan, name: str) -> Plan:
 
 
 def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
-    """Return a plan in which ranks "encode" gradients before they are summed and "decode" what has come, in no seconds.
+    """Return a plan in which ranks "encode" gradients before they are summed and "decode" the sums, in no seconds.
 
-    That is work with the `part` of what it works on. Encoding comes directly after what a sum needs of its rank's
-    device; decoding before the first task there that waits for the sum, or, where sums go in order, for a later one.
-    That can be in the next step, so what the last step of a plan sums is perhaps not decoded in it.
+    Each of these tasks has the `part` of its sum. Encoding comes directly after the tasks of its rank's device that the
+    sum needs; decoding before the first task there that waits for the sum, or, if sums run in order, for a later one.
+    That task can be in the next step, so a plan may lack the decoding of its last step's sums.
 
     decodes   whether anything is decoded
-    together  whether that begins only when all that the task waits for has come, not bucket by bucket
+    together  whether decoding begins only when all sums that the task waits for have arrived, not bucket by bucket
 
-    Raises ConfigError where a sum waits for nothing that its rank computes, or the other way round.
+    Raises ConfigError if a sum needs no task of its rank's device, or no task there needs the sum.
     """
     computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
     sums = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))
@@ -82,8 +82,8 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
 
 
 def with_samples(plan: Plan, name: str) -> Plan:
-    """Return a plan in which ranks do other work, of no seconds, before they pass a micro-batch through the first
-    layer: its samples must be there. A pass that is made again has them still."""
+    """Return a plan in which ranks wait for the samples of a micro-batch, in a task of no seconds, before its pass
+    through the first layer. A recomputed pass still has them."""
     rows = np.flatnonzero((plan.kind == FORWARD) & (plan.first == 0))
     width = int(plan.batch.max(initial=0)) + 2
     pairs = (plan.step[rows] * plan.n_ranks + plan.rank[rows]) * width + plan.batch[rows] + 1

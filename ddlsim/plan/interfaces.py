@@ -1,4 +1,4 @@
-"""What can leave and enter places of a cluster: each of its devices, or each of its machines."""
+"""Interfaces of the places of a cluster, its devices or its machines, and the bytes that must cross them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Crossing(NamedTuple):
 
 
 def least_crossing(kind: str, members: Ints, is_server: Bools, *, added_up: bool = True) -> Crossing:
-    """Return what a collective must bring across borders at least, in units of its buffer.
+    """Return lower bounds on the data of a collective that crosses interfaces, in units of its buffer.
 
     members    (n,) the place of each member, in the group's order
-    is_server  (n,) of the members of a push_pull, which come last
-    added_up   whether pushes of several places may be added up on their way, as those of a machine's devices are;
-               otherwise every place with workers pushes by itself, and pulls
+    is_server  (n,) of the members of a push_pull, whose servers come last
+    added_up   whether pushes of several places may be summed on their way, as those of a machine's devices are;
+               otherwise every place with workers pushes and pulls separately
 
-    What has to be added up (all-reduce, reduce-scatter, reduce, push) can be added up inside a place first, and what
-    all need (all-reduce, all-gather, broadcast, pull) enters a place once: k - 1 receptions make a sum of k places,
-    and k - 1 tell something to k (Patarasuk and Yuan 2009, JPDC 69(2), theorem 1). What is each member's own
-    (all-gather, gather, scatter, all-to-all) travels from its place to those where it is wanted.
+    Sums (all-reduce, reduce-scatter, reduce, push) can first be computed inside a place, and data that all members need
+    (all-reduce, all-gather, broadcast, pull) enters a place once: a sum over k places takes k - 1 receptions, and so
+    does a distribution to k places (Patarasuk and Yuan 2009, JPDC 69(2), theorem 1). Data of a single member
+    (all-gather, gather, scatter, all-to-all) crosses from its place to the places that need it.
     """
     place, which, count = np.unique(members, return_inverse=True, return_counts=True)
     which, k = which.reshape(-1), len(place)
@@ -72,7 +72,7 @@ class Width(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Interfaces:
-    """The channels by which places reach others. `out` and `into` share those that are half-duplex, `both` has all.
+    """The channels between places. `out` and `into` share half-duplex channels, `both` has all.
 
     what   "device" or "machine"
     place  (n_nodes,) the place of every node
@@ -101,13 +101,13 @@ class Interfaces:
 
 
 def known_rate(width: Width, place: Ints) -> Floats:
-    """Return the bytes/s of places, inf where they have no channel or one that lets something through at once."""
+    """Return the bytes/s of places, inf for those without a channel or with a burst."""
     known: Bools = (width.rate[place] > 0.0) & (width.burst[place] == 0.0)
     return np.where(known, width.rate[place], np.inf)
 
 
 def interfaces(cluster: Cluster) -> tuple[Interfaces, Interfaces]:
-    """Return those of a cluster's devices and of its machines; a node outside any is a machine of its own."""
+    """Return the interfaces of a cluster's devices and of its machines; a node outside a machine counts as one."""
     nodes = np.arange(cluster.n_nodes)
     machines = np.where(cluster.host_of >= 0, cluster.host_of, len(cluster.host_names) + nodes)
     return _interfaces(cluster, nodes, "device"), _interfaces(cluster, machines, "machine")

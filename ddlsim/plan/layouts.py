@@ -1,4 +1,4 @@
-"""Which layers are split in groups of ranks, what that makes them exchange, and the split that exchanges least."""
+"""Layouts of layers over groups of ranks, the exchanges that they cause, and the layout with the fewest bytes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Move = tuple[str, list[list[int]], float]
 
 @dataclass(frozen=True)
 class Layout:
-    """In how many groups the ranks compute each layer (Das et al. 2016, arXiv:1602.06709, section 3.2 and 3.3).
+    """The number of groups of ranks that compute each layer (Das et al. 2016, arXiv:1602.06709, section 3.2 and 3.3).
 
-    With G groups of M = n / G neighbours, each group has 1/G of the samples, and each of its ranks computes and holds
-    1/M of the layer's outputs and weights: as many multiplications on every rank, whatever G. G = n is data
-    parallelism, G = 1 model parallelism. A layer needs all inputs of the samples of its group: an all-gather in the
-    group; where the groups of the layer before are larger, they first deal their samples out to smaller ones in an
-    all-to-all.
+    With G groups of M = n / G consecutive ranks, each group has 1/G of the samples, and each of its ranks computes and
+    holds 1/M of the layer's outputs and weights: the same number of multiplications per rank for every G. G = n is data
+    parallelism, G = 1 model parallelism. A layer needs all inputs of its group's samples, by an all-gather in the
+    group. If the groups of the layer before are larger, an all-to-all first distributes their samples over the smaller
+    ones.
 
-    n_ranks  ranks
+    n_ranks  number of ranks
     groups   G of every layer, (n_layers,)
-    outputs  features that can be shared out of each split layer, others 0
-    follows  whether a layer is split as the one before it is, without exchange
+    outputs  number of outputs that can be divided, for split layers; others 0
+    follows  whether a layer is split like the one before it, without an exchange
     """
 
     n_ranks: int
@@ -51,16 +51,16 @@ class Layout:
 
     @cached_property
     def split(self) -> tuple[int, ...]:
-        """Layers with weights of which a rank has a part only."""
+        """Layers whose weights are split."""
         return tuple(i for i, n in enumerate(self.outputs) if n and self.ways(i) > 1)
 
     @property
     def split_end(self) -> bool:
-        """Whether the model's outputs are shared out."""
+        """Whether the model's outputs are split."""
         return self.ways(len(self.groups) - 1) > 1
 
     def share(self, layer: int, rank: int) -> float:
-        """Return the part of a layer's outputs that a rank computes, and of its weights that it holds."""
+        """Return the share of a layer's outputs and weights on a rank."""
         ways, outputs = self.ways(layer), self.outputs[layer]
         if ways == 1 or not outputs:
             return 1.0 / ways
@@ -77,21 +77,21 @@ class Layout:
         return [list(range(place, self.n_ranks, ways)) for place in range(ways)]
 
     def gathers(self, layer: int) -> bool:
-        """Whether a layer needs inputs that the other ranks of its group have."""
+        """Return whether a layer needs inputs from the other ranks of its group."""
         return not self.follows[layer] and self.ways(layer) > 1
 
     def _dealt(self, layer: int) -> int:
-        """Return into how many smaller groups one of the layer before deals out its samples before a layer."""
+        """Return the number of smaller groups that a group of the previous layer distributes its samples over."""
         before = self.groups[layer - 1] if layer else self.n_ranks
         return 1 if self.follows[layer] else math.lcm(before, self.groups[layer]) // before
 
     def exchanges(self, layer: int) -> bool:
-        """Whether anything travels before a layer."""
+        """Return whether a layer needs an exchange of its inputs."""
         return self.gathers(layer) or self._dealt(layer) > 1
 
     def moves(self, layer: int, nbytes: float, *, back: bool = False) -> list[Move]:
-        """Return what travels before a layer whose inputs, of all samples, have `nbytes`, one after the other; on the
-        way back, of their gradients.
+        """Return the exchanges before a layer, in order, if its inputs of all samples have `nbytes`; with `back` those
+        of their gradients.
         """
         moves: list[Move] = []
         dealt = self._dealt(layer)
@@ -114,11 +114,11 @@ class Layout:
         return 2.0 * FP32_NBYTES * samples / self.groups[-1]
 
     def received(self, inputs: Sequence[float], weights: Sequence[float], samples: float) -> float:
-        """Return the bytes that a rank gets in a step: 2 (M - 1)/M in mb/G of the inputs of each layer that gathers, as
-        many of what samples are dealt out, and 2 (G - 1)/G w/M of its weights.
+        """Return the bytes that a rank receives in a step: for each layer that gathers 2 (M - 1)/M in mb/G of inputs,
+        plus those of redistributed samples, and 2 (G - 1)/G w/M of its weights.
 
-        inputs   bytes of every layer's input, of all samples, once for each way that it travels: as is where the layer
-                 makes no gradient of its input, else twice
+        inputs   bytes of every layer's input, of all samples, times the number of its transfers: 2 for a layer with a
+                 gradient of its input, else 1
         weights  bytes of every layer's gradients
         """
         total = 0.0
@@ -130,7 +130,7 @@ class Layout:
 
 
 def splittable(model: Model) -> dict[int, int]:
-    """Return the layers whose outputs can be shared out, and how many those are: dense layers and convolutions (without
+    """Return the layers whose outputs can be split, with the number of outputs: dense layers and convolutions (without
     groups of channels) that are not inside a branch."""
     leaves = [node for node in model.structure if isinstance(node, Leaf)]
     return {
@@ -143,7 +143,7 @@ def splittable(model: Model) -> dict[int, int]:
 def layout_of(model: Model, n_ranks: int, groups: Mapping[str, int]) -> Layout:
     """Return the layout with `groups` groups for the named layers, and data parallelism for all others.
 
-    Raises ConfigError, with what would work, for names and numbers that do not go with model and ranks.
+    Raises ConfigError, with valid values, for names and numbers that do not fit the model and the ranks.
     """
     can = {model.layers[i].name: (i, n) for i, n in splittable(model).items()}
     chosen: dict[int, int] = {}
@@ -170,8 +170,8 @@ def layout_of(model: Model, n_ranks: int, groups: Mapping[str, int]) -> Layout:
 
 
 def balanced_layout(model: Model, n_ranks: int, samples: int, element: float, gradient: float) -> Layout:
-    """Return the layout in which a rank gets the fewest bytes in a step, of all numbers of groups of all layers, by
-    dynamic programming; of equal ones, that with more groups.
+    """Return the layout with which a rank receives the fewest bytes in a step, over all numbers of groups of all
+    layers, by dynamic programming; among equal ones that with more groups.
 
     samples   of all ranks in a step
     element   bytes of an activation
@@ -195,7 +195,7 @@ def balanced_layout(model: Model, n_ranks: int, samples: int, element: float, gr
 
 
 def sizes(model: Model, samples: float, element: float, gradient: float) -> tuple[Floats, Floats]:
-    """Return the bytes of every layer's input, counted once for each way that it travels, and of its gradients."""
+    """Return the bytes of every layer's input times the number of its transfers, and the bytes of its gradients."""
     inputs = [(1 + layer.input_grad) * samples * element * math.prod(layer.in_shape) for layer in model.layers]
     weights = [0.0 if layer.model_parallel else gradient * layer.n_params for layer in model.layers]
     return np.array(inputs), np.array(weights)

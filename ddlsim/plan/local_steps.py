@@ -1,4 +1,4 @@
-"""Local steps and averages as a step program: every rank updates its own model, and now and then ranks average them."""
+"""Local steps and averages as a step program: every rank updates its own model, and ranks periodically average them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MOST_DELAY = 100_000
 
 @dataclass(frozen=True)
 class Average:
-    """An all-reduce of what ranks bring in some steps, and that they go on with `delay` steps later.
+    """An all-reduce that starts in some steps, and whose result ranks use `delay` steps later.
 
-    steps     in which they bring something; steps that are chosen have no delay
-    delay     0: they wait for it in the same step
-    first     the first step in which they go on with an average; None: `delay` after the first in which they bring
-              something. If it is earlier, there is nothing to wait for
-    at_begin  they bring it before the local step, otherwise after it
-    gradients it is of gradients, before the update
-    share     of the bytes of all parameters
+    steps     in which it starts; chosen steps have no delay
+    delay     0: ranks wait for it in the same step
+    first     the first step in which an average is used; None: `delay` steps after the first start. In earlier steps
+              there is nothing to wait for
+    at_begin  it starts before the local step, otherwise after it
+    gradients it averages gradients, before the update
+    share     bytes as a share of all parameters
     groups    ranks that average together; None: all
     """
 
@@ -50,7 +50,7 @@ class Average:
 
     @property
     def merges(self) -> Every | Chosen:
-        """The steps in which ranks go on with an average."""
+        """The steps in which ranks use an average."""
         arrivals = self.arrivals
         return arrivals if self.first is None or isinstance(arrivals, Chosen) else arrivals._replace(begin=self.first)
 
@@ -58,14 +58,14 @@ class Average:
 def local_steps(
     workloads: Sequence[Workload], averages: Sequence[Average], accumulation: int = 1, *, codes: bool = False
 ) -> StepProgram:
-    """Return the program of ranks that make local steps, and average now and then (Stich 2019, arXiv:1805.09767).
+    """Return the program of ranks that make local steps and periodic averages (Stich 2019, arXiv:1805.09767).
 
     workloads     of each rank
     accumulation  micro-batches of each rank in a step
     codes         averages are encoded and decoded
 
-    Average i is part i of the program. No gradients need be summed over ranks, so :meth:`Plan.check`, which proves that
-    they are, refuses its plans. Raises ConfigError for no workloads.
+    Average i is part i of the program. :meth:`Plan.check` rejects its plans, as it requires that gradients are summed
+    over ranks. Raises ConfigError for no workloads.
     """
     if not workloads:
         raise ConfigError("local_steps: workloads is empty; give one for each rank")

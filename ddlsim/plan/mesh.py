@@ -33,10 +33,10 @@ class Coordinates(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Mesh:
-    """``data * pipeline * tensor`` ranks: replicas of the model, each cut into stages, each stage cut across.
+    """``data * pipeline * tensor`` ranks: replicas of the model, each split into stages, each stage into tensor ranks.
 
-    order  along which axis neighbouring ranks lie, from the nearest to the farthest. The default is Megatron-LM's:
-           tensor groups are neighbours, then come the replicas of a stage, then stages (Narayanan et al. 2021,
+    order  the axes from the fastest-varying to the slowest in the numbering of ranks. The default is Megatron-LM's:
+           tensor groups have consecutive ranks, then come the replicas of a stage, then stages (Narayanan et al. 2021,
            arXiv:2104.04473)
 
     >>> Mesh(data=2, pipeline=2, tensor=2).groups("pipeline")
@@ -84,15 +84,15 @@ class Mesh:
 
     @checked
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks that differ in one coordinate only, group by group, in the order of their first ranks."""
+        """Return the groups of ranks that differ only in the coordinate on `axis`, ordered by first rank."""
         along = np.moveaxis(self.ranks, AXES.index(axis), -1).reshape(-1, getattr(self, axis))
         return tuple(map(tuple, along[np.argsort(along[:, 0])].tolist()))
 
     def nodes(self, cluster: Cluster) -> Ints:
-        """Return where each rank is best put in a cluster, (n_ranks,): neighbours near each other.
+        """Return a placement of the ranks on nodes of a cluster, (n_ranks,), with consecutive ranks near each other.
 
-        Groups along the nearest axis are not spread over machines that have room for a whole one, as far as devices
-        suffice. Raises ConfigError for a cluster with fewer devices.
+        As far as devices suffice, a group along the first axis is kept inside one machine that can hold it. Raises
+        ConfigError for a cluster with too few devices.
         """
         workers = cluster.workers
         if len(workers) < self.n_ranks:

@@ -1,4 +1,4 @@
-"""Norms of layers, for rules such as LARS and LAMB, that ranks share out among themselves, or have parts of."""
+"""Distributed norms of layers for LARS and LAMB: each rank computes those of some layers, or of parts of tensors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ class Together(NamedTuple):
 
 
 def with_shared_norms(plan: Plan, workloads: Sequence[Workload], n_ranks: int) -> Plan:
-    """Return the plan in which each of N ranks computes an N-th of the layers' norms before it updates, and an
-    all-gather brings everybody one fp32 number for each tensor (Shi et al. 2021, arXiv:2010.10458, "parallel tensor
-    operator").
+    """Return the plan in which each of N ranks computes 1/N of the layers' norms before its update, and an all-gather
+    distributes one fp32 number per tensor (Shi et al. 2021, arXiv:2010.10458, "parallel tensor operator").
 
     workloads  of each place of the template; an update takes their time without the norms
-    n_ranks    that share the norms out evenly
+    n_ranks    that divide the norms evenly
 
     Raises ConfigError for a rule without norms, and for a plan that updates layers one by one.
     """
@@ -45,12 +44,12 @@ def with_shared_norms(plan: Plan, workloads: Sequence[Workload], n_ranks: int) -
 
 
 def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Sequence[Together]) -> Plan:
-    """Return the plan of ranks that have parts of tensors: each computes the squared norms of its parts before it
-    updates them, and all-reduces of two fp32 numbers for each tensor, of the weights and of the step, make them norms
-    of whole tensors (as NVIDIA Apex's DistributedFusedLAMB does). Without norms it stays as it is.
+    """Return the plan of ranks with parts of tensors: each computes the squared norms of its parts before its update,
+    and all-reduces of two fp32 numbers per tensor, for the weights and for the step, add them up (as in NVIDIA Apex's
+    DistributedFusedLAMB). A plan without norms is unchanged.
 
     workloads  of each rank
-    rounds     of all-reduces, one after the other, of ranks that are together; a rank is in one of each at most
+    rounds     of all-reduces, one after the other, by group; a rank takes part in each round at most once
 
     Raises ConfigError for a plan that updates layers one by one.
     """
@@ -63,7 +62,7 @@ def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Seque
 
 
 def with_stage_norms(plan: Plan, workloads: Sequence[Workload], replicas: int) -> Plan:
-    """Return the template of a pipeline whose replicas share what a stage updates: :func:`with_partial_norms`.
+    """Return the template of a pipeline with sharded updates of each stage: :func:`with_partial_norms`.
 
     workloads  of each stage, of the whole model
     """

@@ -1,4 +1,4 @@
-"""The order in which tasks can run: what comes before what, and the proof that everything runs at all."""
+"""The order in which tasks can run: precedence between tasks, and the check for cycles."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ N_SHOWN = 6
 
 @dataclass(frozen=True)
 class Order:
-    """What comes before what in a plan whose messages and collectives are complete.
+    """Precedence in a plan whose messages and collectives are complete.
 
-    A task comes after those that it needs, the one before it on its lane, and a receive after its send. The rows of a
-    collective are one *event*: none has ended before all have started. Where that is not so, because bytes only come
-    from a root or only go to it, or because servers do not wait for each other, a row is an event by itself, and comes
-    after what must be over before its bytes can start.
+    A task comes after those that it needs and the one before it on its lane, and a receive after its send. The rows of
+    a collective are one *event*: none ends before all have started. If bytes only come from a root or only go to it, or
+    servers do not wait for each other, each row is an event by itself, and comes after the tasks that must end before
+    its bytes can start.
     """
 
     plan: Plan
@@ -189,10 +189,10 @@ class Order:
         return local, place, known
 
     def proved(self, before: Ints, after: Ints) -> Bools:
-        """Return whether each row of `before` has surely ended when that of `after` starts, (n_pairs,).
+        """Return whether each row of `before` must have ended when that of `after` starts, (n_pairs,).
 
-        What counts are the needs and lanes of one rank, and of tasks on a lane without an order only that they are
-        needed by themselves. Between ranks nothing is proved, except that a rank has received what it waits for.
+        It considers dependencies and lanes of one rank; tasks on a lane without an order count only if they are needed
+        directly. Between ranks it considers only that a rank has received the messages that it waits for.
         """
         plan, (local, place, known) = self.plan, self._known
         listed = (plan.rank[before] == plan.rank[after]) & (plan.queue[before] < 0)
@@ -201,14 +201,14 @@ class Order:
         return np.asarray(needed | (listed & (known[local[before], after] > place[before])))
 
     def demand(self, before: Ints, after: Ints, why: str) -> None:
-        """Raise ConfigError unless each row of `before` has surely ended when that of `after` starts."""
+        """Raise ConfigError unless each row of `before` must have ended when that of `after` starts."""
         wrong = np.flatnonzero(~self.proved(before, after))
         if len(wrong):
             a, b = (self.plan.task(int(rows[wrong[0]])) for rows in (before, after))
             raise ConfigError(f"plan: {b} may start before the end of {a}, {why}")
 
     def _cycle(self, stuck: set[int]) -> str:
-        """Say which tasks wait for each other."""
+        """Return a text that names the tasks of a cycle."""
         plan = self.plan
         before, after = (rows.tolist() for rows in self.ends_after)
         event = self.event.tolist()

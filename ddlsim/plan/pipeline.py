@@ -41,25 +41,25 @@ def pipeline(
                    "v-half", "v-min" (:mod:`ddlsim.plan.pipeline_orders`), or a table: for every rank of the pipeline a
                    list of ("F", "B" or "W", chunk, micro-batch); or, with weights as old as they say, "pipedream" or
                    "2bw" (:mod:`ddlsim.plan.asynchronous_pipeline`)
-    recompute      of a micro-batch that waits for its backward pass a rank keeps the chunk's input only, and goes
-                   forward again before it goes backward (Chen et al. 2016, arXiv:1604.06174)
-    buckets        of a chunk: which gradients replicas sum together, each as soon as the last backward pass on the
-                   chunk has come so far
-    sharded        a replica updates its share of every bucket, and the shares are gathered (ZeRO stage 1)
+    recompute      whether a rank keeps only the chunk's input of a micro-batch, and repeats the forward pass before the
+                   backward pass (Chen et al. 2016, arXiv:1604.06174)
+    buckets        of a chunk: gradients that replicas sum together, as soon as the chunk's last backward pass has
+                   computed them
+    sharded        whether a replica updates its shard of every bucket, and the shards are gathered (ZeRO stage 1)
 
-    p2p            what a rank does while it sends to a neighbour: "overlapped": it computes on. "exchange": it waits,
-                   while both send to each other at once, as Megatron-LM does without interleaving (megatron/core,
+    p2p            what a rank does while it sends to a neighbour. "overlapped": it computes. "exchange": it waits
+                   while both send to each other at once, as in Megatron-LM without interleaving (megatron/core,
                    p2p_communication.py: isend and irecv in one batch, then wait). "in turns": it waits, and sends a
-                   gradient only after the activations of its next forward pass have come, as DeepSpeed does
+                   gradient only after the activations of its next forward pass have arrived, as in DeepSpeed
                    (runtime/pipe/schedule.py and p2p.py: blocking send and recv); for "1f1b" with one chunk per stage
 
-    A rank has the lanes "compute" and "stream" (collectives), and one for the messages to or from each neighbour and in
-    each direction, beside which it computes. What crosses a cut is one message, tensors that skip over chunks included:
-    they pass through the ranks between. A layer whose weights are tied to those of the first one ("tied_dense") has a
-    copy of them on its rank, and the gradients of both are summed, over replicas and then over the two.
+    A rank has the lanes "compute" and "stream" (collectives), and a lane for the messages to or from each neighbour in
+    each direction, which overlap computation. All tensors that cross a cut form one message, including those that skip
+    chunks: they pass through the ranks between. A layer whose weights are tied to those of the first one ("tied_dense")
+    has a copy of them on its rank, and the gradients of both are summed, over replicas and then over the two.
 
     Micro-batch m of replica r is batch ``r * micro_batches + m``. Ranks are numbered as in the mesh. Its tensor axis
-    must be 1. Raises ConfigError for an order that does not go with mesh, chunks and micro-batches.
+    must be 1. Raises ConfigError for an order that does not fit the mesh, the chunks and the micro-batches.
     """
     _check(chunks, mesh)
     if len({chunk.workload.batch_size for chunk in chunks}) > 1:
@@ -82,8 +82,8 @@ def pipeline(
 
 
 def in_replicas(template: Plan, mesh: Mesh, batches: tuple[int, int, int]) -> StepProgram:
-    """Return the program of the replicas of a pipeline. A group of one stage is its replicas; one of several stages is
-    there once in each replica."""
+    """Return the program of the replicas of a pipeline. A group of one stage consists of its replicas; a group of
+    several stages exists once in each replica."""
     ranks = mesh.ranks[:, :, 0]
     groups: dict[tuple[int, ...], int] = {}
     of = np.zeros((mesh.data, len(template.groups)), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""In which order each rank of a pipeline does its passes: tables, one list of passes per rank.
+"""The order of each rank's passes in a pipeline: tables with one list of passes per rank.
 
-A pass is ("F", "B" or "W", chunk, micro-batch). Chunks are pieces of the model in forward order; a rank does those that
-stand in its list. "W" is the gradient of the weights alone, and "B" of a micro-batch that has one the gradient of the
+A pass is ("F", "B" or "W", chunk, micro-batch). Chunks are pieces of the model in forward order; a rank computes those
+in its list. "W" is the gradient of the weights alone. If a micro-batch has a "W", its "B" is the gradient of the
 chunk's input alone; otherwise "B" is the whole backward pass.
 """
 
@@ -21,7 +21,7 @@ _BOTH: tuple[Kind, ...] = ("F", "B")
 
 
 class Pass(NamedTuple):
-    """What a rank does with a chunk and a micro-batch."""
+    """A pass of a micro-batch through a chunk."""
 
     kind: Kind
     chunk: int
@@ -44,8 +44,8 @@ def gpipe(ranks: Count, micro_batches: Count) -> PassOrder:
 
 @checked
 def one_f_one_b(ranks: Count, micro_batches: Count) -> PassOrder:
-    """Return 1F1B: after a warm-up, forward and backward passes take turns, so rank i keeps ranks - i micro-batches at
-    most (Narayanan et al. 2019, PipeDream; with a flush at the end of a step: Narayanan et al. 2021,
+    """Return 1F1B: after a warm-up, forward and backward passes alternate, so rank i keeps at most ranks - i
+    micro-batches (Narayanan et al. 2019, PipeDream; with a flush at the end of a step: Narayanan et al. 2021,
     arXiv:2104.04473, section 2.2)."""
     order: PassOrder = []
     for rank in range(ranks):
@@ -60,7 +60,7 @@ def interleaved(ranks: Count, micro_batches: Count, chunks: Count) -> PassOrder:
     """Return interleaved 1F1B with `chunks` chunks per rank, chunk c on rank c modulo `ranks` (Narayanan et al. 2021,
     arXiv:2104.04473, section 2.2; the order of Megatron-LM).
 
-    Raises ConfigError unless the micro-batches are a multiple of the ranks, where there are several chunks.
+    With several chunks, raises ConfigError unless `micro_batches` is a multiple of `ranks`.
     """
     if chunks == 1:
         return one_f_one_b(ranks, micro_batches)
@@ -138,8 +138,8 @@ def pass_order(
 def check_order(
     order: Sequence[Sequence[tuple[str, int, int]]], ranks: int, micro_batches: int, n_chunks: int
 ) -> PassOrder:
-    """Return a table of passes; raises ConfigError, naming rank and pass, unless every chunk is on one rank and does
-    every micro-batch forward once and backward once. Whether it can run is proved of the plan."""
+    """Return a table of passes; raises ConfigError, naming rank and pass, unless every chunk is on one rank and has
+    every micro-batch forward once and backward once. The check of the plan finds deadlocks."""
     if len(order) != ranks:
         raise ConfigError(f"pipeline: order has {len(order)} lists, the pipeline {ranks} ranks; give one for each")
     table: PassOrder = []

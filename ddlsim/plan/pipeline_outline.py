@@ -1,9 +1,9 @@
-"""Pipelines whose chunks are not looked into: the programs that bound the steps and memory of many splits of a model.
+"""Outlines of pipelines, with chunks as units: programs that bound the steps and memory of many splits of a model.
 
-Of splits with the same stages, micro-batches and order only seconds and bytes differ. So the step is written once, for
-chunks of one layer, and gets the columns of every split. It takes no longer than the step that
-:func:`ddlsim.plan.pipeline.pipeline` writes: the gradients of a chunk are summed at once, beside its last backward pass
-where buckets are, and shares of weights (ZeRO stage 1) are gathered in no time.
+Splits with the same stages, micro-batches and order differ only in seconds and bytes. So the step is built once, for
+chunks of one layer, and the columns of every split are put in. It takes at most as long as the step of
+:func:`ddlsim.plan.pipeline.pipeline`: the gradients of a chunk are summed at once, during its last backward pass if
+buckets overlap, and gathering shards of weights (ZeRO stage 1) takes no time.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from ddlsim.workload.model import load_model
 
 
 class Costs(NamedTuple):
-    """What each chunk takes of a micro-batch and a step, (n_chunks,) each: s forward, backward, and of that for the
-    gradients of weights, bytes over the cut before it and of its gradients, s of its update; and the bytes of weights
-    that the first and the last one share, 0 if there are none."""
+    """Costs of each chunk per micro-batch and step, (n_chunks,) each: seconds of the forward and backward pass, and of
+    the latter for gradients of weights; bytes over the cut before the chunk and of its gradients; seconds of its
+    update; and the bytes of weights that the first and the last chunk share, 0 if there are none."""
 
     forward: Floats
     backward: Floats
@@ -60,9 +60,9 @@ class Costs(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """How a pipeline is split and ordered; see :func:`ddlsim.plan.pipeline.pipeline`.
+    """Split and order of a pipeline; see :func:`ddlsim.plan.pipeline.pipeline`.
 
-    overlap  sums go on beside backward passes
+    overlap  whether sums overlap backward passes
     """
 
     order: str | PassOrder
@@ -76,8 +76,8 @@ class Outline(NamedTuple):
 
 
 def costs_of(workload: Workload, cuts: Sequence[int], tensor: int = 1, gather: Seconds | None = None) -> Costs:
-    """Return the costs of the chunks of a workload that is cut before some layers, for one of `tensor` ranks that
-    `gather` what enters them."""
+    """Return the costs of the chunks of a workload that is cut before some layers, for one of `tensor` ranks; `gather`
+    times the all-gathers of the tensors that enter a chunk."""
     first = np.array([0, *cuts], dtype=np.int64)
     model = _in_one(workload)
     forward, backward, weights, gradient = (
@@ -107,8 +107,8 @@ def _tie(workload: Workload) -> Tie | None:
 
 
 def outlined(outline: Outline, costs: Costs) -> StepProgram:
-    """Return the program of a pipeline with these costs. Raises ConfigError for an order that does not go with mesh,
-    chunks and micro-batches."""
+    """Return the program of a pipeline with these costs. Raises ConfigError for an order that does not fit the mesh,
+    the chunks and the micro-batches."""
     tied = costs.tied > 0.0 and outline.mesh.pipeline > 1
     template = _template_of(outline, several=outline.mesh.data > 1, tied=tied)
     none, share = np.zeros(1), outline.mesh.data if outline.sharded else 1
@@ -129,7 +129,7 @@ def outlined(outline: Outline, costs: Costs) -> StepProgram:
 
 
 def activations_held(outline: Outline, chunks: Sequence[Chunk]) -> Floats:
-    """Return the bytes of activations that each stage holds at most, (n_stages,)."""
+    """Return the peak memory of activations of each stage, in bytes, (n_stages,)."""
     stages, m = outline.mesh.pipeline, outline.micro_batches
     # after a warm-up of at most (chunks per stage + 1) x stages passes 1F1B repeats itself
     if outline.order == "1f1b" and m > 3 * stages and (outline.n_chunks == stages or m % stages == 0):

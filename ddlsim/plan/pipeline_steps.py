@@ -1,6 +1,6 @@
-"""What the stages of a pipeline do in a step, as the template of one replica.
+"""The step of the stages of a pipeline, as the template of one replica.
 
-A stage does the same with every micro-batch: the rows of each pass that differs are made once, and repeated by numpy.
+A stage treats all micro-batches alike: the rows of each distinct pass are built once, and repeated with numpy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""`Plan`: what every rank does in a step, one row per task. Pure data, no clock, no network and no values.
+"""`Plan`: the task graph of training steps, one row per task. Pure data, without clock, network or values.
 
-**When a task runs.** A lane does one task at a time, in the order of its rows. A task starts when the one before it on
-its lane and all that it needs have ended. A lane with a queue has no order: its tasks start when all that they need
-has ended, its collectives when, besides, the queue launches them. Work takes its seconds. The rows of a collective,
-one per member, start by themselves and end as the collective does for each. A message flows when its send starts; the
-send ends when it has been delivered, and so does the receive, unless that starts later.
+**When a task runs.** A lane executes one task at a time, in the order of its rows. A task starts when the one before it
+on its lane and all its dependencies have ended. A lane with a queue has no order: its tasks start when their
+dependencies have ended, and its collectives when the queue also launches them. Work takes its seconds. The rows of a
+collective, one per member, start independently; each ends when the collective ends for that member. A message flows
+when its send starts; the send ends at the delivery, and so does the receive, unless it starts later.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 
 
 class Lane(NamedTuple):
-    """What does one task at a time, in the order of its rows: a rank's device, or its communication stream.
+    """A resource that executes one task at a time, in the order of its rows: a rank's device or communication stream.
 
     With a `queue` (place in ``Plan.queues``; -1: none) it has no order, and the queue launches its collectives.
     """
@@ -146,51 +146,51 @@ def _n_congruent(first: int, last: int, rest: int, modulus: int) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Plan:
-    """Tasks of the ranks 0..n_ranks-1, as columns of shape (n,) if nothing else is said.
+    """A task graph of the ranks 0..n_ranks-1: columns of shape (n,) unless noted, and the tables that they refer to.
 
-    lanes         what the rows of ``lane`` point to
-    queues        what decides which collectives of lanes without an order go next (:mod:`ddlsim.plan.queues`)
-    groups        the ranks of each communicator, which the rows of ``peer`` of collectives point to; the first is the
-                  root of a broadcast, reduce, gather or scatter, and member i owns block i of what is scattered
-    parts         the gradients that are exchanged, which the rows of ``part`` point to
-    names         texts that the rows of ``name`` point to
+    lanes         indexed by ``lane``
+    queues        order the collectives of lanes without an order (:mod:`ddlsim.plan.queues`)
+    groups        the ranks of each communicator, indexed by the ``peer`` of collectives; the first member is the root
+                  of a broadcast, reduce, gather or scatter, and member i owns block i of scattered data
+    parts         the gradients that are exchanged, indexed by ``part``
+    names         texts, indexed by ``name``
     n_layers      layers of the model, 0..n_layers-1 in forward order
     servers       ranks that are parameter servers: the last members of the groups of push_pulls, in which the other
-                  members give gradients and get their sum; server i has the i-th part of the bytes
-    cycles        steps that the rows of ``every`` point to
-    delays        (n_layers,) where micro-batches pass several steps at once (asynchronous pipelines): how many updates
-                  older than the weights that its gradient changes those are that a micro-batch passes a layer with,
-                  forward and backward. Batches then are numbered over all steps, a pass is in the step in which its
-                  rank does it, its gradient in that of its backward pass, and the last ones may not have come back.
-                  (): steps begin with the updated weights, and end with all micro-batches
-    tensor        ranks that share every layer: rank r computes part r mod tensor of each layer that it has, and what
-                  must hold for a model holds for each of these parts
-    notes         what the plan leaves open, such as what is decided in a run, in one line each
+                  members push gradients and pull their sum; server i has the i-th part of the bytes
+    cycles        steps, indexed by ``every`` - 1
+    delays        (n_layers,) of asynchronous pipelines, whose micro-batches are in several steps at once: the age, in
+                  updates, of the weights that a micro-batch uses on a layer, forward and backward, relative to the
+                  weights that its gradient updates. Batches are then numbered over all steps; a pass belongs to the
+                  step in which its rank executes it, its gradient to that of its backward pass; and the backward passes
+                  of the last micro-batches may be missing. (): steps begin with the updated weights, and end with all
+                  micro-batches
+    tensor        ranks that split every layer: rank r computes part r mod tensor of each of its layers, and the rules
+                  for a model hold for each of these parts
+    notes         one line for each thing that the plan leaves open, such as decisions of a run
 
-    lane          the lane that does the task; rows of one lane are in its order
-    kind          place in :data:`KINDS`. Passes are forward and backward ones, and of the latter those that make the
-                  gradient of the input only, or of the weights only
-    name          what the task is called; -1: nothing but its kind
-    seconds       of undisturbed work (passes, update, compute); 0 for others
-    nbytes        of a message, or of a collective's whole buffer: of an all-gather what each rank ends with, of a
-                  reduce-scatter what it starts with
-    peer          send: the rank that receives; receive: the rank that sends; collective: its group; others: -1
+    lane          the lane that executes the task; the rows of a lane are in its order
+    kind          place in :data:`KINDS`. Passes are forward, backward, and backward for the gradient of the input only
+                  or of the weights only
+    name          name of the task; -1: its kind is enough
+    seconds       of uncontended work (passes, update, compute); 0 for others
+    nbytes        of a message, or of a collective's whole buffer: the output of an all-gather, the input of a
+                  reduce-scatter
+    peer          send: the receiving rank; receive: the sending rank; collective: its group; others: -1
     key           number below n that a send and its receive, or the rows of a collective, have in common; others: -1
     step          number of the training step
-    batch         passes, and other work on a micro-batch: its number among those of all ranks; messages: the one whose
-                  tensors they bring over a cut between layers; all-gathers of weights that ranks keep a share of: the
-                  one for whose pass they do; others: -1
-    first, end    passes, update: of the layers `first` to `end` - 1; messages with a micro-batch: the layer behind the
+    batch         passes, and other work on a micro-batch: its number among those of all ranks; messages: that of the
+                  tensors that they carry over a cut between layers; all-gathers of sharded weights: that of the pass
+                  that they are for; others: -1
+    first, end    passes, update: of the layers `first` to `end` - 1; messages with a micro-batch: the layer after the
                   cut, twice; others: 0 and 0
-    part          collective: which gradients it sums, or of which the updated weights it brings; -1 if none
-    holds         bytes of memory that the rank takes when the task starts (above 0) or gives back at its end (below)
-    every         templates of programs: 0 for a task of every step, else it takes place in the steps
-                  ``cycles[every - 1]`` only; zeros if nothing is given
+    part          collective: the gradients that it sums, or whose updated weights it distributes; -1 if none
+    holds         bytes of memory that the rank allocates at the start of the task (above 0) or frees at its end (below)
+    every         in templates of programs: 0 for a task of every step, otherwise the task takes place only in the steps
+                  ``cycles[every - 1]``; zeros by default
     need_offsets  (n + 1,) row i starts after the rows ``needs[need_offsets[i]:need_offsets[i + 1]]`` have ended
     needs         (n_needs,) rows
 
-    Raises ConfigError where columns have other shapes or point to what is not there. What else a plan must fulfil is
-    proved by :meth:`check`.
+    Raises ConfigError for columns of other shapes and for invalid indices. :meth:`check` checks all other rules.
     """
 
     lanes: tuple[Lane, ...]
@@ -268,7 +268,7 @@ class Plan:
             raise ConfigError(f"plan: delays = {self.delays}: must be a number of at least 0 for each of the layers")
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> Plan:
-        """Return the plan with other columns of the same shape, which are not checked."""
+        """Return the plan with other columns of the same shape, without checks."""
         plan = copy.copy(self)
         vars(plan).update(columns)
         return plan
@@ -277,7 +277,7 @@ class Plan:
         return len(self.lane)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether another plan has the same table."""
+        """Return whether another plan has the same tasks."""
         if not isinstance(other, Plan):
             return NotImplemented
         names = [field.name for field in dataclasses.fields(self)]
@@ -352,7 +352,7 @@ class Plan:
         return np.flatnonzero(self.kind >= ALL_REDUCE)
 
     def task(self, row: int) -> str:
-        """Return a row in words."""
+        """Return a description of a row."""
         from ddlsim.plan.text import task
 
         return task(self, row)
@@ -360,25 +360,25 @@ class Plan:
     # ------------------------------------------------------------ what can be done with it
 
     def check(self) -> None:
-        """Prove the plan, see :func:`ddlsim.plan.check.check`. Raises ConfigError, naming the task."""
+        """Check the plan, see :func:`ddlsim.plan.check.check`. Raises ConfigError, naming the task."""
         from ddlsim.plan.check import check
 
         check(self)
 
     def critical_path(self, least: float | Floats = 0.0) -> float:
-        """Return what no network can beat, in s: see :func:`ddlsim.plan.bounds.critical_path`."""
+        """Return the length of the critical path in s, see :func:`ddlsim.plan.bounds.critical_path`."""
         from ddlsim.plan.bounds import critical_path
 
         return critical_path(self, least)
 
     def cut(self, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
-        """Return what must cross the narrowest interface: see :func:`ddlsim.plan.bounds.cut`."""
+        """Return the time and bytes of the narrowest interface, see :func:`ddlsim.plan.bounds.cut`."""
         from ddlsim.plan.bounds import cut
 
         return cut(self, cluster, nodes)
 
     def peak_memory(self) -> Floats:
-        """Return the bytes that each rank's tasks hold at most, (n_ranks,)."""
+        """Return the peak memory of each rank's tasks, in bytes, (n_ranks,)."""
         from ddlsim.plan.bounds import peak_memory
 
         return peak_memory(self)
@@ -396,7 +396,7 @@ class Plan:
         return to_chakra(self, path)
 
     def to_goal(self, path: str | Path, algorithm: str | Collective | Mapping[str, str | Collective] = "ring") -> Path:
-        """Write GOAL text, collectives written out: see :func:`ddlsim.plan.goal.to_goal`."""
+        """Write GOAL text, with collectives as messages: see :func:`ddlsim.plan.goal.to_goal`."""
         from ddlsim.plan.goal import to_goal
 
         return to_goal(self, path, algorithm)

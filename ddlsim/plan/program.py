@@ -1,4 +1,4 @@
-"""`StepProgram`: one training step, written once for all ranks that do the same, and repeated when it is executed."""
+"""`StepProgram`: one training step, stored once for all ranks that do the same, and repeated when it is executed."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ N_STEPS = 3
 class StepProgram:
     """One step of every rank: templates of tasks, and the ranks that execute them.
 
-    templates    plans of the first steps, of the *places* 0, 1, ... of one copy: the stages of one replica, or the one
-                 worker that all others equal. A task needs tasks of its own copy only. There are at least
+    templates    plans of the first steps, of the *places* 0, 1, ... of one copy: the stages of one replica, or a single
+                 worker that stands for all. A task needs tasks of its own copy only. There are at least
                  :data:`N_STEPS` steps, enough for the last one to show everything that a task needs of earlier steps.
                  Templates, one for each kind of device, differ only in seconds and in bytes held
-    ranks        (n_copies, n_places) the rank that each place of each copy is
+    ranks        (n_copies, n_places) the rank at each place of each copy
     groups       the ranks of each communicator
-    group_of     (n_copies, n groups of a template) which of `groups` a template's group is in each copy
+    group_of     (n_copies, n groups of a template) the index in `groups` of a template's group in each copy
     template_of  (n_copies, n_places) the template of each rank
-    batches      (scale, each, later): micro-batch b of a template is number ``b * scale + copy * each``, and
-                 `later` more in each step after the third, where steps overlap
+    batches      (scale, each, later): micro-batch b of a template is number ``b * scale + copy * each``, plus
+                 `later` for each step after the third, if steps overlap
     """
 
     templates: tuple[Plan, ...]
@@ -97,10 +97,10 @@ class StepProgram:
         )
 
     def map(self, transform: Callable[..., Plan], *each: Sequence[Any]) -> StepProgram:
-        """Return the program with templates transformed, as the built-in map does: ``transform(template, ...)``, with
+        """Return the program with transformed templates, as the built-in map does: ``transform(template, ...)``, with
         the template's elements of the sequences `each`.
 
-        New groups of a template must be groups of ranks, in a program of one copy.
+        Only a program of one copy may get new groups, which are groups of ranks.
         """
         templates = tuple(transform(*arguments) for arguments in zip(self.templates, *each, strict=True))
         groups = templates[0].groups
@@ -155,7 +155,7 @@ class StepProgram:
         return first, instance, sizes
 
     def unroll(self, steps: int) -> Plan:
-        """Return the plan of the first `steps` steps, step by step and copy by copy, for print, pictures and exports.
+        """Return the plan of the first `steps` steps, step by step and copy by copy, for printing, plots and exports.
 
         Raises ConfigError for fewer than one step.
         """
@@ -167,7 +167,7 @@ class StepProgram:
         return _taking_place(plan)
 
     def unroll_all(self, steps: int) -> Plan:
-        """Return the plan of the first `steps` steps with all tasks, also those that do not take place in a step."""
+        """Return the plan of the first `steps` steps with all tasks, including those that are skipped in a step."""
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ConfigError(f"plan: steps = {steps!r}: must be a whole number of at least 1")
         template, bounds, n_copies = self.template, self._bounds, len(self.ranks)
@@ -233,14 +233,14 @@ class StepProgram:
         return int(self.ranks.max()) + 1
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> StepProgram:
-        """Return the program with other columns of its only template, of which none may change what comes after what:
-        seconds, bytes and kinds of work."""
+        """Return the program with other columns of its only template, such as seconds, bytes and kinds of work; they
+        must not change the precedence of tasks."""
         program = dataclasses.replace(self, templates=(self.template.with_columns(**columns),))
         vars(program)["graph"] = self.graph
         return program
 
     def peak_memory(self) -> Floats:
-        """Return the bytes that the tasks of each rank hold at most in a step, (n_ranks,)."""
+        """Return the peak memory of each rank's tasks in a step, in bytes, (n_ranks,)."""
         first = self.template.step == 0
         held = np.stack([peak_memory(template, first) for template in self.templates])
         peak = np.zeros(self.n_ranks)
@@ -256,7 +256,7 @@ class StepProgram:
 
     @cached_property
     def graph(self) -> StepGraph:
-        """What comes after what in the steps of a template."""
+        """The precedence graph of the steps of a template."""
         return StepGraph(self.template)
 
     @cached_property
@@ -268,9 +268,9 @@ class StepProgram:
     def bound(
         self, begin: int, end: int, carriers: Carriers | None = None, seconds: Floats | None = None
     ) -> Bound:
-        """Return the s that the steps `begin` to `end` - 1 take at least: see :func:`ddlsim.plan.bounds.of_steps`.
+        """Return lower bounds on the time of the steps `begin` to `end` - 1: see :func:`ddlsim.plan.bounds.of_steps`.
 
-        A program of several kinds of devices, or with tasks that take place in some steps only, is written out first.
+        A program for several kinds of devices, or with tasks that take place only in some steps, is expanded first.
         """
         alike = len(self.templates) == 1 and not self.template.cycles
         return of_steps(self if alike else self.written_out(end), begin, end, carriers, seconds)
@@ -278,10 +278,10 @@ class StepProgram:
     # ------------------------------------------------------------ execution
 
     def live_steps(self, live: int = LIVE, *, repeat: bool = True) -> LiveSteps:
-        """Return the tasks of the first step (slot 0) and of `live` further ones (slots 1 to `live`), which are gone
-        through over and over, unless it says not to `repeat` them.
+        """Return the tasks of the first step (slot 0) and of `live` further ones (slots 1 to `live`), which repeat
+        cyclically unless `repeat` is False.
 
-        Raises ConfigError if the steps after the first are not alike.
+        Raises ConfigError if the steps after the first differ.
         """
         template, bounds = self.template, np.array(self._bounds)
         every, last = columns(template), template.n_steps - 1 if repeat else live
@@ -356,8 +356,8 @@ class StepProgram:
         }
 
     def _late(self, every: TaskColumns, step: int) -> Ints:
-        """Return 1 for collectives of a template's step that no task of the step waits for, (n,): averages that travel
-        beside local steps."""
+        """Return 1 for collectives of a template's step that no task of the step waits for, (n,): averages that overlap
+        local steps."""
         template, (begin, end) = self.template, self._bounds[step : step + 2]
         waited = np.zeros(len(template), dtype=np.bool_)
         before = np.repeat(np.arange(len(template)), np.diff(every.offsets))
@@ -400,7 +400,7 @@ class StepProgram:
 
 
 def _taking_place(plan: Plan) -> Plan:
-    """Return a plan without the tasks that do not take place in their steps; what needed them needs what they need."""
+    """Return a plan without the tasks that do not take place in their steps; their successors inherit their needs."""
     left_out = np.zeros(len(plan), dtype=np.bool_)
     for number, cycle in enumerate(plan.cycles, 1):
         steps = np.array([not cycle.includes(step + 1) for step in range(plan.n_steps)])
@@ -437,7 +437,7 @@ def _taking_place(plan: Plan) -> Plan:
 
 
 class Folded(NamedTuple):
-    """What writes a program whose ranks stand for workers that do the same, and the worker that each rank is,
+    """A function that builds a program whose ranks stand for several workers, and the worker that each rank is,
     (n_ranks,)."""
 
     program: Callable[[], StepProgram]
@@ -446,9 +446,9 @@ class Folded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LiveSteps:
-    """The first step of a program (slot 0) and those after it (slots 1 to `live`, over and over).
+    """The first step of a program (slot 0) and those after it (slots 1 to `live`, cyclically).
 
-    plan   of the first steps, with all tasks; later ones are as its last one
+    plan   of the first steps, with all tasks; later ones equal its last one
     tasks  of all slots
     row    the plan's row that each task is, (n_tasks,)
     rows   of the tasks of each slot

@@ -1,7 +1,7 @@
-"""Queues: which of the collectives that all members are ready for goes next, as a run goes on.
+"""Queues: which ready collective starts next, decided during a run.
 
-A queue sits behind lanes that have no order of their own. It launches a collective, for all members at once, after
-all that any of them needs has ended.
+A queue orders the collectives of lanes without an order. It launches a collective for all members at once, after the
+dependencies of all members have ended.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class UrgentQueue:
 @checked
 @dataclass(frozen=True)
 class FusedQueue:
-    """Every `cycle_time` what is ready is fused, in this order, into buffers of at most `threshold` bytes, which travel
-    one after the other (Sergeev and Del Balso 2018, arXiv:1802.05799, section 4)."""
+    """Every `cycle_time` the ready collectives are fused, in this order, into buffers of at most `threshold` bytes,
+    which are sent one after the other (Sergeev and Del Balso 2018, arXiv:1802.05799, section 4)."""
 
     threshold: Bytes = 128 * 2**20
     cycle_time: Duration = 1e-3

@@ -1,4 +1,4 @@
-"""How the collectives of a plan run: an algorithm for each kind, and an order of its members."""
+"""Algorithms of a plan's collectives: one for each kind, and an order of its members."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) ->
 def _resolved(
     algorithms: dict[str, str | Collective], plan: Plan, cluster: Cluster | None, nodes: Ints | None
 ) -> dict[str, str | Collective]:
-    """Return the algorithms with what "default" stands for where the plan's workers are, whatever their groups."""
+    """Return the algorithms with "default" resolved for the nodes of the plan's workers, whatever their groups."""
     if cluster is None or nodes is None or "default" not in algorithms.values():
         return algorithms
     workers = np.delete(nodes, plan.servers)
@@ -50,9 +50,10 @@ def _resolved(
 
 
 class Schedules:
-    """The schedule of a kind of collective for a group and a number of bytes, one for sizes with as many segments.
+    """The schedule of a kind of collective for a group and a number of bytes; sizes with the same number of segments
+    share it.
 
-    Without a `cluster` nothing is known of machines and neighbours.
+    Without a `cluster` there are no machines and neighbours to consider.
     """
 
     def __init__(

@@ -20,9 +20,9 @@ def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     """Return a plan whose ranks push gradients to `n_servers` parameter servers and pull the sums (Li et al. 2014,
     OSDI, section 3), instead of all-reducing them.
 
-    The servers are ranks behind the others, each with an equal part of every buffer and a lane "server" on which it
-    takes part in everything, in the order of the workers' first rows. Raises ConfigError for a plan with servers, and
-    for one that has other collectives than all-reduces, of all ranks.
+    The servers are additional ranks after the workers, each with an equal part of every buffer and a lane "server" on
+    which it takes part in all push-pulls, in the order of the workers' first rows. Raises ConfigError for a plan with
+    servers, and for collectives other than all-reduces of all ranks.
     """
     rows, n = plan.collectives, plan.n_ranks
     if plan.servers or (plan.kind[rows] != ALL_REDUCE).any() or any(len(group) != n for group in plan.groups):
@@ -42,7 +42,7 @@ def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
 
 
 class Service(NamedTuple):
-    """What a worker pushes to all servers together, and pulls from them, and the s that each server needs between."""
+    """The total bytes that a worker pushes to all servers and pulls from them, and the s of each server in between."""
 
     pushed: float
     pulled: float

@@ -1,4 +1,4 @@
-"""What every rank has of a part as collectives go on: which range, the sum of whose gradients, updated or not."""
+"""Replay of collectives on parts: the range that each rank holds, the gradients in it, and whether it is updated."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LIMIT = 2**62
 
 
 class Replay:
-    """Deeds (sums, updates, spreading) done one after the other at each *place*: a rank's copy of a part in a step.
+    """Deeds (sums, updates, distribution) executed in order at each *place*: a rank's copy of a part in a step.
 
-    A place holds a range of the part, and on it the sum of the gradients of some micro-batches, as the sum of their
-    marks. A reduce-scatter leaves member i the i-th of equal pieces; an all-gather puts together what lies side by
-    side in the order of the group; a broadcast brings what the first member has.
+    A place holds a range of the part with the gradient sum of some micro-batches, as the sum of their marks. A
+    reduce-scatter leaves member i with the i-th of equal pieces; an all-gather concatenates adjacent ranges in the
+    order of the group; a broadcast copies the first member's range.
 
     rows, places   (n,) the deeds, those of a place together and in their order
     contributions  (2, m) places and batches of the gradients that are there at the beginning
@@ -71,7 +71,7 @@ class Replay:
         self.position = np.where(plan.kind[rows] == UPDATE, 0, position[plan.peer[rows], plan.rank[rows]])
 
     def at_update(self, places: Ints) -> Marks:
-        """Return the sums that updates found at these places, (n, width)."""
+        """Return the sums at these places when they were updated, (n, width)."""
         return self.found[np.searchsorted(self.places, places)]
 
     def held(self, places: Ints) -> tuple[Ints, Ints, Bools]:
@@ -80,7 +80,7 @@ class Replay:
         return self.first[at], self.end[at], self.updated[at]
 
     def to_end(self) -> None:
-        """Do everything, those collectives at a time whose members have all come so far."""
+        """Execute all deeds; a collective is executed when all its members have reached it."""
         n_done, left = np.zeros(len(self.places), dtype=np.int64), np.arange(len(self.rows))
         while len(left):
             here = left[self.nth[left] == n_done[self.at[left]]]

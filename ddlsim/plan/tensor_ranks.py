@@ -1,7 +1,7 @@
 """Tensor groups in plans: all ranks of a stage, pieces of work, and the collectives between these.
 
-A plan of pipeline stages has one rank per stage of a replica, and one task per pass. :func:`tensor_ranks` writes it out
-for the t ranks that share the layers of each stage: a pass becomes pieces of work with the group's collectives between
+A plan of pipeline stages has one rank per stage of a replica, and one task per pass. :func:`tensor_ranks` expands it to
+the t ranks that split the layers of each stage: a pass becomes pieces of work with the group's collectives between
 them, a message becomes one message per rank with 1/t of the bytes (the scatter/gather of Narayanan et al. 2021,
 arXiv:2104.04473, section 4.1), and replicas exchange gradients in one group per rank of a tensor group.
 """
@@ -247,8 +247,8 @@ def tensor_ranks(
 ) -> Plan:
     """Return the plan of all ranks of tensor groups: rank r of a plan of groups becomes ranks r t to r t + t - 1.
 
-    plans      of the groups if all workers were of a kind, the same but for their seconds; without their exchanges
-    kinds      (n_groups, t) which of the `plans` has the seconds of each worker
+    plans      of the groups, one for each kind of device, which differ only in seconds; without their exchanges
+    kinds      (n_groups, t) the index in `plans` of each worker
     following  (n_groups, t) the member after each in the ring of its group; by default the next one
     """
     plan = plans[0]
@@ -389,8 +389,8 @@ def _needs(
 
 
 def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
-    """Raise ConfigError for tensor groups that cross machines and share them with others, and for those that cross
-    machines although they must be `inside` one (userbuffers).
+    """Raise ConfigError for tensor groups that span machines shared with other groups, and for those that span machines
+    although they must be `inside` one (userbuffers).
 
     nodes  (n_groups, t)
     """
@@ -418,11 +418,11 @@ class GroupSchedules:
     """The schedules of collectives in tensor groups.
 
     nodes      (n_groups, t) where the members are
-    inside     by userbuffers: rings
+    inside     use userbuffers: rings
     algorithm  of the replicas' all-reduces
 
-    By NCCL they are what it runs, if that is the algorithm, or the default where they are. Otherwise, and by
-    userbuffers, they are rings inside a machine, across machines the faster one of a ring and a hierarchical
+    If that is NCCL's, or the default and NCCL is the default there, groups use NCCL's algorithms. Otherwise, and with
+    userbuffers, they use rings inside a machine and, across machines, the faster of a ring and a hierarchical
     all-reduce.
     """
 
@@ -458,7 +458,7 @@ class GroupSchedules:
     def beside(
         self, plan: Plan, others: Callable[[int, int, float], Schedule]
     ) -> Callable[[int, int, float], Schedule]:
-        """Return the schedules of a plan of all ranks; `others` are of what does not stay in a tensor group."""
+        """Return the schedules of a plan of all ranks; `others` are for collectives outside tensor groups."""
         first = len(plan.groups) - len(self.nodes)
         return lambda kind, group, nbytes: (
             self(kind, group - first, nbytes) if group >= first else others(kind, group, nbytes)
@@ -466,7 +466,7 @@ class GroupSchedules:
 
     @functools.cached_property
     def order(self) -> Ints:
-        """(n_groups, t) The members of each group as they follow each other."""
+        """(n_groups, t) The members of each group in ring order."""
         return _orders(self.cluster, tuple(map(tuple, self.nodes.tolist())))
 
     @property
@@ -489,8 +489,8 @@ Seconds = Callable[[int, float], float]
 
 
 class Measured(NamedTuple):
-    """An exchange of a tensor group on idle links: when each member has ended, s after all began, (t,); what it puts on
-    which channels, bytes and busy s, (n,); all bytes and messages."""
+    """An exchange of a tensor group on idle links: the end for each member, s after the common start, (t,); its
+    channels with their bytes and busy s, (n,); its total bytes and messages."""
 
     ends: Floats
     channels: Ints

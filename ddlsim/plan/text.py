@@ -1,4 +1,4 @@
-"""A plan in words: one task, and the table as one can read it."""
+"""A plan as text: descriptions of tasks, and the table of tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEFT = (1, 2)
 
 
 def what(plan: Plan, row: int) -> str:
-    """Return what a task does: "backward of layers 3..7, batch 0, step 2"."""
+    """Return a description of a task: "backward of layers 3..7, batch 0, step 2"."""
     kind, name = int(plan.kind[row]), int(plan.name[row])
     text = plan.names[name] if name >= 0 else KINDS[kind].replace("_", "-")
     passes = kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
@@ -48,13 +48,13 @@ def what(plan: Plan, row: int) -> str:
 
 
 def task(plan: Plan, row: int) -> str:
-    """Return a task in words, with its row and lane."""
+    """Return a description of a task, with its row and lane."""
     lane = plan.lanes[plan.lane[row]]
     return f"row {row} (rank {lane.rank} {lane.name}: {what(plan, row)})"
 
 
 def table(plan: Plan) -> str:
-    """Return the first rows of a plan, and what it holds in all."""
+    """Return the first rows of a plan, and its totals."""
     return "\n".join([*summary(plan), "", *aligned(cells(plan), LEFT), *more(plan)])
 
 
@@ -83,7 +83,7 @@ def _number(value: float) -> str:
 
 
 def summary(plan: Plan) -> tuple[str, str]:
-    """Return what a plan holds in all, in two lines: its tasks and its lanes."""
+    """Return the totals of a plan in two lines: its tasks and its lanes."""
     counts = np.bincount(plan.kind, minlength=len(KINDS))
     kinds = ", ".join(f"{n} {name.replace('_', '-')}" for name, n in zip(KINDS, counts.tolist(), strict=True) if n)
     names: dict[str, int] = {}
