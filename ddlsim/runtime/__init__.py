@@ -1,4 +1,4 @@
-"""What strategies are written with: the event loop, workers, groups, and what carries bytes and values between them."""
+"""Building blocks of strategies: the event loop, workers, communicators, and exchanges of bytes and values."""
 
 from ddlsim.runtime.communicator import Communicator as Communicator, communicator as communicator
 from ddlsim.runtime.codec import Message as Message, Messages as Messages

@@ -1,4 +1,4 @@
-"""What ranks did in the steps of a plan, read from its columns: seconds, spans, ends of steps."""
+"""Bookkeeping of the steps of a plan: seconds, spans and ends of steps of each rank, computed from its columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Texts = npt.NDArray[np.str_]
 
 
 def devices(plan: Plan) -> Bools:
-    """Return which rows are done by devices, (n,)."""
+    """Return which rows are executed by devices, (n,)."""
     return np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
 
 
@@ -55,8 +55,8 @@ class Shape:
 
     rows  of each step of the plan
     keys  of each step
-    step  which one
-    said  what a rank is said to do that waits for collectives of a kind and a group, of parts or of anything else
+    step  its number
+    said  name of a rank's wait for collectives of a kind and a group, of parts or of anything else
     """
 
     plan: Plan
@@ -159,7 +159,7 @@ class Shape:
 
     @cached_property
     def names(self) -> Texts:
-        """What each device's task is called."""
+        """The name of each device's task."""
         rows = self.rows.start + self.device
         named, kind = self.plan.name[rows], self.plan.kind[rows]
         different, which = np.unique(np.where(named >= 0, len(KINDS) + named, kind), return_inverse=True)
@@ -173,7 +173,7 @@ class Shape:
 
     @cached_property
     def waits(self) -> Texts:
-        """What a rank is said to do before each device's task: to wait for the last exchange that it needs."""
+        """The name of the wait before each device's task, after the last exchange that it needs."""
         place, need = self._awaited
         latest = np.full(len(self.device), -1)
         np.maximum.at(latest, place, need)
@@ -184,7 +184,7 @@ class Shape:
 
     @cached_property
     def exchanges(self) -> list[tuple[str, Ints]]:
-        """(name, rows) of what travels: of each collective, and of all messages."""
+        """(name, rows) of each collective, and of all messages."""
         kind, part, key = (column[self.rows] for column in (self.plan.kind, self.plan.part, self.plan.key))
         rows = np.flatnonzero(kind >= ALL_REDUCE)
         several = len(np.unique(kind[rows[part[rows] >= 0]])) > 1
@@ -212,13 +212,13 @@ def _needs(plan: Plan, rows: Ints) -> tuple[Ints, Ints]:
 class Bookings:
     """Books steps into a recorder, one after the other.
 
-    A rank computes, or waits for an exchange: until what all put into it has been handed over to the network
-    (waiting), and for its bytes from then on (communication).
+    A rank computes, or waits for an exchange. The wait is booked as waiting until all members have handed their data
+    to the network, and as communication from then on.
 
     members  the workers that each rank stands for, which do the same at the same time
-    shapes   of the first steps, the last of which is that of all further ones
+    shapes   of the first steps; the last one also describes all further ones
     start    s at which they begin
-    folding  what the passes consist of in which ranks stand for several workers
+    folding  the contents of passes whose rank stands for several workers
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class Bookings:
         return self.shapes[min(step, len(self.shapes) - 1)]
 
     def step(self, number: int, tasks: Records, now: float = np.inf) -> None:
-        """Book what has been done in a step: all of it or, of the last ones of a run, what has ended by `now`."""
+        """Book a step: all of it or, for the last steps of a run, the tasks that have ended by `now`."""
         shape = self.shape(number)
         start, end = tasks["start"], tasks["end"].copy()  # the tasks are gone through again
         keys = shape.of_keys[shape.step]
@@ -390,7 +390,7 @@ class Bookings:
         self.recorder.columns.append(Spans(rc.TRANSFER, name, workers, *times))
 
     def close(self, now: float, waits: dict[int, str]) -> None:
-        """Hand everything over to the recorder at the end of a run; `waits` says what ranks are waiting for."""
+        """Hand all bookings over to the recorder at the end of a run; `waits` names what ranks are waiting for."""
         recorder, ends = self.recorder, np.array(self.step_end).reshape(-1, len(self.members))
         for rank, own in enumerate(self.members):
             step_end = ends[:, rank][ends[:, rank] <= now].tolist()

@@ -1,13 +1,13 @@
-"""What is compressed: which parts, their bytes, their seconds, their values; whichever route they take.
+"""Compression: pieces, and their bytes, seconds and values, independent of the route.
 
 Every bucket (and with several parameter servers, every server's part of it) is a *piece*: a contiguous part of the flat
-gradient, compressed by itself with a state of its own on every worker. Where the clock is that of another model than
-the one that learns, the gradient of the learning model is one piece for the values, and the buckets of the other model
-are the pieces for bytes and seconds.
+gradient, compressed separately with its own state on every worker. If the timed model is not the trained one, the
+gradient of the trained model is one piece for the values, and the buckets of the timed model are the pieces for bytes
+and seconds.
 
-A message from one party to another (:class:`Messages`) is a sum with one member. Gradients are compressed as they are.
-Of models (parameters that a server answers with, or that peers send each other) the difference to what the receiver
-holds is compressed, which the sender remembers: what a message leaves out is part of the next difference, so nothing is
+A message from one party to another (:class:`Messages`) is a sum with one member. Gradients are compressed directly.
+For models (parameters that a server answers with, or that peers send each other) the difference to the receiver's copy
+is compressed, which the sender remembers: whatever a message leaves out is part of the next difference, so nothing is
 lost (Tang et al. 2018, "Communication compression for decentralized training", arXiv:1803.06443, DCD-PSGD; Yan et al.
 2020, "Dual-Way Gradient Sparsification for Asynchronous Distributed Deep Learning", ICPP, model difference tracking).
 """
@@ -44,7 +44,7 @@ Encoded: TypeAlias = tuple[Payload | Vector, object]
 
 
 def chosen(setting: Setting, *, servers: bool) -> Compression:
-    """Return the compression of a run that compresses, after checks that do not depend on the strategy."""
+    """Return a run's compression after the checks that do not depend on the strategy."""
     choice = setting.compression
     assert choice is not None
     if setting.compresses:
@@ -63,7 +63,7 @@ def chosen(setting: Setting, *, servers: bool) -> Compression:
 
 
 def _selection(choice: Compression) -> str:
-    """Return how the k largest elements are found, in words; nothing where none are."""
+    """Return a description of how the k largest elements are selected; empty if none are."""
     if not choice.compressor.traits.selection:
         return ""
     how = "sorting, as frameworks did up to 2021" if choice.cost == "sort" else "radix selection"
@@ -71,13 +71,13 @@ def _selection(choice: Compression) -> str:
 
 
 def one_model(setting: Setting) -> bool:
-    """Return whether the clock is that of the model that learns (or nothing learns)."""
+    """Return whether the timed model is the trained one (or the run is timing-only)."""
     task = setting.learner.task
     return task is None or task.network.model.layers == _clock_model(setting).layers
 
 
 def _clock_model(setting: Setting) -> Model:
-    """Return the whole model that takes the time."""
+    """Return the whole timed model."""
     return (setting.whole[0] if setting.whole else setting.workers[0].workload).model
 
 
@@ -85,7 +85,7 @@ def _clock_model(setting: Setting) -> Model:
 
 
 def rounded(nbytes: float) -> int:
-    """Return how many float32 elements a gradient of `nbytes` has."""
+    """Return the number of float32 elements in a gradient of `nbytes`."""
     return round(nbytes / FP32_NBYTES)
 
 
@@ -107,12 +107,12 @@ def cut(part: slice, n_parts: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class Seconds:
-    """What encoding and decoding take: as given, or their memory traffic over the device's bandwidth, or launches."""
+    """Seconds of encoding and decoding: as given, or the memory traffic over the device's bandwidth, or launches."""
 
     choice: Compression
 
     def encode(self, workload: Workload, n: int, nbytes: float) -> float:
-        """Return what a worker with this workload needs to encode n elements to `nbytes`, all rounds."""
+        """Return the seconds of a worker with this workload to encode n elements to `nbytes`, all rounds."""
         if self.choice.given is not None:
             return self.choice.given.encode_seconds(n)
         traits, seconds = self.choice.compressor.traits, 0.0
@@ -123,14 +123,14 @@ class Seconds:
     def decode(
         self, workload: Workload, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1
     ) -> float:
-        """Return what a worker needs to decode payloads of `nbytes` in all to a mean of n elements."""
+        """Return the seconds of a worker to decode payloads of `nbytes` in total to a mean of n elements."""
         if self.choice.given is not None:
             return self.choice.given.decode_seconds(n, n_payloads)
         traffic = decode_traffic(compressor.traits, n, nbytes, n_payloads)
         return _kernels(workload, traffic, decode_launches(compressor.traits, n_payloads))
 
     def server(self, n: int, n_payloads: int) -> float:
-        """Return what a server needs to decode payloads of n elements each, and to encode the answer."""
+        """Return the seconds of a server to decode payloads of n elements each, and to encode the answer."""
         cost = self.choice.given
         if cost is None:  # a server's memory bandwidth is unknown
             return 0.0
@@ -170,11 +170,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Coding:
-    """How what `n_senders` encode becomes one vector, as pure functions.
+    """Encoding by `n_senders` and combination of their messages into one vector, as pure functions.
 
-    order    senders as a tree merges them; or machine by machine, `n_local` on each, where machines are dense inside
-             and compressed between each other (:func:`~ddlsim.compression.hierarchical_exchange`): a worker then
-             compresses the machine's mean of its own shard, so nothing is encoded before its workers have met
+    order    senders in the order in which a tree merges them; or machine by machine, `n_local` on each, for exchanges
+             that are dense inside machines and compressed between them
+             (:func:`~ddlsim.compression.hierarchical_exchange`): a worker then compresses its shard of the machine's
+             mean, so the machine's workers exchange before anything is encoded
     served   every sender is alone with a server, which averages what it decodes and answers with `down` (None: dense).
              With error feedback on both sides this is DoubleSqueeze (Tang et al. 2019, arXiv:1905.05957, algorithm 1)
     """
@@ -202,7 +203,7 @@ class Coding:
         return message
 
     def finish(self, encoded: Sequence[Encoded], before: Outcome, rng: Callable[[int], np.random.Generator]) -> Outcome:
-        """Return what comes of all senders' messages; `rng` is the stream of each of them, then the server's."""
+        """Return the outcome of all senders' messages; `rng` is the stream of each of them, then the server's."""
         if self.served:
             alone = [finish(self.compressor, [each]) for each in encoded]
             average, states = mean([each.mean for each in alone]), [each.states[0] for each in alone]
@@ -250,15 +251,15 @@ class Piece:
 
 
 class Codec:
-    """What some senders encode step after step: bytes, seconds and values.
+    """Encoding by some senders in each step: bytes, seconds and values.
 
     ranks    of the senders
-    parts    elements of each piece, of the clock's model
-    vector   what is encoded, of a step and a sender's place among the ranks
+    parts    elements of each piece, in the timed model
+    vector   the vector to encode, given a step and a sender's place among the ranks
     order, n_local, served
              how messages become one vector (:class:`Coding`)
-    tensors  (name, shape) of those of the clock's model that it consists of, all if nothing is given
-    learned  the learning model's tensors, and what of its vector the (one) piece is; None: vectors are whole
+    tensors  (name, shape) of the timed model's tensors in the vector; by default all
+    learned  the trained model's tensors, and the part of its vector in the (one) piece; None: whole vectors
     name     of the direction, for streams of random numbers, and the `number` of its first piece
     """
 
@@ -315,7 +316,7 @@ class Codec:
 
     @property
     def sizes_known(self) -> bool:
-        """Whether sizes do not depend on values."""
+        """Whether sizes are independent of values."""
         compressors = (self.pieces[0].compressor, self.pieces[0].down)
         return all(each is None or each.expected_nbytes(1) is not None for each in compressors)
 
@@ -364,7 +365,7 @@ class Codec:
     # ------------------------------------------------------------ values
 
     def mean(self, step: int) -> Value[Array]:
-        """Return the vector that all end a step with; statistics of batches are not compressed."""
+        """Return the vector that all members have after a step; statistics of batches are not compressed."""
         if not self._units:
             return ABSENT
         outcomes = [self._outcome(step, unit) for unit in range(len(self._units))]
@@ -426,8 +427,8 @@ def _joined(*outcomes: Outcome) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What is sent at once: what arrives as `value`, the bytes of each part, the s that its compressing takes a worker
-    (to encode what goes up, to decode what comes down)."""
+    """A message: the received `value`, the bytes of each part, and the s of a worker to encode (towards servers) or
+    decode it (from servers)."""
 
     value: Value[Array]
     sizes: list[float]
@@ -436,7 +437,7 @@ class Message:
 
 @dataclass
 class _Sender:
-    """One party's messages to another: their codec, the next one's number, and what the receiver holds, of models."""
+    """One party's messages to another: their codec, the number of the next one, and the receiver's copy of a model."""
 
     codec: Codec
     held: Value[Array]
@@ -444,7 +445,7 @@ class _Sender:
     step: int = 0
 
     def send(self, vector: Value[Array], *, model: bool) -> tuple[Value[Array], float]:
-        """Return what arrives of a vector, or what the receiver holds of a model then, and the bytes."""
+        """Return the received vector, or the receiver's new copy of a model, and the bytes."""
         self.vector = vector - self.held if model else vector
         nbytes = sum(self.codec.nbytes(self.step, 0, 0))
         arrives = self.codec.mean(self.step)
@@ -456,11 +457,11 @@ class _Sender:
 
 
 class Messages:
-    """Vectors, cut in `n_parts` equal ones, from workers to as many servers and back, or among peers; encoded if the
-    run compresses.
+    """Messages between workers and `n_parts` servers, each with an equal part of a vector, or among peers; encoded if
+    the run compresses.
 
-    owner   who sends, for errors
-    peers   models go from worker to worker; otherwise gradients to servers, or with ``models`` models, and models back
+    owner   name of the strategy, for errors
+    peers   True: models from worker to worker; False: gradients (with ``models`` models) to servers, and models back
 
     Raises ConfigError for compression that does not fit.
     """
@@ -505,23 +506,23 @@ class Messages:
             )
 
     def gradient(self, worker: Worker, vector: Value[Array], part: int | None = None) -> Message:
-        """Return what arrives of a worker's gradient, whole, or its `part`."""
+        """Return the message with a worker's gradient, whole or its `part`."""
         return self._sent("up", worker, vector, part, model=False)
 
     def model(self, worker: Worker, params: Value[Array], to: int | None = None) -> Message:
-        """Return what the receiver (a server, or the rank `to`) of a worker's model holds then."""
+        """Return the message with a worker's model to a server, or to the rank `to`."""
         return self._sent("up" if to is None else f"to {to}", worker, params, None, model=True)
 
     def answer(self, worker: Worker, params: Value[Array], part: int | None = None) -> Message:
-        """Return what a worker holds after a server's answer: `params`, all of them or a server's `part`."""
+        """Return the message with a server's answer to a worker: `params`, all of them or a server's `part`."""
         return self._sent("down", worker, params, part, model=True)
 
     def server_seconds(self, part: int = 0) -> float:
-        """Return the s that a server needs for a push, beside its update."""
+        """Return the s that a server needs for a push, without its update."""
         return 0.0 if self.choice is None else self.seconds.server(self._n(part), 1)
 
     def decode_seconds(self, worker: Worker, message: Message) -> float:
-        """Return the s that a worker needs to decode what a peer has sent."""
+        """Return the s that a worker needs to decode a peer's message."""
         if self.choice is None:
             return 0.0
         decode, compressor = self.seconds.decode, self.choice.compressor

@@ -1,4 +1,4 @@
-"""`Communicator`: workers that execute collectives together. The one place where the bytes of a collective travel."""
+"""`Communicator`: workers that execute collectives together. All collectives of processes go through it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class _Operation:
 class Communicator:
     """Workers that execute collectives together, entered by their places 0..n_ranks-1 in it.
 
-    fabric     how they exchange
-    workers    the members; all workers of the run if nothing is given
-    bystanders nodes of ranks n_ranks.. that enter every collective by themselves (parameter servers)
-    owner      who asks for it, for messages
+    fabric     algorithm, rank order and cost of their collectives
+    workers    the members; by default all workers of the run
+    bystanders nodes of ranks n_ranks.. that enter every collective automatically (parameter servers)
+    owner      name of the strategy, for messages
 
-    Raises ConfigError where the fabric does not fit the members.
+    Raises ConfigError if the fabric does not fit the members.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Communicator:
         self._stream_end = 0.0
 
     def _ordered(self, rank_order: str | Sequence[int]) -> Ints:
-        """Return the places of the members in the order in which they follow each other."""
+        """Return the places of the members in ring order."""
         if isinstance(rank_order, str):
             if rank_order == "given":
                 return np.arange(self.n_ranks)
@@ -119,7 +119,7 @@ class Communicator:
 
     @property
     def simulated(self) -> bool:
-        """Whether collectives are simulated message by message; otherwise their time is known."""
+        """Whether collectives are simulated message by message; otherwise their time is given by a cost model."""
         return self.fabric.cost == "simulated" or self.n_ranks == 1
 
     # ------------------------------------------------------------ schedules
@@ -152,8 +152,8 @@ class Communicator:
     # ------------------------------------------------------------ collectives
 
     def prepare(self, kind: str, algorithm: str | Collective | None = None) -> None:
-        """Say before the run what does not fit: raise ConfigError where the time of collectives of a `kind` (by an
-        algorithm other than the fabric's) is wanted and not known."""
+        """Check before the run: raise ConfigError if the cost model lacks collectives of a `kind` (by default by the
+        fabric's algorithm)."""
         if self.simulated:
             return
         for phase in self.phases(kind, 1.0, algorithm):
@@ -168,17 +168,17 @@ class Communicator:
         self, key: Hashable, worker: Worker, nbytes: float, kind: str = "all_reduce",
         algorithm: str | Collective | None = None,
     ) -> simpy.Event:  # fmt: skip
-        """A member enters a collective over `nbytes` now, by the fabric's algorithm if no other is given; the event
-        returned is that of its end for this member.
+        """Let a member enter a collective over `nbytes` now, by default by the fabric's algorithm; return the event of
+        its end for this member.
 
-        All that give the same `key` take part in the same one; the key may be used again when all have.
+        All members with the same `key` enter the same collective; when all have, the key may be used again.
         """
         if self.simulated:
             return self.follow(key, worker, nbytes, lambda: self.schedule(nbytes, kind, algorithm))
         return self.take(key, lambda: self.phases(kind, nbytes), worker)
 
     def follow(self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]) -> simpy.Event:
-        """Enter a collective that goes by a `schedule` of its own, message by message."""
+        """Enter a collective with a given `schedule`, simulated message by message."""
         loop, place = self.setting.loop, self.place[worker.rank]
         operation = self._open.get(key)
         self._entered[place] += 1
@@ -307,9 +307,8 @@ def hierarchical(algorithm: object) -> bool:
 def fastest(cluster: Cluster, nodes: Sequence[int], order: Ints, nbytes: float, notes: list[str]) -> str:
     """Return the name of the all-reduce that is fastest for `nbytes` on the idle cluster, and note it.
 
-    ``order`` are the ranks as they follow each other. Hierarchical all-reduces are tried with other algorithms at one
-    level after the other, and with fewer levels. Of those that tie with the fastest (:mod:`ddlsim.ties`), that whose
-    name comes first.
+    ``order`` holds the ranks in ring order. Hierarchical all-reduces are tried with other algorithms at one level after
+    the other, and with fewer levels. Among those that tie with the fastest (:mod:`ddlsim.ties`), the first name wins.
     """
     times: dict[str, float] = {}
     at = tuple(nodes[place] for place in order.tolist())

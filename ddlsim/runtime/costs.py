@@ -1,8 +1,8 @@
-"""What collectives cost in a run: simulated message by message, by a measured curve, or as NCCL's tuner expects.
+"""Costs of collectives in a run: simulated message by message, by a measured curve, or by the estimate of NCCL's tuner.
 
-Where the time of a whole collective is known, nothing is left to simulate: it starts when its last rank has joined and
-takes that time for all ranks, and the collectives of one communicator run one after the other, as on NCCL's stream.
-Stragglers hold it up as ever. Other traffic of the same run does not slow it, and all ranks leave at the same time.
+A collective of known time is not simulated: it starts when its last rank has entered it and takes that time for all
+ranks, and the collectives of one communicator run one after the other, as on NCCL's stream. Stragglers delay it as
+usual. Other traffic of the same run does not slow it down, and all ranks leave at the same time.
 
 **On a network that others share, or that faults change**, its bytes are sent as messages along the same links, phase
 by phase. It ends later than its known time by as much as these messages take longer than on an idle network. A library
@@ -182,10 +182,10 @@ class Phase(NamedTuple):
 def known_cost(
     setting: Setting, cost: str, owner: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
 ) -> Callable[[Phase], Known]:
-    """Return what a phase of a `kind` among the workers at `nodes` takes by a measured curve or by NCCL's tuner.
+    """Return the cost of a phase of a `kind` among the workers at `nodes`, by a measured curve or by NCCL's tuner.
 
-    Raises ConfigError, saying what to measure or to change, where the cluster has no curve for it, and for an
-    algorithm that the curve or NCCL does not know.
+    Raises ConfigError, with the measurement or change needed, if the cluster has no curve for it, and for an algorithm
+    that the curve or NCCL does not cover.
     """
     where = f"{owner}: cost = {cost!r}"
     if cost == "calibrated":

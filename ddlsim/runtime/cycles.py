@@ -1,8 +1,8 @@
-"""Workers that go round in cycles of their own (:mod:`ddlsim.runtime.lanes`) as a step program, to print and export.
+"""Workers with independent cycles (:mod:`ddlsim.runtime.lanes`) as a step program, for printing and exports.
 
-A step of the program is one cycle of each worker: its work, its messages to servers or peers, and their answers. Needs
-stay with the own rank: a cycle waits for another one only where it receives from it. What depends on who comes first
-is decided in the run, and listed in the notes of the plan.
+A step of the program is one cycle of each worker: its work, its messages to servers or peers, and their answers.
+Dependencies stay inside a rank: a cycle waits for another worker's only where it receives from it. Anything that
+depends on the order of arrival is decided in the run, and listed in the notes of the plan.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def plan_of_cycles(
     messages: Messages | None = None,
     notes: Sequence[str] = (),
 ) -> Callable[[int | None], Plan]:
-    """Return what makes the plan of a number of cycles, by default one, of workers that repeat the operations `ops`.
+    """Return a function that builds the plan of some cycles, by default one, of workers that repeat operations `ops`.
 
-    nbytes    of every message, where `messages` encodes none
-    servers   s that each server needs for a request; they are the ranks behind the workers
-    peers     rank -> the ranks that it sends to, where there are no servers
-    choose    draws the peer that a worker sends to, -1 for none; the first one that it draws is shown
-    notes     what else the run decides
+    nbytes    of every message, if `messages` encodes none
+    servers   s that each server needs for a request; servers have the ranks after the workers
+    peers     rank -> the ranks that it sends to, without servers
+    choose    samples the peer that a worker sends to, -1 for none; the plan shows the first sample
+    notes     further decisions of the run
 
-    Operations that a worker repeats are repeated as often as the first worker does.
+    Repeated operations are repeated as often as by the first worker.
     """
     for at, op in reversed(list(enumerate(ops))):
         if op.kind == ls.AGAIN and op.seconds is not None:

@@ -1,22 +1,22 @@
-"""Exchange = route x codec: what the members of a group bring becomes one vector, which all of them have then.
+"""Exchange = route x codec: the vectors of a group's members become one vector, which all of them receive.
 
-The *codec* (:mod:`ddlsim.runtime.codec`) says what is encoded, to how many bytes, in which time; without one vectors
-travel as they are. The *route* is one of
+The *codec* (:mod:`ddlsim.runtime.codec`) determines the encoded bytes and the time of encoding; without a codec vectors
+are sent uncompressed. The *route* is one of
 
-:class:`CollectiveExchange`  collectives one after the other, each simulated by a schedule or of known time. What is
-    encoded takes those that its compressor needs: the fabric's own algorithm over the payload, once per round
-    ("all_reduce"); an all-gather of everybody's payload, with "hierarchical" only between machines, dense inside
-    ("all_gather"); every worker counts the votes of an N-th of the signs, then a ring all-gather of the majority
+:class:`CollectiveExchange`  collectives one after the other, each simulated by a schedule or of known time. The
+    compressor determines the collectives of its payloads: the fabric's own algorithm over the payload, once per round
+    ("all_reduce"); an all-gather of all payloads, with "hierarchical" only between machines, dense inside
+    ("all_gather"); every worker counts the votes for 1/N of the signs, then a ring all-gather of the majority
     ("majority_vote"); a binomial tree, up to rank 0 of the order and down again ("gtopk_tree"). Payloads whose sizes
-    depend on values go round a ring message by message
-:class:`ThroughServers`  pushes to parameter servers that take time, and pulls from them
-:class:`InGroups`  dense inside groups, between which vectors take another route
+    depend on values are passed round a ring message by message
+:class:`ThroughServers`  pushes to synchronous parameter servers, and pulls from them
+:class:`InGroups`  dense inside groups, with another route between groups
 
-**Whole vectors, round after round** (:class:`Averaging`). What a compressor keeps of a model is little; what it keeps
-of the difference to a model that all members know already loses nothing for ever. So of models the difference to the
-mean of the latest round that has ended (or to what was made of it for all) is encoded, and what all have then is that
-plus the mean of the differences (Basu et al. 2019, Qsparse-local-SGD, arXiv:1906.02367, algorithm 1). Gradients, and
-what else is small by itself, are encoded as they are.
+**Models, round by round** (:class:`Averaging`). Compressing a model itself would lose most of it. Compressing the
+difference to a model that all members hold defers the rest to later rounds. So for models the difference to the mean of
+the latest completed round (or to the model derived from it) is encoded, and the result is that model plus the mean of
+the differences (Basu et al. 2019, Qsparse-local-SGD, arXiv:1906.02367, algorithm 1). Gradients, and other vectors that
+are small by themselves, are encoded directly.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ Vectors = Callable[[int, int], Value[Array]]
 class Exchange:
     """Vectors of all members of a communicator, in parts, become their mean.
 
-    what     a worker is said to do while it waits for it
-    codec    None: vectors travel as they are
-    decodes  whether workers decode parts as they arrive; otherwise they wait for the last one only
+    what     name of a worker's wait for it
+    codec    None: vectors are sent uncompressed
+    decodes  whether workers decode parts as they arrive; otherwise they wait only for the last one
     """
 
     what: str
@@ -72,20 +72,20 @@ class Exchange:
 
     @property
     def route(self) -> Route:
-        """What a part travels by."""
+        """The route of a part."""
         return "process"
 
     @property
     def decides(self) -> bool:
-        """Whether what comes of it decides in which further steps it takes place."""
+        """Whether its result decides in which further steps it takes place."""
         return False
 
     def arrived(self, worker: Worker, step: int) -> bool:
-        """Let a worker go on with what has come of it in a step; return whether that has decided something."""
+        """Let a worker use its result of a step; return whether that has decided on further steps."""
         return False
 
     def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        """Return the seconds that a worker computes when a part is ready, before it leaves."""
+        """Return the compute seconds of a worker between the time when a part is ready and its sending."""
         if self.codec is None:
             return 0.0
         place, seconds = self.place[worker.rank], 0.0
@@ -95,12 +95,11 @@ class Exchange:
         return seconds
 
     def decode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        """Return the seconds that a worker computes when a part's mean has arrived."""
+        """Return the compute seconds of a worker after a part's mean has arrived."""
         return 0.0
 
     def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
-        """Let a worker's parts, which are `nbytes` without codec, leave as one now; return the event of the mean's
-        arrival."""
+        """Send a worker's parts, `nbytes` without codec, as one now; return the event of the mean's arrival."""
         raise NotImplementedError
 
     def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
@@ -108,7 +107,7 @@ class Exchange:
         raise NotImplementedError
 
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
-        """Return what the one collective of parts consists of, where its time is known."""
+        """Return the phases of the one collective of parts, if its time is known."""
         raise NotImplementedError
 
     def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
@@ -116,12 +115,12 @@ class Exchange:
         raise NotImplementedError
 
     def service(self, step: int, part: int) -> Service:
-        """Return what servers get of an encoded part, and answer."""
+        """Return the bytes that servers receive and answer for an encoded part."""
         raise NotImplementedError
 
     @property
     def plan_notes(self) -> list[str]:
-        """What a plan leaves open."""
+        """Notes on decisions that a plan leaves open."""
         return [] if self.codec is None else self.codec.value_notes
 
     def buffer_nbytes(self, part: int, nbytes: float) -> float:
@@ -137,7 +136,7 @@ class Exchange:
         return sum(sum(self._nbytes(0, piece, 0)) for piece, _ in self._encoded(part, 0))
 
     def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
-        """Return what every worker ends with, given what all have brought, by place."""
+        """Return the vector that every worker receives, given the members' vectors by place."""
         return self.communicator.setting.learner.mean(vectors) if self.codec is None else self.codec.mean(step)
 
     def _encoded(self, part: int, place: int) -> Sequence[tuple[int, int]]:
@@ -176,15 +175,15 @@ class Call(NamedTuple):
 
 
 class CollectiveExchange(Exchange):
-    """An :class:`Exchange` by collectives of a `kind`: "all_reduce", or "reduce_scatter" where a member needs no more
-    than its shard of the mean; or of another kind, which does not encode.
+    """An :class:`Exchange` by collectives of a `kind`: "all_reduce", or "reduce_scatter" if a member needs only its
+    shard of the mean; or of another kind, which is not compressed.
 
-    algorithm  of collectives of that kind, the fabric's if nothing is given
-    schedule   bytes -> the schedule by which vectors travel, in place of an algorithm
-    parts      elements of the flat vector that are compressed by themselves, where the run compresses
-    vectors    what a member brings to a step, where it may be compressed
-    tensors    (name, shape) of those that the vector consists of, all of the model if nothing is given
-    like       what exchanges other parts of the same vectors: their values are made once for both
+    algorithm  of collectives of that kind; by default the fabric's
+    schedule   bytes -> the schedule of vectors, instead of an algorithm
+    parts      elements of the flat vector that are compressed separately, if the run compresses
+    vectors    a member's vector in a step, if it may be compressed
+    tensors    (name, shape) of the tensors in the vector; by default all of the model
+    like       the exchange of other parts of the same vectors, which shares their values
 
     Raises ConfigError for compression that does not fit.
     """
@@ -268,7 +267,7 @@ class CollectiveExchange(Exchange):
             self.codec = like.codec
 
     def _prepare(self, name: str) -> None:
-        """Say before the run if payloads travel by collectives whose time is wanted and not known."""
+        """Check before the run that the cost model covers the collectives of payloads."""
         communicator = self.communicator
         if self.collective in ("majority_vote", "gtopk_tree"):
             raise ConfigError(
@@ -299,7 +298,7 @@ class CollectiveExchange(Exchange):
 
     @property
     def _payload_kind(self) -> str:
-        """The collective by which payloads travel: of several rounds, all but the last are needed whole."""
+        """The kind of the payloads' collective; with several rounds, all but the last need a full all-reduce."""
         if self.collective != "all_reduce":
             return "all_gather"
         return self.kind if self.n_rounds == 1 else "all_reduce"
@@ -336,7 +335,7 @@ class CollectiveExchange(Exchange):
         return tuple(float(size) for size in sizes)
 
     def _sizes(self, step: int, parts: Sequence[int], place: int) -> list[float]:
-        """Return the bytes of a member's messages for parts that travel as one, one per round."""
+        """Return the bytes of a member's messages for parts that are sent as one, one per round."""
         return [sum(sizes) for sizes in zip(*(self._nbytes(step, part, place) for part in parts), strict=True)]
 
     def _gathered(self, step: int, parts: Sequence[int]) -> float:
@@ -458,7 +457,7 @@ class CollectiveExchange(Exchange):
     # ------------------------------------------------------------ payloads whose sizes depend on values
 
     def _pass_on(self, worker: Worker, step: int, parts: Sequence[int]) -> Process:
-        """A ring all-gather, message by message: pass on what has come, the own payload first."""
+        """A ring all-gather, message by message: send the own payload, then forward the received ones."""
         communicator = self.communicator
         order, n = communicator.order.tolist(), communicator.n_ranks
         seat = order.index(self.place[worker.rank])
@@ -499,7 +498,7 @@ class _Share:
 
 @dataclass
 class _Visit:
-    """A part on its way: its collectives, and how many ranks have not entered yet. Dense, those are inside machines."""
+    """A part in flight: its collectives, and how many ranks have not entered yet. Dense, those are inside machines."""
 
     before: int | None
     after: int | None
@@ -508,18 +507,18 @@ class _Visit:
 
 
 class ThroughServers(Exchange):
-    """An :class:`Exchange` through synchronous servers at `nodes` that take time.
+    """An :class:`Exchange` through synchronous servers at `nodes`, whose work takes time.
 
-    Encoded (the run compresses), every worker pushes its payload of each server's share of a part; the server decodes
-    them all, averages, encodes the mean with a compressor (and memory) of its own, and answers every worker with that.
-    The pushes of a part are one collective, and so are the pulls; only where sizes depend on values messages go one by
-    one. Dense, a server does the `work` on its share; its threads handle one request after the other.
+    With compression, every worker pushes its payload of each server's share of a part; the server decodes all payloads,
+    averages them, encodes the mean with its own compressor (and memory), and answers every worker with the result. The
+    pushes of a part are one collective, and so are the pulls; only messages whose sizes depend on values are sent one
+    by one. Without compression, a server does the `work` on its share; each thread handles one request after the other.
 
-    parts    elements of the flat vector that are compressed by themselves
-    memory   node of the memory of each worker's machine: the machine's CPU, or the worker where there is no other
-    hosts    the machine of each worker, as in :func:`~ddlsim.collectives.push_pull.push_pull`: given, only the first
+    parts    elements of the flat vector that are compressed separately
+    memory   node of the memory of each worker's machine: the machine's CPU, or the worker if there is none
+    hosts    the machine of each worker, as in :func:`~ddlsim.collectives.push_pull.push_pull`; if given, only the first
              worker of each machine pushes and pulls
-    like     what exchanges other shares of the same vectors through the same threads
+    like     the exchange of other shares of the same vectors through the same threads
     """
 
     def __init__(
@@ -620,7 +619,7 @@ class ThroughServers(Exchange):
         return [(piece, self.codec.pieces[piece].n) for piece in range(part * n, (part + 1) * n)]
 
     def _sum(self, step: int, parts: Sequence[int], server: int, size: Callable[[int, int, int], float]) -> float:
-        """Return the bytes of a server's share of parts that travel as one."""
+        """Return the bytes of a server's share of parts that are sent as one."""
         return sum(size(step, part * len(self.nodes) + server, 0) for part in parts)
 
     def service(self, step: int, part: int) -> Service:
@@ -729,11 +728,11 @@ class ThroughServers(Exchange):
 
 
 class InGroups(Exchange):
-    """An :class:`Exchange` of dense vectors: the members of each group reduce-scatter on a `fabric`, what each has then
-    is exchanged `between` the groups, and they all-gather.
+    """An :class:`Exchange` of dense vectors: the members of each group reduce-scatter on a `fabric`, exchange their
+    shards `between` the groups, and all-gather in the group.
 
-    groups   places of the members of each, equally many
-    between  members with the same place in their groups -> their exchange, given that of those before, if any
+    groups   places of the members of each; all groups have the same size
+    between  members with the same place in their groups -> their exchange, given the previous one, if any
     """
 
     def __init__(
@@ -779,19 +778,19 @@ Way = tuple[int, int, bool]
 
 
 def way_of(plan: Plan, row: int) -> Way:
-    """Return what says how a collective travels."""
+    """Return the key of a collective's exchange: kind, group, whether it is of parts of the gradients."""
     return int(plan.kind[row]), int(plan.peer[row]), bool(plan.part[row] >= 0)
 
 
 class Exchanges(Protocol):
-    """What exchanges by the collectives of a plan."""
+    """The exchanges of a plan's collectives."""
 
     def exchange(self, kind: int, group: int, *, parts: bool) -> Exchange | None:
         """Return the exchange by collectives of a kind (:data:`ddlsim.plan.KINDS`) in a group, of `parts` of the
         gradients (and of the weights made from them) or of anything else; None if there is none."""
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
-        """Return what the gradients of all who learn become, by place."""
+        """Return the mean gradient, given the gradients of all contributors by place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -811,7 +810,7 @@ class OfKinds:
 class OfGroups:
     """:class:`Exchanges` in several groups of the ranks of a plan, dense and simulated.
 
-    workers    that the ranks are, or the first of those that each stands for
+    workers    the worker of each rank, or the first of those that it stands for
     schedules  kind of collective, group, bytes -> its schedule
     """
 
@@ -833,14 +832,14 @@ class OfGroups:
 
 
 def whole(communicator: Communicator) -> list[slice]:
-    """Return the one part that vectors of the parameters' size are."""
+    """Return the single part of vectors with the size of the parameters."""
     return [slice(0, round(communicator.workers[0].workload.gradient_nbytes / FP32_NBYTES))]
 
 
 @dataclass
 class _Round:
-    """One exchange: what all knew when it began, what members have brought, what has come of it and for how many, and,
-    of processes, the arrival of each and when the last one had entered (s)."""
+    """One exchange: the common model at its start, the members' vectors, its result and the number that have taken it
+    and, for processes, the arrival of each and when the last one had entered (s)."""
 
     common: Value[Array]
     brought: list[Value[Array] | None]
@@ -851,14 +850,14 @@ class _Round:
 
 
 class Rounds:
-    """The values of averages among the members of a communicator, round after round, numbered from 0. They are
-    compressed if the run compresses.
+    """The values of averages among the members of a communicator, round by round, numbered from 0. They are compressed
+    if the run compresses.
 
-    then    what all have instead of the mean, made of it once for all of them; of models that is what the next round's
-            models are differences to
-    models  compressed as differences to what all had after the round before; otherwise as they are
+    then    computes the result from the mean, once for all members; by default the mean. For models the next round
+            compresses differences to it
+    models  True: compress differences to the previous round's result; False: compress vectors directly
     by      the exchange that carries them
-    common  the model that all members know of each other: the initial one, then the latest result
+    common  the model that all members hold: the initial one, then the latest result
     """
 
     def __init__(
@@ -871,7 +870,7 @@ class Rounds:
         self._rounds: dict[int, _Round] = {}
 
     def bring(self, number: int, worker: Worker, value: Value[Array]) -> _Round:
-        """Let a member bring something to a round."""
+        """Add a member's vector to a round."""
         if number not in self._rounds:
             self._rounds[number] = _Round(self.common, [None] * self.communicator.n_ranks)
         current = self._rounds[number]
@@ -879,7 +878,7 @@ class Rounds:
         return current
 
     def result(self, number: int) -> Any:
-        """Return what comes of a round: once for each member."""
+        """Return the result of a round: once for each member."""
         current = self._rounds[number]
         if current.n_done == 0:
             current.result = self._result(number, current)
@@ -910,10 +909,10 @@ class Rounds:
 
 
 class Averaging(Rounds):
-    """The all-reduce that gives every member the mean of what all have brought, round after round; waited for at once,
-    or in the background while workers compute.
+    """The all-reduce that gives every member the mean of all members' vectors, round by round; blocking, or in the
+    background while workers compute.
 
-    share   of the bytes of all parameters that a vector has
+    share   bytes of a vector as a share of all parameters
     """
 
     def __init__(
@@ -929,7 +928,7 @@ class Averaging(Rounds):
         self._numbers: dict[object, int] = {}
 
     def start(self, worker: Worker, key: object, value: Value[Array]) -> Process:
-        """Enter round `key` with `value`, which then travels in the background.
+        """Enter round `key` with `value`; the all-reduce runs in the background.
 
         Every member enters the rounds in the same order.
         """
@@ -944,7 +943,7 @@ class Averaging(Rounds):
         current.arrived[place] = worker.loop.env.process(self._travel(worker, number))
 
     def finish(self, worker: Worker, key: object) -> Computation:
-        """Wait for the end of a round, if it has not ended yet for this worker, and return its result.
+        """Wait until a round has ended for this worker, and return its result.
 
         The wait is booked as waiting until the last worker had entered, as communication from then on.
         """
@@ -961,7 +960,7 @@ class Averaging(Rounds):
         return result
 
     def mean(self, worker: Worker, key: object, value: Value[Array]) -> Computation:
-        """Return what comes of all that members bring to the round `key`, and wait for it."""
+        """Enter round `key` with `value`, wait for it, and return its result."""
         yield from self.start(worker, key, value)
         return (yield from self.finish(worker, key))
 

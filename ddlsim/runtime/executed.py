@@ -1,5 +1,5 @@
 """The plan of steps as a run executes them: with the seconds of encoding and decoding, and the collectives and bytes of
-what is encoded."""
+encoded vectors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ddlsim.runtime.worker import Worker
 
 
 def as_executed(plan: Plan, exchange_of: Callable[[int, int, bool], Exchange], workers: Sequence[Worker]) -> Plan:
-    """Return the plan of steps with what their exchanges add.
+    """Return the plan of steps with the tasks that their exchanges add.
 
-    exchange_of  kind of collective, group, whether it is of parts of the gradients -> what exchanges it
+    exchange_of  kind of collective, group, whether it is of parts of the gradients -> its exchange
     workers      of the ranks
 
-    A collective that is encoded becomes those that its codec needs, one task each. A sum through servers becomes a
-    push-pull, or messages where what is encoded comes back in another size.
+    An encoded collective becomes the collectives that its codec needs, one task each. A sum through servers becomes a
+    push-pull, or messages if the encoded answer has another size.
     """
     exchanges = {row: exchange_of(*way_of(plan, row)) for row in plan.collectives.tolist()}
     different = list(dict.fromkeys(exchanges.values()))
@@ -61,7 +61,7 @@ def _with_seconds(plan: Plan, exchanges: Mapping[int, Exchange], workers: Sequen
 
 
 def _in_calls(plan: Plan, coded: Mapping[int, Exchange], workers: Sequence[Worker]) -> Plan:
-    """Return the plan with the collectives that each encoded one consists of."""
+    """Return the plan with each encoded collective replaced by those that its codec needs."""
     groups = {group: number for number, group in enumerate(plan.groups)}
     keys: dict[tuple[int, int, int], int] = {}
     tasks: dict[int, list[Task]] = {}

@@ -1,4 +1,4 @@
-"""`Fabric`: how the members of a group exchange. A property of the exchange, whatever the strategy."""
+"""`Fabric`: algorithm, rank order and cost of collectives, independent of the strategy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COSTS = ("simulated", "calibrated", "nccl")
 
 
 def algorithm_of(kind: str) -> Rule:
-    """Names (looked up at once, so that a wrong one is told before anything runs) and functions."""
+    """Names (looked up at once, so that a wrong one raises before anything runs) and functions."""
 
     def check(algorithm: object, where: str) -> object:
         if isinstance(algorithm, str) and algorithm != "default" and (algorithm != "auto" or kind != "all_reduce"):
@@ -55,16 +55,16 @@ class Fabric:
     """How the members of a group execute their collectives: ``simulate(..., fabric=Fabric("hierarchical"))``.
 
     algorithm   name of an all-reduce ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function
-                ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest by simulation,
-                for each size. "default": "nccl" where the workers' machines have several GPUs and several ways
-                between them (NVLinks, network interfaces, switches that add up), which NCCL uses; "hierarchical" where
-                machines have one worker each and the network has levels on which it is faster; "ring" elsewhere
+                ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest in simulation, for each
+                size. "default" is "nccl" for machines with several GPUs and several paths between them that NCCL uses
+                (NVLinks, network interfaces, parallel switches); "hierarchical" if machines have one worker each and
+                it is faster on the network's levels; otherwise "ring"
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them),
-                "given" (the cluster's order, as MPI ranks), or the ranks in the order wanted
-    cost        what a collective costs: "simulated" message by message; "calibrated": by the curve that was
-                measured on this cluster (see docs/calibration.md); "nccl": what NCCL's tuner expects of `algorithm`,
-                "ring" or "double_binary_tree" ("auto", "nccl": of the faster one), or of its calls on every level
-                for "hierarchical"
+                "given" (the cluster's order, as MPI ranks), or a permutation of the ranks
+    cost        time of a collective: "simulated" message by message; "calibrated" by the curve measured on this
+                cluster (see docs/calibration.md); "nccl" by the estimate of NCCL's tuner for `algorithm`, which is
+                "ring" or "double_binary_tree" ("auto" and "nccl" use the faster one) or, for "hierarchical", for its
+                calls on every level
     """
 
     algorithm: AllReduceAlgorithm = "default"
@@ -77,7 +77,7 @@ class Collectives(NamedTuple):
 
     algorithms  of each kind of collective, by the strategy's field; ``algorithm`` is that of all-reduces
     cost        as that of a :class:`Fabric`
-    fabric      of all of them, if they have one in common that ``simulate(..., fabric=...)`` can set
+    fabric      the common fabric, if there is one that ``simulate(..., fabric=...)`` can set
     """
 
     algorithms: Mapping[str, str | Collective] = {}
@@ -86,7 +86,7 @@ class Collectives(NamedTuple):
 
 
 class OnFabric:
-    """A strategy with the fields of a :class:`Fabric`, which it declares by itself."""
+    """A strategy that declares the fields of a :class:`Fabric`."""
 
     algorithm: str | Collective
     rank_order: str | Sequence[int]
@@ -97,7 +97,7 @@ class OnFabric:
         return Collectives({"algorithm": self.algorithm}, self.cost, fabric_of(self))
 
     def on_fabric(self, fabric: Fabric) -> Self:
-        """Return it on another fabric. Raises ConfigError if it has fields for one already."""
+        """Return the strategy on another fabric. Raises ConfigError if its own fields set one already."""
         before = fabric_of(self)
         if before not in (Fabric(), fabric):
             label = self.label  # type: ignore[attr-defined]  # every strategy has one
@@ -116,13 +116,13 @@ class WithFabric(OnFabric):
 
 
 def fabric_of(strategy: OnFabric) -> Fabric:
-    """Return the fabric that a strategy's fields are."""
+    """Return the fabric with a strategy's fields."""
     return Fabric(strategy.algorithm, strategy.rank_order, strategy.cost)
 
 
 def halves_of(fabric: Fabric, owner: str) -> tuple[str, str]:
-    """Return the algorithms of the reduce-scatter and the all-gather that a fabric's all-reduce consists of. Raises
-    ConfigError where there are none."""
+    """Return the algorithms of the reduce-scatter and the all-gather in a fabric's all-reduce. Raises ConfigError if it
+    does not consist of these."""
     if fabric.algorithm not in HALVES:
         raise ConfigError(
             f"fabric: algorithm = {algorithm_name(fabric.algorithm)!r}: {owner} needs its reduce-scatter and its "
@@ -132,7 +132,7 @@ def halves_of(fabric: Fabric, owner: str) -> tuple[str, str]:
 
 
 def with_algorithm(fabric: Fabric, cluster: Cluster, nodes: Sequence[int]) -> Fabric:
-    """Return the fabric with the algorithm that "default" stands for among the nodes."""
+    """Return the fabric with "default" resolved for the nodes."""
     return dataclasses.replace(fabric, algorithm=algorithm_for(fabric.algorithm, cluster, nodes, fabric.cost))
 
 
@@ -140,7 +140,7 @@ def algorithm_for(
     algorithm: str | Collective, cluster: Cluster, nodes: Sequence[int], cost: str = "simulated",
     kind: str = "all_reduce",
 ) -> str | Collective:  # fmt: skip
-    """Return what "default" stands for among the nodes: where measured curves count, what they are of."""
+    """Return the algorithm, with "default" resolved for the nodes: with calibrated costs, that of the curve."""
     if algorithm != "default":
         return algorithm
     curves = () if cluster.calibration is None or cost != "calibrated" else cluster.calibration.curves

@@ -1,10 +1,10 @@
-"""What brings workers their batches: reads from storage and caches, decoding on processors, copies to devices.
+"""Input of workers: reads from storage and caches, decoding on processors, copies to devices.
 
-A batch goes through stages, each of which serves one after the other, first those that a reader has asked for first:
-operations of the storage (of all who read from it), the answers to a reader (a connection keeps its order), a
-machine's SSD, its processors, the way to a device. Bytes between nodes are messages on the run's network, beside those
-of gradients. A reader has asked for ``prefetch`` batches ahead: it takes the oldest, and asks for another one then. So
-with stages of s_1, ..., s_k seconds and c of computing a step takes in the long run
+A batch passes through stages, each of which serves one request at a time, those with lower batch numbers first:
+operations of the storage (shared by all its readers), the answers to a reader (a connection is ordered), a machine's
+SSD, its processors, the link to a device. Bytes between nodes are messages on the run's network, where they compete
+with those of gradients. A reader requests ``prefetch`` batches ahead: it takes the oldest, and then requests another.
+So with stages of s_1, ..., s_k seconds and c of computing, a step takes in the long run
 
     max(c, s_1, ..., s_k, (s_1 + ... + s_k) / prefetch)        and their sum with prefetch = 0
 """
@@ -31,8 +31,8 @@ Steps = Generator[simpy.Event, object, None]
 
 
 class Mix:
-    """Where a machine's samples come from, shares of them: the storage (`remote`), the memory of other machines
-    (`peers`), its SSD (`ssd`) or, what is left, its memory; and the share that must be prepared still."""
+    """Sources of a machine's samples, as shares: the storage (`remote`), the memory of other machines (`peers`), its
+    SSD (`ssd`), and its own memory for the rest; and the share that still needs preparation."""
 
     def __init__(self, input: Input, decoded: float, machines: int, epoch: int) -> None:
         self.peers = self.ssd = ready = found = 0.0
@@ -58,11 +58,11 @@ class Mix:
 
 
 class Line:
-    """Serves one after the other, each in a time that is known: a reader's first batch before another's second one.
+    """A server for one request at a time, each of known duration: the first batches of all readers before the second.
 
-    Several jobs with loops of their own can use it, which share a network. A job that waits while another is served has
-    an event at the end of that service, so that no loop goes beyond what may begin then. Batches of a job that comes
-    later are counted from that which is served when it comes: otherwise it would have all to itself.
+    Several jobs that share a network, each with its own loop, can use it. A job that waits while another is served has
+    an event at the end of that service, so no loop runs past the start of the next one. A later job's batches are
+    numbered from the one in service at its first request; otherwise it would be served exclusively.
     """
 
     def __init__(self) -> None:
@@ -96,20 +96,20 @@ class Line:
 
 
 class Turns:
-    """Lets one go on after the other, in the order in which they came."""
+    """A first-come, first-served queue for one user at a time."""
 
     def __init__(self) -> None:
         self._last: simpy.Event | None = None
 
     def take(self, env: simpy.Environment) -> tuple[simpy.Event | None, simpy.Event]:
-        """Return what to wait for (None: nothing), and what to trigger afterwards."""
+        """Return the event to wait for (None: no wait), and the one to trigger afterwards."""
         before, self._last = self._last, env.event()
         return (None if before is None or before.triggered else before), self._last
 
 
 @dataclass
 class Reader:
-    """A worker's way to its batches, in nodes of the cluster; what it has asked for, the oldest first."""
+    """A worker's path to its batches, as nodes of the cluster, and its open requests, the oldest first."""
 
     node: int
     memory: int
@@ -121,7 +121,7 @@ class Reader:
 
 
 class Feed:
-    """What brings all workers of a run their batches.
+    """The input of all workers of a run.
 
     nodes        of the workers, and of the memory of their machines
     input_shape  of a sample of the model
@@ -161,7 +161,7 @@ class Feed:
         return batch
 
     def mix(self, n_before: int) -> Mix:
-        """Return where samples come from before which a worker has asked for so many."""
+        """Return the sources of a worker's next samples, after it has requested `n_before` ones."""
         epoch = self.first_epoch
         if epoch and self.input.n_samples is not None:
             epoch += n_before * len(self.readers) // self.input.n_samples
@@ -180,7 +180,7 @@ class Feed:
         reader.n_samples += n_samples
 
     def _bring(self, reader: Reader, batch: int, mix: Mix, n_samples: int, there: simpy.Event) -> Steps:
-        """Bring a reader's so manieth batch through all stages."""
+        """Pass a reader's batch number `batch` through all stages."""
         env, loop = self.loop.env, self.loop
         parts: list[simpy.Event] = []
         if mix.remote > 0.0 and self.storage != reader.memory:

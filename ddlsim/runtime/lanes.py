@@ -118,8 +118,8 @@ class Lanes:
         self.tables = self.tables._replace(devices=devices)
 
     def _crashes(self, servers: Sequence[tuple[int, float]]) -> Crashes:
-        """Return when each worker, and servers on its machine, are not there. Those who wait for all others in every
-        step, or round, have no such times."""
+        """Return the outages of each worker, and of servers on its machine. Workers that wait for all others in every
+        step, or round, have none."""
         setting, common = self.setting, {(ls.STEP, ls.COMMON), (ls.MEET, 1)}
         in_common = any((op.kind, op.number) in common for op in self.ops)
         if in_common or not setting.crashes:
@@ -160,14 +160,14 @@ class Lanes:
         self.tables.ways["seconds"][worker.rank] = seconds
 
     def invite(self, ranks: Sequence[int], *, now: bool = False) -> None:
-        """Let workers who wait for that go on after the update of now or, in their order, `now`."""
+        """Let workers that wait for an invitation go on after the current update or, in their order, `now`."""
         self.tables.actors["invited"][ranks] = 1
         self.tables.counts[ls.INVITED] = len(ranks)
         if now:
             self._wake(ls.UPDATES)
 
     def chosen(self, worker: Worker) -> int:
-        """Return whom a worker has chosen."""
+        """Return the rank that a worker has chosen."""
         place = worker.rank * ls.BLOCK + int(self.tables.actors["drawn"][worker.rank]) - 1
         return int(self.tables.choices["end"][place])
 
@@ -249,7 +249,7 @@ class Lanes:
     # ------------------------------------------------------------ processes, such as those that bring samples
 
     def _complete(self) -> None:
-        """Tell processes what the network has ended of theirs."""
+        """Trigger the events of processes whose messages or collectives have ended."""
         loop, counts, when = self.setting.loop, self.tables.counts, float(self.tables.reals[ls.WHEN])
         n, counts[ls.N_ELSEWHERE] = int(counts[ls.N_ELSEWHERE]), 0
         loop.complete(*loop.network.completed(n), when)
@@ -297,7 +297,7 @@ class Lanes:
     # ------------------------------------------------------------ what follows
 
     def _follow(self) -> None:
-        """Let what has been written down have its consequences."""
+        """Process the rows of the log."""
         rows = self.tables.log[: int(self.tables.counts[ls.N_LOGGED])]
         self.tables.counts[ls.N_LOGGED] = 0
         if self.setting.recorder.keep_spans:
@@ -308,7 +308,7 @@ class Lanes:
             self._count(rows)
 
     def _count(self, rows: Records) -> None:
-        """Count steps, updates and staleness, after which nothing follows."""
+        """Count steps, updates and staleness in a timing-only run."""
         recorder, kinds = self.setting.recorder, self._kinds(rows)
         ended = kinds == ls.STEP
         for rank, time in zip(rows["actor"][ended].tolist(), rows["time"][ended].tolist(), strict=True):
@@ -320,7 +320,7 @@ class Lanes:
         self.setting.stop.counted(rows["time"][rows["whole"] == 1].tolist(), self.samples)
 
     def _kinds(self, rows: Records) -> Ints:
-        """Return the kinds of the operations that have been written down; -1 of other rows."""
+        """Return the kinds of the logged operations; -1 for other rows."""
         kinds: Ints = np.where(rows["what"] < 0, -1, self.tables.ops["kind"][rows["what"]])
         return kinds
 
@@ -367,7 +367,7 @@ class Lanes:
                 self._owe()
 
     def _resize(self, worker: Worker) -> None:
-        """Give a worker what it computes in its step, as :meth:`Worker.begin_step` does."""
+        """Set a worker's work in its step, as :meth:`Worker.begin_step` does."""
         assert worker.workload_at is not None
         workload = worker.workload_at(worker.learner.own_epoch(worker.rank))
         if workload is not worker.workload:
@@ -375,7 +375,7 @@ class Lanes:
             self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
 
     def _owe(self) -> None:
-        """Let workers evaluate, who have been asked to, before their next steps."""
+        """Let workers make the requested evaluations before their next steps."""
         for worker in self.setting.workers:
             if worker.owed:
                 self.tables.actors["owed"][worker.rank] += worker.owed
@@ -410,7 +410,7 @@ class Lanes:
                 recorder.background(f"server {server}", "update", *row[["begin", "time"]].item())
 
     def close(self) -> None:
-        """Book what workers have done, and what they are in the middle of."""
+        """Book the workers' time, including unfinished operations."""
         recorder, actors = self.setting.recorder, self.tables.actors
         self.setting.loop.nbytes_asked += float(self.tables.reals[ls.NBYTES :][:2].sum())
         for rank in range(len(actors)):
@@ -448,15 +448,15 @@ Crashes = Sequence[Sequence[tuple[float, float]]]
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """What workers do in their cycles.
+    """An operation in the cycle of workers.
 
     kind     (:mod:`ddlsim.network.lanes`)
     name     of work and of waiting, in timelines
     seconds  of a worker's work, or of a rest; the number of rounds of AGAIN
-    follow   what Python does when it is written down
-    waits    what a worker waits for, in words, in which {begun} and {ended} are the numbers of its step from 0 and 1;
-             its name if nothing is said
-    number   as the kind says
+    follow   called when the operation is logged
+    waits    description of what a worker waits for, in which {begun} and {ended} are the numbers of its step from 0
+             and 1; by default its name
+    number   its meaning depends on the kind
     redo     whether it is part of a gradient, which a crash undoes
     """
 
@@ -478,7 +478,7 @@ OPTIMIZER = Op(ls.WORK, "optimizer", lambda worker: worker.workload.optimizer)
 
 
 def seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
-    """Return the undisturbed s of each worker's operations, (n_workers, n_ops)."""
+    """Return the seconds of each worker's operations without delays, (n_workers, n_ops)."""
     return np.array([[op.seconds(worker) if op.seconds is not None else 0.0 for op in ops] for worker in workers])
 
 

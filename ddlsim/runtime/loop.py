@@ -39,10 +39,10 @@ _CHECK: ContextVar[Check] = ContextVar("check", default=lambda: None)
 
 @contextmanager
 def watched(check: Check) -> Iterator[None]:
-    """Let every simulation that begins within call `check` now and then while its clock goes on; what that raises ends
-    it, without a result.
+    """Make every simulation that starts in this context call `check` now and then; an exception from it ends the run
+    without a result.
 
-    A BaseException passes what handles the mistakes of single runs. Work in other processes is not watched.
+    Raise a BaseException to get past the handlers for failed runs. Work in other processes is not watched.
     """
     token = _CHECK.set(check)
     try:
@@ -52,28 +52,28 @@ def watched(check: Check) -> Iterator[None]:
 
 
 class Driver(Protocol):
-    """What goes on in a run: simpy's processes, or what the network does in place of them."""
+    """The execution of a run: by simpy's processes, or by the network kernel instead of them."""
 
     @property
     def over(self) -> bool:
         """Whether the run has ended."""
 
     def next(self) -> float:
-        """Return when something happens next by itself, s; infinity if everything waits for the network."""
+        """Return the time of the next event outside the network, s; infinity if there is none."""
 
     def go(self, limit: float, pause: Pause | None) -> None:
-        """Go on to the end of the run, but not beyond `limit` (s), nor past where `pause` says so, nor while
-        completions of others who share the network wait for them.
+        """Run to the end, but not beyond `limit` (s), not past a point where `pause` returns true, and not while other
+        users of the network have completions to collect.
 
-        Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not ended.
+        Raises :class:`~ddlsim.errors.DeadlockError` if no further event is possible before the end.
         """
 
     def close(self) -> None:
-        """Book what is under way where the run has ended."""
+        """Book unfinished operations at the end of the run."""
 
 
 class Traffic(NamedTuple):
-    """What went over the channels: bytes and busy s, (n_channels,), bytes sent, and the number of messages."""
+    """Traffic of the channels: bytes and busy s, (n_channels,), bytes sent, and the number of messages."""
 
     nbytes: npt.NDArray[np.float64]
     busy: npt.NDArray[np.float64]
@@ -89,14 +89,14 @@ class Traffic(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """A collective whose time is known: when it runs (s), and what it puts on the channels, evenly."""
+    """A collective of known time: its interval (s), and its traffic, spread evenly over it."""
 
     start: float
     end: float
     traffic: Traffic
 
     def share(self, now: float) -> float:
-        """Return how much of it has passed."""
+        """Return the share of it that has passed."""
         return 1.0 if now >= self.end else max(now - self.start, 0.0) / (self.end - self.start)
 
 
@@ -158,7 +158,7 @@ class Loop:
     # ------------------------------------------------------------ for processes
 
     def earliest(self, ready: float) -> float:
-        """Return when what is ready at a time starts (s): in a pause, when that is over."""
+        """Return when an operation that is ready at a time starts (s): in a pause, at its end."""
         return earliest_start(self.network.pauses, ready)
 
     def work(self, seconds: float) -> simpy.Event:
@@ -180,10 +180,10 @@ class Loop:
         return self.network.collective(schedule, nodes, nbytes)
 
     def known(self, start: float, seconds: float, traffic: Traffic) -> float:
-        """Let a collective of known `seconds` and `traffic` run from `start` (s, not before now), or when those before
-        it have left its channels; return its end (s).
+        """Run a collective of known `seconds` and `traffic` from `start` (s, not before now), or once earlier ones have
+        left its channels; return its end (s).
 
-        The network does not see it.
+        It does not take bandwidth from simulated messages.
         """
         self._settle()
         channels = np.flatnonzero(traffic.busy)
@@ -202,7 +202,7 @@ class Loop:
 
     @property
     def beside(self) -> Traffic:
-        """What collectives of known time have put on the channels by now, without the network."""
+        """The traffic of collectives of known time so far."""
         self._settle()
         none = np.zeros(self.network.n_channels)
         total = Traffic(none, none, 0.0, 0)
@@ -213,8 +213,8 @@ class Loop:
         return total
 
     def traffic(self) -> Traffic:
-        """Return what has gone over the channels, simulated and by known collectives. Of a network that others use,
-        too, bytes and messages are those of this run, busy seconds those of all since it began."""
+        """Return the traffic of the channels, simulated and by collectives of known time. On a shared network, bytes
+        and messages are those of this run, busy seconds those of all runs since it began."""
         nbytes, sent, n_messages = self.network.own_traffic()
         busy = self.network.channel_busy - self._busy_before
         seen = Traffic(nbytes, busy, sent, n_messages + self.n_more_messages)
@@ -230,7 +230,7 @@ class Loop:
 
     @property
     def nbytes_sent(self) -> float:
-        """Bytes of the messages that have been issued so far, and what has passed of known collectives."""
+        """Bytes of the messages issued so far, and of the collectives of known time as far as they have passed."""
         known = self.beside.sent if self._known or self._ended else 0.0
         members = 1 if self._copies is None else self._copies.members
         return members * (self.network.nbytes_sent + known) + (0.0 if self._booked is None else self._booked[0].sent)
@@ -254,16 +254,16 @@ class Loop:
         return self._copies is not None
 
     def stand_for(self, copies: Copies, shared: tuple[Ints, Floats]) -> None:
-        """Let each message stand for those of several workers, on channels of which some are `shared` by so many."""
+        """Let each message stand for those of several workers; `shared` gives the number of them on shared channels."""
         self._copies = copies
         self.network.narrow(*shared)
 
     def book(self, traffic: Traffic, intervals: Records) -> None:
-        """Count what the network has not been told of, and when that kept channels busy (BUSY)."""
+        """Book traffic that the network did not simulate, and when it kept channels busy (BUSY)."""
         self._booked = traffic, intervals
 
     def catch_up(self) -> None:
-        """Set the clock to where the network has got, where a run was stopped between the two."""
+        """Set the clock to that of the network, if a run was stopped between the two."""
         self.env.pass_time(max(self.now, self.network.now))
 
     def join(self, collective: int, rank: int) -> simpy.Event:
@@ -275,7 +275,7 @@ class Loop:
         return event
 
     def _wake_after_pause(self) -> None:
-        """Let something happen when the present pause is over, so that what waits for that is handed over."""
+        """Schedule an event at the end of the current pause, so that queued operations are handed over."""
         if self.earliest(self.now) > self.now:
             self.trigger_at(self.env.event(), self.earliest(self.now))
 
@@ -298,12 +298,12 @@ class Loop:
     # ------------------------------------------------------------ running
 
     def drive(self, driver: Driver) -> None:
-        """Let `driver` run the network in place of processes."""
+        """Let `driver` run the network instead of processes."""
         self.driver = driver
 
     def run(self, until: simpy.Event, max_time: float = np.inf, pause: Pause | None = None) -> None:
-        """Run until the event `until` has been processed, but not beyond `max_time` (s), nor past where `pause` says
-        so. Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not."""
+        """Run until the event `until` has been processed, but not beyond `max_time` (s), and not past a point where
+        `pause` returns true. Raises :class:`~ddlsim.errors.DeadlockError` if no further event is possible before it."""
         self.until = until
         try:
             self.driver.go(max_time, pause)
@@ -350,12 +350,12 @@ class Loop:
 
     @property
     def asks(self) -> bool:
-        """Whether processes have started something at this instant that has not been handed over."""
+        """Whether processes have started operations at this instant that have not been handed over."""
         return bool(self._joins or self._sends) and self.earliest(self.now) == self.now
 
     def start_queued(self) -> bool:
-        """Hand over what processes started at this instant, or in the pause before it, all at once; return whether
-        there was anything."""
+        """Hand over all operations that processes started at this instant, or in the pause before it; return whether
+        there were any."""
         now = self.now
         if not self.asks:
             return False
@@ -373,14 +373,14 @@ class Loop:
         return True
 
     def complete(self, ids: Ints, ranks: Ints, time: float) -> None:
-        """Trigger what waits for the ends of messages, or of collectives for ranks, (n,)."""
+        """Trigger the events for the ends of messages, or of collectives on ranks, (n,)."""
         for key in zip(ids.tolist(), ranks.tolist(), strict=True):
             event = self._events.pop(key, None)
             if event is not None:
                 self.trigger_at(event, time)
 
     def turn(self, now: float) -> None:
-        """Let processes do all that comes at one instant."""
+        """Process all events of one instant."""
         while self.env.peek() == now:
             self.env.step()
         self.start_queued()

@@ -1,4 +1,4 @@
-"""Models of workers' own: local steps, and averages that they bring something to and go on with."""
+"""Separate models of workers: local steps and averages."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ LEAST_APART = 1000
 
 @dataclass(eq=False)
 class Rule:
-    """What workers make of an average.
+    """How workers use an average.
 
-    average   when it takes place, and among whom
+    average   its steps and groups
     members   of each of its groups, which exchange on their fabric
-    bring     what a worker brings; by default its model
-    then      what comes of the mean, once for all of a group; by default the mean
-    merge     lets a worker go on with that (None: there was nothing to wait for); by default that is its model
-    decides   `then` is called as soon as the mean is there: it chooses the next steps in which the average takes place
-    models    models are brought, which are compressed as differences to what all know; otherwise what is brought is
-              compressed as it is
+    bring     returns a worker's contribution; by default its model
+    then      computes the result from the mean, once for each group; by default the mean
+    merge     called for a worker with the result (None: there was nothing to wait for); by default the result becomes
+              its model
+    decides   call `then` as soon as the mean is available: it chooses the next steps of the average
+    models    True: contributions are models, compressed as differences to the model that all hold; False: they are
+              compressed directly
     """
 
     average: Average
@@ -104,10 +105,10 @@ class _Rounds(Exchange, Rounds):
 
 
 class OwnModels:
-    """The models of all workers, which follow what has happened in the steps of a program.
+    """The models of all workers, computed in the order of the executed tasks of a program.
 
-    A worker makes a local step when its update has ended; what it then brings, and goes on with, follows as the rules
-    say.
+    A worker makes a local step when its update has ended; the rules determine its contributions to averages and the use
+    of their results.
     """
 
     def __init__(self, setting: Setting, rules: Sequence[Rule]) -> None:
@@ -124,7 +125,7 @@ class OwnModels:
         self._operations = self._of_step()
 
     def _of_step(self) -> list[tuple[str, int]]:
-        """Return what a worker does in a step, and with which average, in the order of the program's tasks."""
+        """Return a worker's operations in a step, with their averages, in the order of the program's tasks."""
         after = [i for i, rule in enumerate(self.rules) if not rule.average.gradients]
         operations = [("bring", i) for i in after if self.rules[i].average.at_begin] + [("gradient", -1)]
         for i in sorted(set(range(len(self.rules))) - set(after)):
@@ -139,7 +140,7 @@ class OwnModels:
     # ------------------------------------------------------------ what a run asks for
 
     def runs(self, run: TableRun) -> None:
-        """Remember who executes the tasks."""
+        """Remember the run that executes the tasks."""
         self._run = run
         plan, rows = run.steps.plan, run.steps.rows[1]
         merges = [("merge", i) for kind, i in self._operations if kind == "merge"]
@@ -152,7 +153,7 @@ class OwnModels:
         ]
 
     def learn_until(self, step: int) -> None:
-        """Let models be what they are now that a step has ended, and others have begun."""
+        """Bring models up to date after the end of a step, including parts of later steps."""
         if not self._follows:
             return
         width = len(self._operations)
@@ -168,11 +169,11 @@ class OwnModels:
             self._advance(rank, until)
 
     def bring(self, number: int, step: int, rank: int) -> None:
-        """Let a worker bring what it brings to an average in a step, if it has not yet."""
+        """Add a worker's contribution to an average in a step, unless it has been added."""
         self._until("bring", number, step, rank)
 
     def merge(self, number: int, step: int, rank: int) -> None:
-        """Let a worker go on with an average of a step, if it has not yet."""
+        """Let a worker use the average of a step, unless it has done so."""
         self._until("merge", number, step, rank)
 
     def _until(self, operation: str, number: int, step: int, rank: int) -> None:
@@ -184,7 +185,7 @@ class OwnModels:
     # ------------------------------------------------------------ values
 
     def _advance(self, rank: int, until: int) -> None:
-        """Let a worker do what comes before the operation `until`, of all steps."""
+        """Let a worker do all operations before `until`, of all steps."""
         width = len(self._operations)
         while self._done[rank] < until:
             step, at = divmod(self._done[rank], width)

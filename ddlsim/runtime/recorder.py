@@ -1,4 +1,4 @@
-"""What happened when: spans of time per worker, updates, staleness. Kept as plain lists, read after the run."""
+"""Events of a run: spans of time per worker, updates, staleness. Kept as plain lists, read after the run."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Recorder:
 
     @property
     def spans(self) -> list[Span]:
-        """What was done, one after the other."""
+        """All spans, in order."""
         if self.columns:
             each = (span for columns in self.columns for span in columns.each())
             self._spans = sorted([*each, *self._spans], key=lambda span: span.end)
@@ -112,11 +112,11 @@ class Recorder:
         return gap if gap > max(np.diff(times), default=math.inf) else 0.0
 
     def begin(self, rank: int, kind: str, name: str, now: float) -> None:
-        """A worker starts something; should the run end before it does, :meth:`close` books what was done."""
+        """Note that a worker starts an operation; if the run ends first, :meth:`close` books the elapsed part."""
         self.open[rank] = (kind, name, now)
 
     def close(self, now: float) -> None:
-        """Book what workers are in the middle of when the run ends."""
+        """Book the workers' unfinished operations at the end of the run."""
         for rank, (kind, name, start) in list(self.open.items()):
             self.worker(rank, kind, name, start, now)
         for rank, booked in enumerate(self.booked):
@@ -195,7 +195,7 @@ class Recorder:
         return place, start, end
 
     def background(self, track: str, name: str, start: float, end: float) -> None:
-        """Show something that is ready at `start` and goes on beside a worker's own time."""
+        """Add a span that is ready at `start` and runs in the background of a worker."""
         start = earliest_start(self.pauses, start)
         if self.keep_spans and end > start:
             self._spans.append(Span(track, TRANSFER, name, start, end))

@@ -1,5 +1,5 @@
-"""What decentralised strategies have in common: a model per worker, local steps, how updates are counted, and a model
-that workers hold together, moved by an optimizer of its own."""
+"""Common parts of decentralised strategies: a model per worker, local steps, the count of updates, and a common model
+with an outer optimizer."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Periodic(WithFabric):
 
 @dataclass
 class Replica:
-    """A worker with a model (``worker.params``) and an optimizer state of its own.
+    """A worker with its own model (``worker.params``) and optimizer state.
 
-    ``step`` counts its local steps; ``n_samples`` is what all workers together have learned from after as many,
-    by which its learning rate goes: it must not depend on how far others have got. ``ended`` counts the workers
-    that have ended each step.
+    ``step`` counts its local steps; ``n_samples`` is the number of samples of all workers after the same number of
+    steps. It determines the learning rate, which must not depend on the progress of others. ``ended`` counts the
+    workers that have ended each step.
     """
 
     worker: Worker
@@ -69,7 +69,7 @@ class Replica:
         self.count()
 
     def step_freely(self, gradient: Value[Array]) -> None:
-        """Make a step at the learning rate of now, where workers do not go in step."""
+        """Make a step at the current learning rate, in asynchronous runs."""
         self.n_samples = self.worker.stop.n_samples
         self.worker.params, self.state = self.after(self.worker.params, gradient)
         self.count()
@@ -80,7 +80,7 @@ class Replica:
         self.n_samples += self.worker.samples_per_step * self.n_workers
 
     def end_step(self) -> None:
-        """End a step in which all workers make one: it is an update when the last one has ended it."""
+        """End a worker's part of a synchronous step, which is an update when the last worker has ended it."""
         self.worker.end_step()
         self.ended[self.step] += 1
         if self.ended[self.step] == self.n_workers:
@@ -109,7 +109,7 @@ def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list
 
 
 def need_values(setting: Setting, owner: str, why: str) -> None:
-    """Raise ConfigError in a run about time only, for a strategy that needs more."""
+    """Raise ConfigError in a timing-only run, for a strategy that needs values."""
     if setting.learner.task is None:
         raise ConfigError(f"{owner}: {why}; give the run data with training=ddlsim.Training('digits', ...)")
 
@@ -117,10 +117,9 @@ def need_values(setting: Setting, owner: str, why: str) -> None:
 class Outer:
     """The model w, which an outer ``optimizer`` moves while the run's own one makes the workers' local steps.
 
-    How far the workers have gone is its gradient: w - mean_i(x_i), or what they say of it (Reddi et al. 2021, "Adaptive
-    Federated Optimization", arXiv:2003.00295, algorithm 1). It computes in float64 and rounds w once, to what the
-    parameters are. Running statistics of batch normalisation have no outer optimizer (momentum could carry a variance
-    below 0).
+    Its gradient is the workers' mean model update, w - mean_i(x_i), possibly compressed (Reddi et al. 2021, "Adaptive
+    Federated Optimization", arXiv:2003.00295, algorithm 1). It computes in float64 and rounds w once, to the dtype of
+    the parameters. Running statistics of batch normalisation bypass it, as momentum could make a variance negative.
 
     params  w, shape (n_params,); the initial model at first
     """

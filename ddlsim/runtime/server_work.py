@@ -1,13 +1,13 @@
-"""What synchronous parameter servers do with a tensor, and how long that takes.
+"""The work of synchronous parameter servers on a tensor, and its time.
 
 The model is MXNet's (``src/kvstore/kvstore_dist.h``, ``kvstore_dist_server.h``) on ps-lite
 (``include/ps/kv_app.h``). A tensor goes from a device to the memory of its machine, and from there to the servers. A
 server copies the first push of its part into a buffer, adds each further one, updates the stored parameters when all
-have come, and acknowledges the pushes. When all servers have, the worker asks for the result, which a server copies
-into every answer; the worker's machine copies the answers together and hands them to the device. Each of these steps
-takes a whole part, or tensor, and waits for the one before: what is not cut up does not overlap with itself. Requests
-queue for a server's thread while the network goes on with others. What a request costs is memory traffic over the
-bandwidth of one core, or of several.
+have arrived, and acknowledges the pushes. When all servers have acknowledged, the worker requests the result, which a
+server copies into every answer; the worker's machine copies the answers together and hands them to the device. Each of
+these steps handles a whole part, or tensor, and waits for the step before: without splitting there is no overlap within
+a tensor. Requests queue for a server's thread while the network carries others. The time of a request is its memory
+traffic over the bandwidth of one core, or of several.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
 @checked
 @dataclass(frozen=True)
 class ServerWork:
-    """What a server does with its part of a tensor, in passes: how often it reads or writes all bytes of the part.
+    """A server's work on its part of a tensor, in passes: how often it reads or writes all bytes of the part.
 
     memory       bytes/s that a thread reads and writes: 10 GB/s, about what STREAM (McCalpin 1995) reaches with one
                  thread on a server of the 2010s
-    threads      that handle requests, each those of its tensors, and that copy answers together; a tensor belongs to
-                 the one that has had the fewest bytes when it first comes (BytePS: GetThreadID in its server)
-    together     bytes/s with which pushes and updates are worked on where several cores share each of them (OpenMP), at
-                 most the memory's of a socket, such as "60 GB/s"; None: a thread does them like everything else
+    threads      number of threads that handle requests and copy answers together. Each handles its own tensors; a new
+                 tensor goes to the thread with the fewest bytes so far (BytePS: GetThreadID in its server)
+    together     bytes/s of pushes and updates that several cores work on together (OpenMP), at most the memory
+                 bandwidth of a socket, such as "60 GB/s"; None: a single thread does them like all other work
     first_push   2: a worker's push is read and written to the buffer
     push         3: the buffer and a further worker's push are read, the sum is written
     update       2: the sum is copied over the parameters; 3: SGD; 5: SGD with momentum (two arrays are read and
                  written, one is read)
-    pull         2: the parameters are copied into each answer; 0: they are sent as they lie there
+    pull         2: the parameters are copied into each answer; 0: they are sent without a copy
     deliver      2: a worker's machine, in one thread of its own, copies the servers' answers together
-    whole_below  bytes; a smaller tensor is not cut up but goes whole to one server, each to the next (MXNet:
+    whole_below  size in bytes below which a tensor is not split but sent to one server, in round-robin order (MXNet:
                  MXNET_KVSTORE_BIGARRAY_BOUND, a million elements, so "4 MB")
     """
 
@@ -54,12 +54,12 @@ class ServerWork:
     whole_below: Annotated[float | str, quantity("bytes", "4 MB", zero=True)] = 0.0
 
     def seconds_per_byte(self, *, summing: bool = False) -> float:
-        """Return the s that one pass over a byte takes, where it is `summing` what comes with it."""
+        """Return the s of one pass over a byte; `summing` for pushes and updates."""
         shared = self.together if summing and self.together is not None else self.memory
         return 1.0 / si(shared, "bandwidth")
 
     def bound(self) -> float:
-        """Return the bytes from which on tensors are cut up."""
+        """Return the size in bytes from which tensors are split."""
         return si(self.whole_below, "bytes")
 
 

@@ -1,10 +1,10 @@
-"""Parameter servers: where they stand, what a request costs them, who takes a turn, and when they update.
+"""Parameter servers: their placement, service times, queues, and update rules.
 
 A server is a queue, a service time and an update rule. Synchronous servers are a route of gradients
 (:mod:`ddlsim.runtime.exchange`); their :class:`Threads` take the seconds of a
-:class:`~ddlsim.runtime.server_work.ServerWork`. :class:`Servers` that workers visit when they are ready each have an
-equal part of the parameters. Where an update waits for several gradients, or a worker for others, they act together: a
-gradient counts when all have their part of it, and an update happens at all of them at once (:class:`UpdateRule`).
+:class:`~ddlsim.runtime.server_work.ServerWork`. Asynchronous :class:`Servers` each hold an equal part of the
+parameters. If an update waits for several gradients, or a worker for others, the servers update together: a gradient
+counts once every server has its part, and an update happens on all servers at once (:class:`UpdateRule`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
 
 
 class PlacesServers:
-    """Strategies with servers, which are the ranks of their plans behind the workers."""
+    """Strategies with servers, which have the ranks after the workers in their plans."""
 
     servers: int
     placement: str
 
     def plan_nodes(self, cluster: Cluster, nodes: list[int]) -> list[int]:
-        """Return where the ranks of the plan are: the workers, on these `nodes`, and the servers."""
+        """Return the nodes of the plan's ranks: the workers on these `nodes`, and the servers."""
         return nodes + server_nodes(cluster, nodes, self.servers, self.placement)
 
 
@@ -53,7 +53,7 @@ class UpdatesServers(PlacesServers):
 @checked
 @dataclass(frozen=True, kw_only=True)
 class WithServers(UpdatesServers):
-    """The fields of strategies whose servers act together, for these to inherit: as for AsyncParameterServer."""
+    """Base class with the fields of strategies whose servers update together, as for AsyncParameterServer."""
 
     servers: Count = 1
     placement: Placement = "own"
@@ -61,7 +61,7 @@ class WithServers(UpdatesServers):
 
 
 def check_layers(kind: str, learner: Learner, servers: int) -> None:
-    """Raise ConfigError if servers with a part of the parameters each had to know the norms of whole layers."""
+    """Raise ConfigError for an optimizer that needs norms of whole layers, if each server holds a part of them."""
     optimizer = learner.task.optimizer if learner.task is not None else None
     if servers > 1 and hasattr(optimizer, "bounds"):
         name = type(optimizer).__name__
@@ -72,8 +72,8 @@ def check_layers(kind: str, learner: Learner, servers: int) -> None:
 
 
 def note_lock_step(setting: Setting) -> None:
-    """Note that workers which do not wait for each other meet at the servers all the same, if nothing tells their
-    compute times apart: equal flows that start together share the links and end together."""
+    """Note that asynchronous workers with equal compute times run in lock step: equal flows that start together share
+    the links and end together."""
     workers = setting.workers
     times = {(w.workload.forward_time, w.workload.backward_time, w.workload.optimizer) for w in workers}
     varied = any(w.factors is not UNVARIED or w.slow_downs for w in workers)
@@ -112,8 +112,8 @@ def _remedy(placement: str) -> str:
 
 
 class Threads:
-    """Threads of a server or a machine, each of which serves in the order of arrival; tensors are shared out among
-    them as they first come."""
+    """Threads of a server or a machine, each of which serves in the order of arrival; a tensor is assigned to one of
+    them at its first request."""
 
     def __init__(self, loop: Loop, n: int = 1) -> None:
         self._loop, self._threads = loop, [simpy.Resource(loop.env) for _ in range(n)]
@@ -140,7 +140,7 @@ class Servers:
     """A strategy's servers with an equal part of the parameters each, to which workers send gradients or `models`.
 
     messages    to them and back
-    turn        of processes: one worker at a time has it
+    turn        resource for one worker process at a time
     apply_time  of an update, s
 
     Raises ConfigError if there are not enough machines.
@@ -155,11 +155,11 @@ class Servers:
 
     @property
     def follows(self) -> bool:
-        """Whether values, or sizes, follow what workers of a run do at its servers."""
+        """Whether values, or sizes, depend on the order of events at the servers."""
         return self.messages.choice is not None or self.setting.learner.task is not None
 
     def plan(self, ops: Sequence[Op], notes: Sequence[str]) -> None:
-        """Show workers, who are processes, with cycles of `ops` (``Setting.plan``), and `notes` on what they decide."""
+        """Set the plan (``Setting.plan``) of worker processes: cycles of `ops`, with `notes` on their decisions."""
         setting, n = self.setting, len(self.nodes)
         ops = [*ops, Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull"), Op(ls.WORK, "decode")]
         seconds = [self.apply_time + self.messages.server_seconds(i) for i in range(n)]
@@ -173,7 +173,7 @@ class Servers:
         )
 
     def up(self, worker: Worker, message: Message) -> simpy.Event:
-        """Send what a worker has packed; the event is when all servers have their part."""
+        """Send a worker's packed message; the event is when all servers have their part."""
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
 
@@ -183,17 +183,17 @@ class Servers:
         return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
 
     def push(self, worker: Worker, message: Message) -> Process:
-        """Encode and send what a worker has packed, and wait until all servers have it."""
+        """Encode and send a worker's packed message, and wait until all servers have it."""
         yield from worker.compute(message.seconds, "encode")
         yield from communicate(worker, self.up(worker, message), "push")
 
     def pull(self, worker: Worker, message: Message) -> Process:
-        """Send an answer to a worker, who waits for it and decodes it."""
+        """Send an answer to a worker, which waits for it and decodes it."""
         yield from communicate(worker, self.down(worker, message), "pull")
         yield from worker.compute(message.seconds, "decode")
 
     def show_update(self, begin: float) -> None:
-        """Show an update that began at `begin` and ends now, on every server's track."""
+        """Add a span for an update that began at `begin` and ends now, on every server's track."""
         for i in range(len(self.nodes)):
             self.setting.recorder.background(f"server {i}", "update", begin, self.setting.loop.now)
 
@@ -206,7 +206,7 @@ def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
 
 
 class Visit(NamedTuple):
-    """What a worker has brought, `staleness` updates after it took what it rests on, of `n_samples`."""
+    """A worker's contribution, from `n_samples` samples, `staleness` updates after the pull that it is based on."""
 
     rank: int
     value: Value[Array]
@@ -215,14 +215,14 @@ class Visit(NamedTuple):
 
 
 class UpdateRule:
-    """What a strategy's servers make of what workers bring, who all go round: work, a visit of the servers, work.
+    """The update rule of a strategy's servers. All workers repeat: work, a visit of the servers, work.
 
-    count    visits that make an update, in the order in which they have come
-    late     visits count even if there has been an update since what they rest on was taken
-    counted  an update of the servers is one of the run
-    told     the staleness of visits matters
-    follows  values, or sizes, follow what workers do
-    notes    what the plan of a cycle leaves open
+    count    visits per update, in the order of arrival
+    late     visits count even if there has been an update since their pull
+    counted  an update of the servers is an update of the run
+    told     the staleness of visits is recorded
+    follows  values, or sizes, depend on the order of events
+    notes    decisions that the plan of a cycle leaves open
     """
 
     count = 1
@@ -235,7 +235,7 @@ class UpdateRule:
         self._sent: dict[int, Message] = {}
 
     def pack(self, worker: Worker) -> Message:
-        """Return what a worker brings."""
+        """Return a worker's message to the servers."""
         raise NotImplementedError
 
     def update(self, visits: Sequence[Visit]) -> None:
@@ -243,11 +243,11 @@ class UpdateRule:
         raise NotImplementedError
 
     def answer(self, worker: Worker) -> Message:
-        """Return what a worker gets."""
+        """Return the servers' answer to a worker."""
         raise NotImplementedError
 
     def samples(self, worker: Worker) -> int:
-        """Return the samples of what a worker brings."""
+        """Return the number of samples in a worker's contribution."""
         return worker.samples_per_step * self._steps
 
     def serve(
@@ -258,13 +258,13 @@ class UpdateRule:
         steps: int = 1,
         first: Op | None = None,
     ) -> None:
-        """Let all workers do what comes ``before`` a visit, visit, and do what comes ``after`` it, for ever.
+        """Let all workers repeat: the operations ``before`` a visit, the visit, the operations ``after`` it.
 
-        held   for whom a worker waits after its turn: operations of MEET or CLOCK
+        held   waits of a worker after its turn: operations of MEET or CLOCK
         steps  of a worker between two visits
-        first  the operation that all begin with; None: what comes first
+        first  the operation that all begin with; None: the first one
 
-        Values follow if the run has any, sizes if they are not known before.
+        Values are computed in training runs, sizes if they depend on values.
         """
         servers, follows, self._steps = self.servers, self.follows, steps
         packs = servers.messages.choice is not None

@@ -1,4 +1,4 @@
-"""What a strategy gets to start with, and what it must offer."""
+"""The setting that a run gives to its strategy, and the interface of strategies."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from ddlsim.workload.jitter import Jitter, NoJitter
 
 @dataclass
 class Setting:
-    """A run about to start. Strategies put remarks for the reader of the result into ``notes``.
+    """A run about to start. Strategies add notes for the reader of the result to ``notes``.
 
-    When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run ended
-    now, and where workers have models of their own ``replicas`` to what tells all their parameters, ``steps`` to what
-    tells the local steps that each has made, and ``mixture`` to what the model is in terms of them; where there is one
-    state of the optimizer, ``optimizer`` to what tells that. ``seed`` is that of all random streams. What is sent by
-    exchanges and messages is compressed if ``compression`` is given; they say so in ``compresses``, and plans in
-    ``slows`` that workers are slower while they communicate. ``whole`` are the workloads of the workers if each had
-    the whole model. Where compute times do not vary by chance, ``jitter`` is NoJitter. ``crashes`` are the times
-    (s) from when until when each worker would not be there, if workers do not stop for each other, and with
-    ``machines_crash`` all else on its machine.
+    At its start, a strategy sets ``model`` to a function that returns the parameters to hand over if the run ended now.
+    If workers have separate models, it also sets ``replicas`` to a function that returns all their parameters,
+    ``steps`` to one that returns the local steps of each, and ``mixture`` to one that returns the model in terms of
+    them. If there is a single optimizer state, ``optimizer`` is a function that returns it. ``seed`` is that of all
+    random streams. With ``compression``, exchanges and messages compress their data and set ``compresses``; plans set
+    ``slows`` if workers are slower while they communicate. ``whole`` are the workloads of the workers if each had
+    the whole model. Without random compute times, ``jitter`` is NoJitter. ``crashes`` holds the outages (s, s) of each
+    worker, if workers do not stop for each other, and with ``machines_crash`` those of everything on its machine.
 
-    ``plan`` tells what ranks do in a number of steps (None: in one cycle of steps) as it is executed, without
-    disturbances; what executes tasks, or cycles of operations, sets it, and processes may. With ``shows_plan`` nothing
-    will be executed: every rank has tasks of its own, and sizes that depend on values are dense.
+    ``plan`` is a function that returns the tasks of ranks in a number of steps (None: in one cycle of steps) as
+    executed, without disturbances. The executor of tasks, or of cycles of operations, sets it, and processes may. With
+    ``shows_plan`` nothing will be executed: every rank has its own tasks, and sizes that depend on values are dense.
     """
 
     cluster: Cluster
@@ -69,15 +68,15 @@ class Setting:
         return [worker.node for worker in self.workers]
 
     def hosts(self, nodes: list[int]) -> npt.NDArray[np.int64]:
-        """Return the machine that each node sits in; a node outside any is a machine of its own."""
+        """Return the machine of each node; a node outside a machine counts as one."""
         index = np.asarray(nodes, dtype=np.int64)
         host = self.cluster.host_of[index]
         return np.where(host >= 0, host, len(self.cluster.host_names) + index)
 
 
 class Strategy(Protocol):
-    """A distributed training algorithm. :mod:`ddlsim.strategies.contract` has the methods that it may define beside
-    these. An update carries its samples: ``worker.stop.updated(n_samples)``."""
+    """A distributed training algorithm. :mod:`ddlsim.strategies.contract` lists further methods that it may define.
+    Report each update with its samples: ``worker.stop.updated(n_samples)``."""
 
     @property
     def label(self) -> str:

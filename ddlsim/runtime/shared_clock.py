@@ -30,10 +30,10 @@ class Party:
     """One of the runs.
 
     name    for messages
-    loop    its loop, with a face of the network of its own
+    loop    its loop, with its own view of the network
     latest  s at which it ends in any case
-    ended   is called when it has ended, by its own rule or at `latest`, or with the error that ended it
-    pause   is asked whether it should stop, before its time goes on
+    ended   called when it has ended, by its own rule or at `latest`, or with the error that ended it
+    pause   called before its time goes on; returns whether it should stop
     """
 
     name: str
@@ -44,7 +44,7 @@ class Party:
 
 
 class SharedClock:
-    """Lets parties on a `network` go on, each in its turn. Those who come later begin at times that are known."""
+    """Runs the parties on a `network` in turn. Later parties start at times known in advance."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -55,19 +55,19 @@ class SharedClock:
         self._n_coming = itertools.count()
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Do something at a time (s), before anything else that happens then."""
+        """Call an action at a time (s), before all other events of that time."""
         heapq.heappush(self._coming, (time, next(self._n_coming), action))
 
     def add(self, party: Party) -> None:
-        """Let a party take part from now on, which begins now."""
+        """Add a party that begins now."""
         number = party.loop.network.party
         self._parties[number], self._faces[number] = party, party.loop.network
         self._look(number)
 
     def run(self, done: Callable[[], bool]) -> None:
-        """Let all go on until `done` says so.
+        """Run all parties until `done` returns true.
 
-        Raises :class:`~ddlsim.errors.DeadlockError` if nothing is left to happen of a party that has not ended.
+        Raises :class:`~ddlsim.errors.DeadlockError` if a party that has not ended has no further events.
         """
         turns = itertools.count(1)
         while not done():
@@ -94,7 +94,7 @@ class SharedClock:
                     self._go(number, coming)
 
     def _look_for_the_stuck(self) -> None:
-        """Raise DeadlockError for a party that waits for nothing that is on its way, while others go on."""
+        """Raise DeadlockError for a party that waits without anything in flight, while others go on."""
         waiting = self.network.waiting_parties
         for number, party in self._parties.items():
             if self._next[number] == np.inf and not self.network.is_under_way(number) and number not in waiting:
@@ -146,7 +146,7 @@ def flow(background: Background, loop: Loop, source: int, target: int, channel: 
 
 
 def _switch(background: Background, loop: Loop, channel: int) -> Process:
-    """Let the rate change when it does."""
+    """Change the rate at its times."""
     for (time, share), (until, _) in itertools.pairwise(itertools.chain(background.shares(), [(math.inf, 0.0)])):
         if time > loop.now:
             yield _at(loop, time)

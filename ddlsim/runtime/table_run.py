@@ -1,4 +1,4 @@
-"""Runs whose steps are a plan: the kernel executes it, and Python follows step by step."""
+"""Runs of step programs: the kernel executes the tasks, and Python follows step by step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ddlsim.workload.jitter import slow_intervals
 def with_slowdowns(
     tasks: TaskColumns, steps: LiveSteps, members: Sequence[Sequence[Worker]], setting: Setting
 ) -> TaskColumns:
-    """Return the tasks of steps with what slows the workers that do them: of several, the largest factors count."""
+    """Return the tasks of steps with the slow-downs of their workers; if several apply, the largest factor counts."""
     rank = steps.plan.rank[steps.row]
     tasks = _with_slow_downs(tasks, rank, members)
     setting.slows = True
@@ -93,13 +93,13 @@ Schedules = Callable[[int, int, float], Schedule]
 
 
 class Models(Protocol):
-    """What learns from the steps of a run."""
+    """The models that the steps of a run train."""
 
     def gradient(self, step: int, place: int) -> Value[Array]:
         """Return the gradient of a step that has been begun."""
 
     def learn_until(self, step: int) -> None:
-        """Take in all steps up to `step`."""
+        """Apply all steps up to `step`."""
 
 
 #: gradients and plan -> what carries its collectives
@@ -136,7 +136,7 @@ class CommonModel:
         self._made: dict[int, dict[int, Value[Array]]] = {}
 
     def gradient(self, step: int, place: int) -> Value[Array]:
-        """Return the gradient of a step that has been begun, and that is not in the parameters yet."""
+        """Return the gradient of a step that has been begun but not applied."""
         made = self._made.setdefault(step, {})
         if place not in made:
             self.learn_until(step - 1)  # all have contributed to those
@@ -156,8 +156,8 @@ class CommonModel:
 
 
 def planned(members: Communicator, make: Make, exchanges: Callable[[Vectors], Mapping[int, Exchange]]) -> None:
-    """Let the programs that `make` makes for all workers drive a run, with `exchanges` by the kind of collective, those
-    that sum gradients first."""
+    """Run the program that `make` builds for all workers, with `exchanges` by the kind of collective, those that sum
+    gradients first."""
     setting = members.setting
     setting.loop.drive(
         TableRun(setting, make, lambda gradients, plan: OfKinds(exchanges(gradients)), owner=members.owner)
@@ -172,14 +172,14 @@ def run_table(
     """Execute a step program repeatedly until the run ends, with collectives by `schedules` or `exchanges`.
 
     samples    of an update, over all ranks
-    folding    which workers each rank of the plan stands for, which do the same at the same time; by default rank r is
-               worker r
-    live       steps of which something can be under way at the same time
-    exchanges  of gradients and the plan: what carries its collectives
-    met        which parameters the gradients of a step are of (:class:`CommonModel`)
-    owner      whose run it is, for messages
+    folding    the workers that each rank of the plan stands for, which do the same at the same time; by default rank r
+               is worker r
+    live       number of steps that can be in flight
+    exchanges  given gradients and the plan, returns the exchanges of its collectives
+    met        returns the parameters of a step's gradients (:class:`CommonModel`)
+    owner      name of the strategy, for messages
     beside_first
-               steps in which devices are, or wait for what comes next, until the first one has ended, with it
+               number of steps that devices can be in, or wait in, until the first one has ended, included
 
     Raises ConfigError for batches that change.
     """
@@ -202,13 +202,12 @@ def run_table(
 
 
 def is_one_step(setting: Setting, live: int = LIVE) -> bool:
-    """Return whether a run ends with its first step, so that no step is gone through again."""
+    """Return whether a run ends with its first step, so that no step repeats."""
     return not setting.shows_plan and live == LIVE and setting.stop.n_updates == 1 and setting.learner.task is None
 
 
 def disturbed(setting: Setting) -> str:
-    """Return what keeps equal workers from doing the same at the same times, or links from being theirs alone; "" if
-    nothing does."""
+    """Return why equal workers do not act alike, or why other traffic uses their links; "" if neither happens."""
     loop, workers = setting.loop, setting.workers
     reasons = {
         "every rank is to be shown": setting.shows_plan,
@@ -225,21 +224,21 @@ def disturbed(setting: Setting) -> str:
 
 
 class TableRun:
-    """Ranks that do the tasks of a plan, step after step.
+    """Ranks that execute the tasks of a plan, step after step.
 
     Compute times are the plan's seconds, multiplied by the factor that a worker draws for each micro-batch: of several
     that a rank stands for, by the largest. Values follow the clock: they are computed when a step has ended, or when
     the size of a compressed message depends on them.
 
-    exchanges   of gradients and the plan: what carries its collectives
-    folding     which workers each rank stands for; by default rank r is worker r
-    n_learners  ranks 0, 1, ... that learn from samples of their own; by default all
-    live        steps of which something can be under way at the same time
-    met         which parameters the gradients of a step are of, where steps overlap
-    owner       whose run it is, for messages
+    exchanges   given gradients and the plan, returns the exchanges of its collectives
+    folding     the workers that each rank stands for; by default rank r is worker r
+    n_learners  number of ranks 0, 1, ... with their own samples; by default all
+    live        number of steps that can be in flight
+    met         returns the parameters of a step's gradients, if steps overlap
+    owner       name of the strategy, for messages
     beside_first
-                steps in which devices are, or wait for what comes next, until the first one has ended, with it
-    models      what learns; by default a model that all workers have in common
+                number of steps that devices can be in, or wait in, until the first one has ended, included
+    models      the trained models; by default one that all workers share
     """
 
     def __init__(
@@ -294,7 +293,7 @@ class TableRun:
             self.set_kinds()
 
     def _common_model(self, met: Met | None) -> CommonModel:
-        """Return the model that all workers have in common, which the run then hands over."""
+        """Return the model that all workers share, which is the result of the run."""
         model = CommonModel(
             self.learner, self.n_learners, lambda step, gradients: self.exchanges.mean(step, gradients), self.samples,
             self.began, met,
@@ -311,7 +310,7 @@ class TableRun:
         return np.where(left_out[plan.every[self.steps.rows[min(step, 1)]]], SKIPPED, kind)
 
     def set_kinds(self) -> None:
-        """Let the tasks of steps that no rank has begun take place as the program says now."""
+        """Update which tasks take place in steps that no rank has begun."""
         for step in range(self.done, self._n_armed):
             tasks = self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
             if np.isnan(tasks["start"]).all():
@@ -332,7 +331,7 @@ class TableRun:
         return tasks
 
     def _with_more(self, program: StepProgram) -> StepProgram:
-        """Return the program with what happens besides: evaluations, encoding and decoding."""
+        """Return the program with additional tasks: evaluations, encoding and decoding."""
         if self.setting.compression is not None and not program.template.cycles:
             plan = program.unroll(1)
             sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
@@ -492,7 +491,7 @@ class TableRun:
         return task
 
     def began(self, step: int, place: int) -> float:
-        """Return when one who learns began the gradient of a step, s."""
+        """Return when a contributor began the gradient of a step, s."""
         rank = place * self.steps.plan.tensor
         row = self.steps.rows[self.steps.slot(step)].start + self.bookings.shape(step).begins[rank]
         return float(self.executor.tasks["start"][row])
@@ -528,7 +527,7 @@ class TableRun:
             self.bookings.exchange(f"{len(keys)} buckets of step {step}", rank[exchanged], rows, exchanged)
 
     def close(self) -> None:
-        """Book what ranks are in the middle of, and say what they wait for."""
+        """Book unfinished tasks, and report what ranks wait for."""
         now = max(self.executor.now, self.setting.loop.network.now)
         self.setting.loop.env.pass_time(now)
         self.setting.loop.nbytes_asked += self.executor.nbytes_sent
@@ -549,7 +548,7 @@ class TableRun:
             self.setting.loop.book(*self.bookings.exchanged(self.setting.loop.network.n_channels))
 
     def _missing(self, step: int, row: int) -> str:
-        """Return what a task waits for, in words."""
+        """Return a description of what a task waits for."""
         plan = self.steps.plan
         if plan.every[row]:
             return f"the average of step {step + 1}"
@@ -561,11 +560,11 @@ class TableRun:
 
 
 class Calls:
-    """What the tasks of a run ask of Python while the kernel executes them
+    """Callbacks from the tasks of a run to Python while the kernel executes them
     (:class:`~ddlsim.network.executor.Outside`): collectives of known time, or by processes; the seconds of encoding and
-    decoding, which can depend on values; samples; and what an average decides.
+    decoding, which can depend on values; samples; and the decisions of averages.
 
-    Raises ConfigError for a collective that nothing exchanges.
+    Raises ConfigError for a collective without an exchange.
     """
 
     def __init__(self, run: TableRun, owner: str) -> None:
@@ -603,7 +602,7 @@ class Calls:
         self._brought: dict[tuple[int, int], tuple[int, simpy.Event | None]] = {}
 
     def _exchange(self, row: int, owner: str) -> Exchange:
-        """Return what exchanges by a collective."""
+        """Return the exchange of a collective."""
         plan, exchanges = self.steps.plan, self.run.exchanges
         kind, group, parts = way_of(plan, row)
         exchange = exchanges.exchange(kind, group, parts=parts)
@@ -615,7 +614,7 @@ class Calls:
 
     @functools.cached_property
     def _summing(self) -> dict[tuple[int, int], Exchange]:
-        """What sums a part, by rank and part."""
+        """The exchange that sums a part, by rank and part."""
         plan = self.steps.plan
         rows = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))[::-1]
         each = zip(rows.tolist(), plan.rank[rows].tolist(), plan.part[rows].tolist(), strict=True)
@@ -669,7 +668,7 @@ class Calls:
             after(finished, lambda _: executor.dispatchers[queue].ended(executor.now))
 
     def _carried(self, keys: list[int]) -> tuple[Exchange, int, list[int], float]:
-        """Return what exchanges `keys` as one, in which step, their parts, and their bytes."""
+        """Return the exchange of `keys` as one, its step, their parts, and their bytes."""
         plan, tasks = self.steps.plan, self._task[keys]
         row, slot = int(self.steps.row[tasks[0]]), self.steps.slot_of(int(tasks[0]))
         if self.setting.recorder.keep_spans and plan.queues:
@@ -711,7 +710,7 @@ class Calls:
     # ------------------------------------------------------------ samples
 
     def _samples(self, step: int, row: int) -> simpy.Event | None:
-        """Return what a rank waits for that needs samples, None if they are there: the first of the ranks that share a
+        """Return the event of a rank's next samples, None if they are ready. The first of the ranks that share a
         micro-batch reads it."""
         batch, reader, n_ranks = self._batches[row]
         left, event = self._brought.pop((step, batch), (n_ranks, None))
@@ -746,7 +745,7 @@ class Calls:
         self.loop.complete(ids, ranks, self.run.executor.now)
 
     def turn(self, limit: float) -> bool:
-        """Let processes do all that comes next at one instant, up to `limit` (s); return whether there was anything."""
+        """Process all events of the next instant up to `limit` (s); return whether there were any."""
         now = self.next()
         if now > limit or now == np.inf:
             return False

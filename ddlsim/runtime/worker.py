@@ -1,8 +1,8 @@
-"""What a strategy sees of the run: workers that compute, and the rule that ends the run.
+"""A strategy's view of the run: workers that compute, and the rule that ends the run.
 
 Times come from the workload (seconds per layer), multiplied by the step's jitter factor and stretched by
-transient slow-downs. Every second of a worker is booked as compute, communication, waiting or input; what is left
-of the wall time is idle.
+transient slow-downs. Every second of a worker is booked as compute, communication, waiting or input; the rest of the
+wall time is idle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNVARIED: Iterator[float] = itertools.repeat(1.0)
 
 
 def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
-    """Return the factors by which a worker's successive (micro-)steps take longer: `UNVARIED` without jitter."""
+    """Return the jitter factors of a worker's successive (micro-)steps: `UNVARIED` without jitter."""
     if isinstance(jitter, NoJitter):
         return UNVARIED
     return _drawn(jitter, stream(seed, rank, "compute"))
@@ -98,7 +98,7 @@ class StopRule:
             self.ended.succeed()
 
     def counted(self, times: Sequence[float], n_samples: int) -> None:
-        """Count updates of a run without a monitor, each made from `n_samples` samples, not more than are left."""
+        """Count updates of a run without a monitor, each from `n_samples` samples, at most the remaining ones."""
         self.recorder.updates += [(time, n_samples) for time in times]
         self.n_samples += n_samples * len(times)
         if times and len(self.recorder.updates) >= self.n_updates:
@@ -110,9 +110,9 @@ class StopRule:
 class Worker:
     """One worker: it computes gradients and books its time. `rank` is its place among the workers.
 
-    ``params`` are the parameters that it works with, shape (n_params,); without data they are ABSENT. Where batches
-    grow or images change, ``workload_at`` tells what it computes at an epoch: the same object while it is the same.
-    Where samples must come from somewhere, ``feed`` brings them.
+    ``params`` are its current parameters, shape (n_params,); in timing-only runs they are ABSENT. If batches grow or
+    images change, ``workload_at`` returns its workload at an epoch: the same object while it is unchanged. If the input
+    is simulated, ``feed`` provides the samples.
     """
 
     rank: int
@@ -138,7 +138,7 @@ class Worker:
         self.use(self.workload)
 
     def use(self, workload: Workload) -> None:
-        """Compute as long as `workload` says from now on."""
+        """Use the times of `workload` from now on."""
         self.workload = workload
         #: seconds of the backward pass until the gradient of each layer is ready
         self.backward_until = np.cumsum(workload.backward[::-1])[::-1]
@@ -169,7 +169,7 @@ class Worker:
     # ------------------------------------------------------------ computing
 
     def compute(self, seconds: float, what: str) -> Process:
-        """Compute for `seconds` of undisturbed time."""
+        """Compute for `seconds`, before jitter and slow-downs."""
         start = self.loop.now
         duration = seconds * self.factor
         if self.slow_downs:
@@ -197,7 +197,7 @@ class Worker:
         self.factor = next(self.factors)
 
     def await_batch(self) -> Process:
-        """Wait for the samples of the next (micro-)step, where they must come from somewhere."""
+        """Wait for the samples of the next (micro-)step, if the input is simulated."""
         batch = None if self.feed is None else self.feed.take(self.rank, self.workload.batch_size)
         if batch is not None:
             start = self.loop.now
