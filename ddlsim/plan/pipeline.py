@@ -68,7 +68,7 @@ def pipeline(
         for name, value, default in (("sharded", sharded, False), ("p2p", p2p, "overlapped")):
             if value != default:
                 raise ConfigError(
-                    f"pipeline: {name} = {value!r}: goes with orders whose steps end before the next begin, not with "
+                    f"pipeline: {name} = {value!r}: needs an order whose steps end before the next begin, not with "
                     f"{order!r}"
                 )
         template = asynchronous_template(chunks, mesh, micro_batches, order, recompute=recompute, buckets=buckets)
@@ -76,7 +76,7 @@ def pipeline(
         return in_replicas(template, mesh, batches)
     table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     if p2p == "in turns" and (order != "1f1b" or len(chunks) > mesh.pipeline):
-        raise ConfigError("pipeline: p2p = 'in turns': goes with order '1f1b' and one chunk per stage; use 'exchange'")
+        raise ConfigError("pipeline: p2p = 'in turns': needs order '1f1b' and one chunk per stage; use 'exchange'")
     template = flushed_template(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, p2p=p2p)
     return in_replicas(template, mesh, (1, micro_batches, 0))
 

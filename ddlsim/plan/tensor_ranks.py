@@ -408,8 +408,7 @@ def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
         )
     if inside:
         raise ConfigError(
-            f"Parallel: tp_comm_overlap = True: goes with tensor groups inside a machine; those of {tensor} cross "
-            "machines"
+            f"Parallel: tp_comm_overlap = True: needs tensor groups inside a machine; those of {tensor} cross machines"
         )
 
 

@@ -104,7 +104,7 @@ def start_group(
     accumulation, compresses = setting.workers[0].accumulation, setting.compression is not None
     if shared_norms is not None and (compresses or not members.simulated):
         raise ConfigError(
-            "AllReduce: shared_norms goes with dense gradients and collectives that are simulated message by message; "
+            "AllReduce: shared_norms needs dense gradients and collectives that are simulated message by message; "
             "leave compression and cost out, or shared_norms"
         )
 

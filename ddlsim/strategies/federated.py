@@ -51,7 +51,7 @@ class FedAvg(WithServers):
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.epochs is None):
             raise ConfigError(
-                f"FedAvg: local_steps = {self.local_steps}, epochs = {self.epochs}: say one of them, such as "
+                f"FedAvg: local_steps = {self.local_steps}, epochs = {self.epochs}: set exactly one of them, such as "
                 "local_steps=10"
             )
 

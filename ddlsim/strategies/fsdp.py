@@ -124,11 +124,13 @@ class FSDP:
                 )
         elif self.overlap is not None:
             raise ConfigError(
-                f"FSDP: overlap = {self.overlap!r}: has no effect with stage = 3, which travels unit by unit; say "
-                "units=[...] and prefetch=, or leave it out"
+                f"FSDP: overlap = {self.overlap!r}: has no effect with stage = 3, which communicates unit by unit. "
+                "Set units and prefetch instead, or remove overlap"
             )
         if self.stage == 1 and self.no_sync:
-            raise ConfigError("FSDP: no_sync = True: stage = 1 never does otherwise; leave it out, or use stage=2")
+            raise ConfigError(
+                "FSDP: no_sync = True: has no effect with stage = 1, which always does this; remove it, or use stage=2"
+            )
         if self.all_reduce is not None and self.shard is None:
             raise ConfigError(
                 f"FSDP: all_reduce = {algorithm_name(self.all_reduce)!r} sums gradients over copies of a shard, and "

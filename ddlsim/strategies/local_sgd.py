@@ -120,8 +120,8 @@ class QsparseLocalSGD(Periodic):
         """Start all workers. Raises ConfigError in a run with another compression."""
         if setting.compression not in (None, Compression(self.compressor)):
             raise ConfigError(
-                f"compression: QsparseLocalSGD says compressor = {title(self.compressor)} already; say it once, or use "
-                "LocalSGD with compression"
+                f"compression: QsparseLocalSGD already has compressor = {title(self.compressor)}; set it only once, or "
+                "use LocalSGD with compression"
             )
         setting.compression = Compression(self.compressor)
         rule = Rule(Average(Every(self.period)), [communicator(setting, self)])

@@ -120,7 +120,7 @@ class Parallel(WithFabric):
         for name, default in (("sharded", False), ("p2p", "overlapped")):
             if self._asynchronous and getattr(self, name) != default:
                 raise ConfigError(
-                    f"Parallel: {name} = {getattr(self, name)!r}: goes with orders whose steps end before the next "
+                    f"Parallel: {name} = {getattr(self, name)!r}: needs an order whose steps end before the next "
                     f"begin, not {self.order!r}"
                 )
         if self.interleave > 1 and isinstance(self.order, str) and self.order != "1f1b":
@@ -130,7 +130,7 @@ class Parallel(WithFabric):
             )
         if self.p2p == "in turns" and (self.order != "1f1b" or self.interleave > 1):
             raise ConfigError(
-                "Parallel: p2p = 'in turns': goes with order = '1f1b' and interleave = 1 only, as in DeepSpeed; use "
+                "Parallel: p2p = 'in turns': needs order = '1f1b' and interleave = 1 only, as in DeepSpeed; use "
                 "'exchange'"
             )
         table = pass_order(self.order, 2, 2, 2 * per_stage) if isinstance(self.order, str) else self.order

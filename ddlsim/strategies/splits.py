@@ -77,7 +77,7 @@ class Splits:
             if getattr(self, name) is not None and not len(getattr(self, name)):
                 raise ConfigError(f"Splits: {name} is empty; give at least one value to try")
         if self.shard is not None and 3 not in self.stage:
-            raise ConfigError(f"Splits: shard = {list(self.shard)}: goes with stage 3; leave it out, or add it")
+            raise ConfigError(f"Splits: shard = {list(self.shard)}: needs stage 3; leave shard out, or add 3 to stage")
 
     @property
     def label(self) -> str:

@@ -189,8 +189,8 @@ def test_a_buffered_client_computes_pushes_and_pulls(model):
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    (ddlsim.FedAvg, "FedAvg: local_steps = None, epochs = None: say one of them"),
-    (lambda: ddlsim.FedAvg(0.1, 2, 1.0), "FedAvg: local_steps = 2, epochs = 1.0: say one of them"),
+    (ddlsim.FedAvg, "FedAvg: local_steps = None, epochs = None: set exactly one of them"),
+    (lambda: ddlsim.FedAvg(0.1, 2, 1.0), "FedAvg: local_steps = 2, epochs = 1.0: set exactly one of them"),
     (lambda: ddlsim.FedAvg(0.0, 2), "FedAvg: fraction = 0.0"),
     (lambda: ddlsim.FedBuff(0), "FedBuff: local_steps = 0"),
     (lambda: ddlsim.FedBuff(2, staleness_scaling="sqrt"), "FedBuff: staleness_scaling = 'sqrt'"),

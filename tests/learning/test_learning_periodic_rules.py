@@ -62,7 +62,7 @@ def test_qsparse_is_local_sgd_with_compression():
 def test_compression_is_said_once():
     again = learn(ddlsim.QsparseLocalSGD(3, SOME), 2, 16, training=training(4), compression=SOME)
     assert again.params.tobytes() == simulated(ddlsim.QsparseLocalSGD(3, SOME), 2, 4).tobytes()
-    with pytest.raises(ConfigError, match=r"compression: QsparseLocalSGD says compressor = ErrorFeedback\(TopK\)"):
+    with pytest.raises(ConfigError, match=r"QsparseLocalSGD already has compressor = ErrorFeedback\(TopK\)"):
         learn(ddlsim.QsparseLocalSGD(3, SOME), 2, compression=ddlsim.FP16())
 
 

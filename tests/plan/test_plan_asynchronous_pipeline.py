@@ -219,8 +219,8 @@ def refusal(plan):
 @pytest.mark.parametrize(("more", "text"), [
     ({"order": "pipedream", "micro_batches": 2}, "micro_batches = 2: 'pipedream' updates after each; use 1, or '2bw'"),
     ({"order": "2bw", "micro_batches": 2}, "micro_batches = 2: '2bw' needs as many as stages in a step, 3, or more"),
-    ({"order": "2bw", "micro_batches": 3, "p2p": "exchange"}, "p2p = 'exchange': goes with orders whose steps end"),
-    ({"order": "2bw", "micro_batches": 3, "sharded": True}, "sharded = True: goes with orders whose steps end before"),
+    ({"order": "2bw", "micro_batches": 3, "p2p": "exchange"}, "p2p = 'exchange': needs an order whose steps end"),
+    ({"order": "2bw", "micro_batches": 3, "sharded": True}, "sharded = True: needs an order whose steps end before"),
 ])  # fmt: skip
 def test_what_does_not_go_together(more, text):
     with pytest.raises(ConfigError, match=re.escape(text)):

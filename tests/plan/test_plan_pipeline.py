@@ -187,7 +187,7 @@ def test_stages_that_wait_for_their_messages(p, m, p2p):
 
 
 def test_turns_are_for_one_chunk_per_stage():
-    with pytest.raises(ConfigError, match="p2p = 'in turns': goes with order '1f1b' and one chunk per stage"):
+    with pytest.raises(ConfigError, match="p2p = 'in turns': needs order '1f1b' and one chunk per stage"):
         pipeline(equal(2), Mesh(pipeline=2), 4, "gpipe", p2p="in turns")
 
 

@@ -104,7 +104,7 @@ def test_the_command_asks_the_question_and_options_go_before_it(tmp_path, monkey
 
 @pytest.mark.parametrize(("text", "said"), [
     ("stage = [0, 1]", "strategies[0].stage[0] = 4: must be a whole number from 0 to 3"),
-    ("cut = [", "strategies[0]: Splits: shard = [8]: goes with stage 3; leave it out, or add it"),
+    ("cut = [", "strategies[0]: Splits: shard = [8]: needs stage 3; leave shard out, or add 3 to stage"),
     ('type = "splits"', "unknown type 'split'; did you mean 'splits'?"),
     ('aim = "time"', "target.aim = 'speed': must be 'time' or 'cost'"),
     ('precision = "fp16"', "base: unknown key 'precisions'; did you mean 'precision'?"),

@@ -59,7 +59,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
     ("parallel", {"pipeline": 4, "order": "pipedream", "interleave": 2}, "resnet18", 8,
      "interleave = 2: has no effect with order = 'pipedream'"),
     ("parallel", {"pipeline": 4, "order": "pipedream", "sharded": True}, "resnet18", 8,
-     "sharded = True: goes with orders whose steps end before the next begin, not 'pipedream'"),
+     "sharded = True: needs an order whose steps end before the next begin, not 'pipedream'"),
     ("parallel", {"pipeline": 4, "order": "pipedream", "micro_batch": 2}, "resnet18", 8,
      "micro_batch = 2: 'pipedream' updates after every micro-batch, of 4 samples in each of 2 replicas; leave it out"),
     ("parallel", {"order": [[["F", 0, 0], ["B", 0, 0]]]}, "resnet18", 24,

@@ -99,7 +99,7 @@ REASONS = (
     r"needs whole tensors, but .* is shared out over several servers",
     r"AdaComm: it averages as often as the loss says",
     r"needs equally many workers on every machine",
-    r"QsparseLocalSGD says compressor",
+    r"QsparseLocalSGD already has compressor",
     r"SPARTA sends other parameters in every step",
 )  # fmt: skip
 

@@ -212,7 +212,7 @@ def test_workers_of_different_speed(strategy):
         ({"stage": 2, "shard": 2}, {}, "shard = 2: has no effect with stage = 2"),
         ({"overlap": "ddp"}, {}, "overlap = 'ddp': has no effect with stage = 3"),
         ({"stage": 2, "overlap": "priority"}, {}, "overlap = 'priority': must be 'none', 'layer', 'ddp' or DdpBuckets"),
-        ({"stage": 1, "no_sync": True}, {}, "no_sync = True: stage = 1 never does otherwise"),
+        ({"stage": 1, "no_sync": True}, {}, "no_sync = True: has no effect with stage = 1"),
         ({"stage": 4}, {}, "stage = 4: must be"),
         ({"all_reduce": "ring"}, {}, "all_reduce = 'ring' sums gradients over copies of a shard"),
         ({"shard": 3}, {}, "shard = 3: must divide the 4 workers; use one of 1, 2, 4"),

@@ -167,7 +167,7 @@ def test_balanced_stages_take_devices_into_account(devices):
             "= 64: must be a multiple of 128, data 1 x micro_batch 32 x pipeline 4",
         ),
         ({"pipeline": 4, "interleave": 30}, {}, "pipeline 4 x 30 chunks = 120: resnet18 has "),
-        ({"pipeline": 2, "order": "gpipe", "p2p": "in turns"}, {}, "goes with order = '1f1b' and interleave = 1 only"),
+        ({"pipeline": 2, "order": "gpipe", "p2p": "in turns"}, {}, "needs order = '1f1b' and interleave = 1 only"),
         ({"order": "1b1f"}, {}, "unknown pipeline order '1b1f'; did you mean"),
         ({"pipeline": 4}, {"compression": ddlsim.TopK(0.01)}, "compression has no effect with parallel"),
     ],
@@ -356,7 +356,7 @@ def test_tensor_exchanges_beside_products():
     assert computes < step[True] < step[False]
     for changes, text in (
         ({"tensor": 4}, "tp_comm_overlap = True: is of sequence parallelism's exchanges"),
-        ({"tensor": 16, "sequence": True}, "goes with tensor groups inside a machine; those of 16 cross machines"),
+        ({"tensor": 16, "sequence": True}, "needs tensor groups inside a machine; those of 16 cross machines"),
     ):
         with pytest.raises(ConfigError, match=text):
             simulate("ib-800g-a100+n_hosts=2", "bert-large", Parallel(tp_comm_overlap=True, **changes), batch_size=64)
