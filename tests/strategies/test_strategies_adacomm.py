@@ -7,6 +7,7 @@ from draws import seeds
 from test_strategies_lanes import CLUSTERS, SIMPLE, surroundings
 
 import ddlsim
+from ddlsim.cluster import star
 from ddlsim.run import run
 from ddlsim.runtime import Averaging, Worker, communicator, start_replicas
 from ddlsim.strategies.local_sgd import _AdaptivePeriod
@@ -40,6 +41,20 @@ def test_a_program_whose_averages_are_chosen(seed, monkeypatch):
     interval = rng.choice([1, 2, "20 ms"])
     strategy = ddlsim.AdaComm(rng.choice([1, 4, 9]), interval, cost=rng.choice(["simulated", "simulated", "nccl"]))
     experiment = ddlsim.Experiment(rng.choice(CLUSTERS), fields.pop("model"), strategy, **fields)
+    compare(experiment, monkeypatch)
+
+
+def test_the_period_grows_where_training_diverges(monkeypatch):
+    experiment = ddlsim.Experiment(
+        star(3, bandwidth="1 Gbit/s", latency="5 us"), "digits-cnn", ddlsim.AdaComm(1, 1), 8, 3, compute=ddlsim.Affine("1 ms", "200 us"),
+        speed=[1.0, 1.0, 0.02], training=ddlsim.Training("digits", updates=60, rate=50.0, evaluate_every=30),
+    )  # fmt: skip
+    result = compare(experiment, monkeypatch)
+    assert result.n_messages < 12 * 60 / 3  # 12 an average, of which there are few
+
+
+def compare(experiment, monkeypatch):
+    """Return the result, which is that of processes."""
     result = run(experiment)
     with monkeypatch.context() as patch:
         patch.setattr(ddlsim.AdaComm, "start", start)
@@ -53,3 +68,4 @@ def test_a_program_whose_averages_are_chosen(seed, monkeypatch):
     histories = [[repr(row._replace(train_loss=0.0)) for row in each.monitor.history] for each in (result, expected)]
     assert histories[0] == histories[1]
     assert (result.monitor.evaluated.read() == expected.monitor.evaluated.read()).all()
+    return result
