@@ -485,7 +485,12 @@ class TableRun:
             self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads)).unroll_all(2))
         return self._regimes[key]
 
+    def workload(self, step: int, rank: int) -> Workload:
+        """Return what the first worker of a rank computes in a step."""
+        return self._armed[step][self.members[rank][0]]
+
     def samples(self, step: int) -> int:
+        """Return how many samples each who learns takes in a step."""
         return self._armed[step][0].batch_size * self.setting.workers[0].accumulation
 
     def _resize(self) -> None:
@@ -546,6 +551,8 @@ class TableRun:
         self.setting.loop.env.pass_time(now)
         self.setting.loop.nbytes_asked += self.executor.nbytes_sent
         waits: dict[int, str] = {}
+        if not self.over:  # somebody may have gone further than the last step that all have ended
+            self.model.learn_until(self.done - 1)
         for step in range(self.done, self.done + self.steps.live):
             shape, rows = self.bookings.shape(step), self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
             left = np.flatnonzero(np.isnan(rows["start"][shape.device]))
@@ -731,7 +738,7 @@ class Calls:
         if left == n_ranks:
             worker = self.run.workers[reader]
             assert worker.feed is not None
-            event = worker.feed.take(worker.rank, worker.workload.batch_size)
+            event = worker.feed.take(worker.rank, self.run.workload(step, reader).batch_size)
         if left > 1:
             self._brought[step, batch] = left - 1, event
         return event

@@ -37,11 +37,17 @@ def test_a_program_whose_averages_are_chosen(seed, monkeypatch):
     rng = random.Random(seed)
     fields = surroundings(rng, seed, SIMPLE) | {"model": "digits-cnn"}
     fields.pop("steps", None)
-    fields["training"] = ddlsim.Training("digits", updates=60, rate=rng.choice([0.05, 0.5]), evaluate_every=7)
+    growing, rate = rng.choice([
+        (None, 0.05), (None, 0.5), (ddlsim.GrowingBatch(8, (0.1, 0.3)), ddlsim.Cosine(0.05, 0.5)),
+    ])  # fmt: skip
+    fields["training"] = ddlsim.Training("digits", updates=60, rate=rate, evaluate_every=7, growing_batch=growing)
     interval = rng.choice([1, 2, "20 ms"])
     strategy = ddlsim.AdaComm(rng.choice([1, 4, 9]), interval, cost=rng.choice(["simulated", "simulated", "nccl"]))
     experiment = ddlsim.Experiment(rng.choice(CLUSTERS), fields.pop("model"), strategy, **fields)
-    compare(experiment, monkeypatch)
+    result = compare(experiment, monkeypatch)
+    first = result.recorder.updates[0][0]
+    cut = first + rng.random() * (result.end_time - first)
+    compare(experiment.with_(max_time=cut), monkeypatch)
 
 
 def test_the_period_grows_where_training_diverges(monkeypatch):
