@@ -16,7 +16,7 @@ from ddlsim import (
     Result,
     Training,
     simulate,
-)  # fmt: skip
+)
 from ddlsim.cluster import MultiGpu, load_cluster, star, with_detail
 from ddlsim.collectives import cost
 from ddlsim.run import run
