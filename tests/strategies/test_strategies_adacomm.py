@@ -51,10 +51,10 @@ def test_a_program_whose_averages_are_chosen(seed, monkeypatch):
 
 
 def test_the_period_grows_where_training_diverges(monkeypatch):
-    experiment = ddlsim.Experiment(
-        star(3, bandwidth="1 Gbit/s", latency="5 us"), "digits-cnn", ddlsim.AdaComm(1, 1), 8, 3, compute=ddlsim.Affine("1 ms", "200 us"),
-        speed=[1.0, 1.0, 0.02], training=ddlsim.Training("digits", updates=60, rate=50.0, evaluate_every=30),
-    )  # fmt: skip
+    cluster = star(3, bandwidth="1 Gbit/s", latency="5 us")
+    training = ddlsim.Training("digits", updates=60, rate=50.0, evaluate_every=30)
+    fields = {"compute": ddlsim.Affine("1 ms", "200 us"), "speed": [1.0, 1.0, 0.02], "training": training}
+    experiment = ddlsim.Experiment(cluster, "digits-cnn", ddlsim.AdaComm(1, 1), 8, 3, **fields)
     result = compare(experiment, monkeypatch)
     assert result.n_messages < 12 * 60 / 3  # 12 an average, of which there are few
 
