@@ -121,8 +121,8 @@ class Episodes:
         )  # fmt: skip
 
     def enter(self, ids: list[int], instances: Ints, ranks: Ints, now: float) -> bool:
-        """Let all ranks enter collectives now (arguments as for `kernel.join`); return whether the episode is replayed by
-        :meth:`take` instead of simulated."""
+        """Let all ranks enter collectives now (arguments as for `kernel.join`); return whether :meth:`take` replays the
+        episode instead of a simulation."""
         self.interrupt()
         rows = self._engine.net.instances[ids]
         key = tuple(zip(rows["program"].tolist(), rows["nbytes"].tolist(), strict=True))

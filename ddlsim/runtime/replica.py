@@ -75,7 +75,7 @@ class Replica:
         self.count()
 
     def count(self, samples: int | None = None) -> None:
-        """Count a step that has been made, with so many samples of each worker (None: as many as a step has now)."""
+        """Count a completed step of `samples` per worker (None: the current samples of a step)."""
         self.step += 1
         self.n_samples += (self.worker.samples_per_step if samples is None else samples) * self.n_workers
 

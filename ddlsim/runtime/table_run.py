@@ -551,7 +551,7 @@ class TableRun:
         self.setting.loop.env.pass_time(now)
         self.setting.loop.nbytes_asked += self.executor.nbytes_sent
         waits: dict[int, str] = {}
-        if not self.over:  # somebody may have gone further than the last step that all have ended
+        if not self.over:  # a rank may be past the last step that all ranks have ended
             self.model.learn_until(self.done - 1)
         for step in range(self.done, self.done + self.steps.live):
             shape, rows = self.bookings.shape(step), self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
