@@ -13,7 +13,7 @@ import numpy as np
 
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.data_parallel import parts_of
-from ddlsim.plan.pipeline_orders import Pass, PassOrder
+from ddlsim.plan.pipeline_orders import KINDS, Pass, PassOrder
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -91,8 +91,10 @@ class Template:
         self.chunks, self.order, self.replicas = chunks, order, replicas
         self.recompute, self.sharded = recompute, sharded and replicas > 1
         self.n_layers = chunks[-1].end
-        self.stage_of = {each.chunk: stage for stage, passes in enumerate(order) for each in passes}
-        self.apart = {(each.chunk, each.micro) for passes in order for each in passes if each.kind == "W"}
+        placed, first = np.unique(order.chunk, return_index=True)
+        self.stage_of = dict(zip(placed.tolist(), order.rank[first].tolist(), strict=True))
+        apart = order.kind == KINDS.index("W")
+        self.apart = set(zip(order.chunk[apart].tolist(), order.micro[apart].tolist(), strict=True))
         self.rows: list[Row] = []
         self.groups: list[tuple[int, ...]] = []
         self.parts: list[Part] = []
@@ -340,22 +342,19 @@ class Blocks(Template):
 
     def _different(self) -> tuple[list[_Block], _Passes]:
         """Make the rows of all passes that differ; return them, and which of them each pass is."""
-        every = [each for passes in self.order for each in passes]
-        stage = np.repeat(np.arange(len(self.order)), [len(passes) for passes in self.order])
-        names, *numbers = zip(*every, strict=True)
-        kind = np.array(list(map("FBW".index, names)), dtype=np.int64)
-        chunk, micro = (np.array(each, dtype=np.int64) for each in numbers)
+        order = self.order
+        stage, kind, chunk, micro = order.rank, order.kind, order.chunk, order.micro
         split = chunk * (int(micro.max()) + 1) + micro
         apart = np.isin(split, split[kind == 2])
         ends = np.flatnonzero((kind == 2) | ((kind == 1) & ~apart))
         at = np.full(len(self.chunks), -1)
         np.maximum.at(at, chunk[ends], ends)
-        last = np.zeros(len(every), dtype=np.bool_)
+        last = np.zeros(len(stage), dtype=np.bool_)
         last[at[at >= 0]] = True
         code = (((stage * 3 + kind) * len(self.chunks) + chunk) * 2 + apart) * 2 + last
         _, first, which = np.unique(code, return_index=True, return_inverse=True)
         turn = np.argsort(first)
-        made = [self._block(int(stage[i]), every[i], bool(last[i])) for i in first[turn].tolist()]
+        made = [self._block(int(stage[i]), order.at(i), bool(last[i])) for i in first[turn].tolist()]
         return made, _Passes(stage, np.argsort(turn)[which.reshape(-1)], kind, chunk, micro)
 
     def _block(self, stage: int, each: Pass, last: bool) -> _Block:

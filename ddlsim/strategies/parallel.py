@@ -281,7 +281,7 @@ class Parallel(WithFabric):
         per_stage = self._chunks_per_stage
         chunks = self.pipeline * max(per_stage, self.interleave)
         if isinstance(self.order, str):
-            return _named_order(self.order, mesh.pipeline, micro_batches, chunks)
+            return pass_order(self.order, mesh.pipeline, micro_batches, chunks)
         most = 1 + max((each[2] for passes in self.order for each in passes), default=0)
         return pass_order(self.order, mesh.pipeline, most, chunks)
 
@@ -560,7 +560,6 @@ class _Groups:
 
 
 #: every worker asks for these
-_named_order = functools.lru_cache(maxsize=4)(pass_order)
 _mesh = functools.lru_cache(maxsize=16)(mesh_of)
 _cut_at = functools.lru_cache(maxsize=256)(chunks_at)
 _tensor_parallel = functools.lru_cache(maxsize=256)(tensor_parallel)
