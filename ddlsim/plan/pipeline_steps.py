@@ -351,11 +351,14 @@ class Blocks(Template):
         np.maximum.at(at, chunk[ends], ends)
         last = np.zeros(len(stage), dtype=np.bool_)
         last[at[at >= 0]] = True
-        code = (((stage * 3 + kind) * len(self.chunks) + chunk) * 2 + apart) * 2 + last
-        _, first, which = np.unique(code, return_index=True, return_inverse=True)
-        turn = np.argsort(first)
-        made = [self._block(int(stage[i]), order.at(i), bool(last[i])) for i in first[turn].tolist()]
-        return made, _Passes(stage, np.argsort(turn)[which.reshape(-1)], kind, chunk, micro)
+        code = ((kind * len(self.chunks) + chunk) * 2 + apart) * 2 + last
+        first = np.full(12 * len(self.chunks), -1)
+        first[code[::-1]] = np.arange(len(code))[::-1]
+        first = np.sort(first[first >= 0])
+        block = np.empty(12 * len(self.chunks), dtype=np.int64)
+        block[code[first]] = np.arange(len(first))
+        made = [self._block(int(stage[i]), order.at(i), bool(last[i])) for i in first.tolist()]
+        return made, _Passes(stage, block[code], kind, chunk, micro)
 
     def _block(self, stage: int, each: Pass, last: bool) -> _Block:
         begin = len(self.rows)

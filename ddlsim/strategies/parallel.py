@@ -238,7 +238,7 @@ class Parallel(WithFabric):
         """Return the chunks that each stage has."""
         if isinstance(self.order, str):
             return _chunks_of(self.order, self.pipeline, self.pipeline * self._per_stage)
-        return [sorted({chunk for _, chunk, _ in passes}) for passes in self._order(mesh, 0)]
+        return [sorted({chunk for _, chunk, _ in passes}) for passes in self._table()]
 
     def _cuts(self, workloads: Sequence[Workload]) -> tuple[int, ...]:
         """Return the layers before which the model is cut: for the slowest device of each stage, if by their times."""
@@ -277,13 +277,11 @@ class Parallel(WithFabric):
             workload, self.tensor, sequence=self.sequence, recompute=self._again, tp_comm_overlap=self.tp_comm_overlap
         )
 
-    def _order(self, mesh: Mesh, micro_batches: int) -> PassOrder:
-        per_stage = self._chunks_per_stage
-        chunks = self.pipeline * max(per_stage, self.interleave)
-        if isinstance(self.order, str):
-            return pass_order(self.order, mesh.pipeline, micro_batches, chunks)
+    def _table(self) -> PassOrder:
+        """Return the order that is given as a table."""
+        assert not isinstance(self.order, str)
         most = 1 + max((each[2] for passes in self.order for each in passes), default=0)
-        return pass_order(self.order, mesh.pipeline, most, chunks)
+        return pass_order(self.order, self.pipeline, most, self.pipeline * self._per_stage)
 
     # ------------------------------------------------------------ what they do
 
@@ -371,16 +369,16 @@ class Parallel(WithFabric):
         members: list[list[int]] = mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor).tolist()
         return members
 
-    def _split(self, workload: Workload, cuts: Sequence[int]) -> tuple[Chunk, ...]:
+    def _split(self, workload: Workload, cuts: tuple[int, ...]) -> tuple[Chunk, ...]:
         """Return the chunks that one rank of each tensor group computes, apart from the group's exchanges."""
         if self.tensor == 1 and self._again == "none":
-            return chunks_at(workload, cuts)
+            return _cut_at(workload, cuts)
         holding = _holding(workload, 1, self.tensor, self.sequence, self._again)
         return tuple(
             dataclasses.replace(
                 chunk, enters=chunk.enters / self.tensor if i else chunk.enters,
                 kept=_memory(chunk.workload, holding).activations,
-            ) for i, chunk in enumerate(chunks_at(self._shard(workload).workload, cuts))
+            ) for i, chunk in enumerate(_cut_at(self._shard(workload).workload, cuts))
         )  # fmt: skip
 
     def start(self, setting: Setting) -> None:
@@ -496,7 +494,7 @@ class Parallel(WithFabric):
 
     def _outline(self, mesh: Mesh, micro_batches: int, n_chunks: int) -> Outline:
         return Outline(
-            self.order if isinstance(self.order, str) else self._order(mesh, micro_batches),
+            self.order if isinstance(self.order, str) else self._table(),
             Mesh(mesh.data, mesh.pipeline), micro_batches, n_chunks, self.recompute == "stage", self.sharded,
             self.overlap != "none", self.p2p,
         )  # fmt: skip
