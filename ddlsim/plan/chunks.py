@@ -142,8 +142,7 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
             )
     enters = crossing_nbytes(workload)
     return tuple(
-        Chunk(first, end, workload.cut(first, end), float(enters[first]))
-        for first, end in itertools.pairwise(ends)
+        Chunk(first, end, workload.cut(first, end), float(enters[first])) for first, end in itertools.pairwise(ends)
     )
 
 

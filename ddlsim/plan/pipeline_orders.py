@@ -33,7 +33,9 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PassOrder:
-    """The list of passes of each rank, over which it iterates. Arrays, because a search over splits writes millions of passes.
+    """The list of passes of each rank; iterating yields these lists.
+
+    They are arrays, because a search over splits writes millions of passes.
 
     offsets             (n_ranks + 1,) where the passes of each rank begin
     kind, chunk, micro  (n_passes,) of all ranks, one after the other; `kind` is a place in KINDS

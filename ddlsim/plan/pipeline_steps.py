@@ -268,9 +268,7 @@ def flushed_template(
 ) -> Plan:
     """Return the template of steps in which all micro-batches go forward and back before the update; see
     :func:`ddlsim.plan.pipeline.pipeline`."""
-    blocks = Blocks(
-        chunks, order, buckets, replicas, recompute=recompute, sharded=sharded, tie=tie_of(chunks)
-    )
+    blocks = Blocks(chunks, order, buckets, replicas, recompute=recompute, sharded=sharded, tie=tie_of(chunks))
     first, later = blocks.steps(p2p)
     return blocks.template([first, *[later] * (N_STEPS - 1)])
 

@@ -148,5 +148,3 @@ def _filled(order: list[list[Pass]], most: list[int]) -> PassOrder:
         assert now, "the order of forward and backward passes cannot be kept with so few activations"
         done.update(now)
     return PassOrder.of(out)
-
-

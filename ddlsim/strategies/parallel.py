@@ -47,7 +47,7 @@ from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
 from ddlsim.strategies.split_rules import check_sizes, known_order, lower_memory_parallel
 from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
 from ddlsim.workload.roles import blocks
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
@@ -342,9 +342,7 @@ class Parallel(WithFabric):
         peak[mesh.ranks] = held[:, None]
         return peak
 
-    def _of_rank(
-        self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int
-    ) -> StepProgram:
+    def _of_rank(self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int) -> StepProgram:
         """Return the program of ranks that all have these chunks, of a workload."""
         program = pipeline(
             chunks, Mesh(mesh.data, mesh.pipeline), micro_batches, self.order,
@@ -354,9 +352,7 @@ class Parallel(WithFabric):
             return program
         beside, works = self.overlap != "none", [workload] * mesh.pipeline
         return program.map(
-            lambda template: with_stage_norms(
-                with_shares(template, chunks, workload, beside=beside), works, mesh.data
-            )
+            lambda template: with_stage_norms(with_shares(template, chunks, workload, beside=beside), works, mesh.data)
         )
 
     def _buckets(self, mesh: Mesh) -> Callable[[Workload], Sequence[Bucket]]:
@@ -373,11 +369,14 @@ class Parallel(WithFabric):
         """Return the chunks that one rank of each tensor group computes, apart from the group's exchanges."""
         if self.tensor == 1 and self._again == "none":
             return _cut_at(workload, cuts)
-        holding = _holding(workload, 1, self.tensor, self.sequence, self._again)
+        kept = functools.partial(
+            kept_nbytes, precision=workload.precision, tensor=self.tensor, sequence=self.sequence,
+            recompute=self._again, flash=workload.flash,
+        )  # fmt: skip
         return tuple(
             dataclasses.replace(
                 chunk, enters=chunk.enters / self.tensor if i else chunk.enters,
-                kept=_memory(chunk.workload, holding).activations,
+                kept=workload.batch_size * kept(chunk.workload.model.layers)[0],
             ) for i, chunk in enumerate(_cut_at(self._shard(workload).workload, cuts))
         )  # fmt: skip
 
@@ -574,7 +573,11 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int) -> Stage:
     """Return what a worker has that keeps so many versions of its weights."""
     work = joined(chunks)
-    memory = _memory(work, _holding(work, shards, tensor, sequence, recompute))
+    holding = Holding(
+        work.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
+        recompute=recompute, flash=work.flash,
+    )  # fmt: skip
+    memory = memory_of(work.model, work.batch_size, work.precision, holding)
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
 
 
@@ -582,18 +585,6 @@ def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, 
 def _exchanging(shard: Shard, seconds: Seconds | None) -> Workload:
     """Return what a rank of a tensor group computes, and waits for."""
     return shard.workload if seconds is None else with_exchanges(shard, seconds)
-
-
-def _holding(workload: Workload, shards: int, tensor: int, sequence: bool, recompute: str) -> Holding:
-    return Holding(
-        workload.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
-        recompute=recompute, flash=workload.flash,
-    )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=256)
-def _memory(workload: Workload, holding: Holding) -> Memory:
-    return memory_of(workload.model, workload.batch_size, workload.precision, holding)
 
 
 # ------------------------------------------------------------ where the model is cut
