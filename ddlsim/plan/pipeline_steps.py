@@ -283,44 +283,32 @@ class _Block(NamedTuple):
     arrives: int
 
 
-class _Passes(NamedTuple):
-    """All passes, stage by stage in their order, (n_passes,) each: block, and kind as a place in "FBW"."""
-
-    stage: Ints
-    block: Ints
-    kind: Ints
-    chunk: Ints
-    micro: Ints
-
-
 class Blocks(Template):
     """The rows of steps that are flushed."""
 
     def steps(self, p2p: str) -> tuple[Step, Step]:
         """Return the first step and a further one."""
-        blocks, passes = self._different()
-        size = np.array([block.end - block.begin for block in blocks], dtype=np.int64)
-        sizes = size[passes.block]
+        order, (blocks, which) = self.order, self._different()
+        sizes = np.array([block.end - block.begin for block in blocks], dtype=np.int64)[which]
         offset = np.cumsum(sizes) - sizes
         n = int(sizes.sum())
         begin = np.array([block.begin for block in blocks], dtype=np.int64)
-        made = np.arange(n) + np.repeat(begin[passes.block] - offset, sizes)  # from which each row is copied
+        made = np.arange(n) + np.repeat(begin[which] - offset, sizes)  # from which each row is copied
         place = np.empty(len(self.rows), dtype=np.int64)
         place[made[::-1]] = np.arange(n)[::-1]  # of the first copy
         n_made, self.n_before = len(self.rows), n - len(self.rows)
         self.sums = {chunk: place[rows].tolist() for chunk, rows in self.sums.items()}
-        micro = np.repeat(passes.micro, sizes)
+        micro = np.repeat(order.micro, sizes)
         sends = np.array([row.kind == SEND for row in self.rows])[made]
         carries = np.array([row.kind in (SEND, RECEIVE) for row in self.rows])[made]
         self.n_alone = int(sends.sum())
         numbers = np.cumsum(sends) - 1  # a message is received in the row after it
-        needs = [_copied(self.rows, made), *_between(blocks, passes, offset, len(self.chunks), p2p)]
-        stage_begins = np.searchsorted(passes.stage, np.arange(len(self.order) + 1))
-        ends = np.append(offset, n)[stage_begins[1:]]
+        needs = [_copied(self.rows, made), *_between(blocks, which, order, offset, len(self.chunks), p2p)]
+        ends = np.append(offset, n)[order.offsets[1:]]
         compute = np.flatnonzero(np.array([row.lane == "compute" for row in self.rows])[made])
         latest = compute[np.searchsorted(compute, ends) - 1].tolist()
         tied, before = self._tied_sums(latest), list[tuple[int, int]]()
-        for stage, first in enumerate(offset[stage_begins[:-1]].tolist()):
+        for stage, first in enumerate(offset[order.offsets[:-1]].tolist()):
             before += [(first, row) for row in self._end_stage(stage, tied.get(stage))]
         copied = np.concatenate([made, np.arange(n_made, len(self.rows))])
         column = {name: each[copied] for name, each in step_of(self.rows, self.lanes).columns.items()}
@@ -338,7 +326,7 @@ class Blocks(Template):
     def _add(self, row: Row) -> int:
         return super()._add(row) + self.n_before
 
-    def _different(self) -> tuple[list[_Block], _Passes]:
+    def _different(self) -> tuple[list[_Block], Ints]:
         """Make the rows of all passes that differ; return them, and which of them each pass is."""
         order = self.order
         stage, kind, chunk, micro = order.rank, order.kind, order.chunk, order.micro
@@ -356,7 +344,7 @@ class Blocks(Template):
         block = np.empty(12 * len(self.chunks), dtype=np.int64)
         block[code[first]] = np.arange(len(first))
         made = [self._block(int(stage[i]), order.at(i), bool(last[i])) for i in first.tolist()]
-        return made, _Passes(stage, block[code], kind, chunk, micro)
+        return made, block[code]
 
     def _block(self, stage: int, each: Pass, last: bool) -> _Block:
         begin = len(self.rows)
@@ -424,12 +412,12 @@ def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:
 
 
 def _between(
-    blocks: Sequence[_Block], passes: _Passes, offset: Ints, n_chunks: int, p2p: str
+    blocks: Sequence[_Block], which: Ints, passes: PassOrder, offset: Ints, n_chunks: int, p2p: str
 ) -> list[tuple[Ints, Ints]]:
     """Return what passes need of others: what has been sent before, what has arrived, and, where neighbours take turns,
     what has come before something is sent back."""
     begin, sends, arrives = (
-        np.array([getattr(block, name) for block in blocks], dtype=np.int64)[passes.block]
+        np.array([getattr(block, name) for block in blocks], dtype=np.int64)[which]
         for name in ("begin", "sends", "arrives")
     )
     sent = np.where(sends >= 0, offset + sends - begin, -1)
@@ -441,7 +429,7 @@ def _between(
     needed = where[passes.kind, passes.chunk, passes.micro]
     coming = np.flatnonzero(needed >= 0)
     pairs = [(offset[coming], needed[coming])]
-    same = passes.stage[1:] == passes.stage[:-1]
+    same = np.diff(passes.rank) == 0
     if p2p != "overlapped":
         after = 1 + np.flatnonzero(same & (sent[:-1] >= 0))
         pairs.insert(0, (offset[after], sent[after - 1]))
