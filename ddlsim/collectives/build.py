@@ -61,7 +61,12 @@ def size_class(
         algorithm = default_algorithm(*where, kind)
     if not isinstance(algorithm, str) or algorithm.partition("(")[0].strip() != "nccl" or kind not in LAPS:
         return n_segments_for(nbytes)
-    return choose(where[0], tuple(where[1]), nbytes, kind, *forced(find(algorithm, kind)))
+    return choose(where[0], tuple(where[1]), nbytes, kind, *_forced_by(algorithm, kind))
+
+
+@functools.lru_cache(maxsize=64)
+def _forced_by(algorithm: str, kind: str) -> tuple[str | None, str | None]:
+    return forced(find(algorithm, kind))
 
 
 def forced(function: Collective) -> tuple[str | None, str | None]:

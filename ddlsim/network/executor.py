@@ -157,12 +157,13 @@ class Executor:
     def next(self) -> float:
         """Return when tasks start or end next by themselves, s."""
         counts, outside = self.tables.counts, self.outside
-        at_once = counts[[ts.N_JOINS, ts.N_SENDS, ts.N_CHANGES]].any()
+        at_once = counts[ts.N_JOINS] or counts[ts.N_SENDS] or counts[ts.N_CHANGES]
         if at_once or counts[ts.FIRST_READY] < counts[ts.N_READY] or counts[ts.FIRST_ENDED] < counts[ts.N_ENDED]:
             return self.now
         n, woken = int(counts[N_CALENDAR]), int(counts[ts.N_WOKEN])
-        times = self.tables.calendar["time"][[*range(min(n, 1)), *range(n, n + woken)]].tolist()
-        return float(min([*times, np.inf if outside is None else outside.next()]))
+        times = self.tables.calendar["time"]
+        soonest = min([times[0] if n else np.inf, *times[n : n + woken].tolist()])
+        return float(soonest if outside is None else min(soonest, outside.next()))
 
     def run(self, limit: float = np.inf) -> int | None:
         """Go on up to `limit` (s); return the next step whose tasks have all ended by then, None if there is none, or

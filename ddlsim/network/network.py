@@ -241,7 +241,12 @@ class Network:
     def waiting_parties(self) -> list[int]:
         """The parties, in order, whose completions wait, at the instant that the network has got to."""
         n = int(self._engine.net.counts[st.N_FOREIGN])
-        return [] if n == 0 else np.unique(self._parties(self.engine.net.foreign["id"][:n])).tolist()
+        return sorted(set(self._parties(self.engine.net.foreign["id"][:n]).tolist())) if n else []
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether completions of other parties wait."""
+        return bool(self._engine.net.counts[st.N_FOREIGN])
 
     def is_under_way(self, party: int) -> bool:
         """Whether a party has messages on their way."""
@@ -256,8 +261,9 @@ class Network:
         n = int(net.counts[st.N_FOREIGN])
         waiting = net.foreign[:n].copy()
         own = self._parties(waiting["id"]) == self.party
-        net.out[: own.sum()], net.foreign[: n - own.sum()] = waiting[own], waiting[~own]
-        net.counts[st.N_OUT], net.counts[st.N_FOREIGN] = own.sum(), n - own.sum()
+        n_own = int(np.count_nonzero(own))
+        net.out[:n_own], net.foreign[: n - n_own] = waiting[own], waiting[~own]
+        net.counts[st.N_OUT], net.counts[st.N_FOREIGN] = n_own, n - n_own
         self.engine.next_instant = -np.inf
 
     def drop(self) -> None:
@@ -268,7 +274,8 @@ class Network:
     def _parties(self, ids: Ints) -> Ints:
         """Return whose messages and collectives these are, (n,)."""
         parties: Ints = (-1 - ids) >> st.PARTY_SHIFT
-        parties[ids >= 0] = self.engine.net.instances["party"][ids[ids >= 0]]
+        collectives = ids >= 0
+        parties[collectives] = self.engine.net.instances["party"][ids[collectives]]
         return parties
 
     # ------------------------------------------------------------ reading

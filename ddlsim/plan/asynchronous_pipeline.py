@@ -25,7 +25,7 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.mesh import Mesh
-from ddlsim.plan.pipeline_orders import one_f_one_b
+from ddlsim.plan.pipeline_orders import Pass, one_f_one_b
 from ddlsim.plan.pipeline_steps import Buckets, Template, tie_of
 from ddlsim.plan.plan import ALL_REDUCE, Plan
 from ddlsim.plan.program import N_STEPS, Row, Step, pairs_of, step_of
@@ -88,17 +88,17 @@ class _Stream(Template):
         self.step_of_row: list[int] = []
         super().__init__(chunks, one_f_one_b(len(chunks), total), buckets, replicas, recompute=recompute, sharded=False,
                          tie=tie_of(chunks))  # fmt: skip
-        for stage in range(len(self.order)):
-            self._stage(stage)
+        for stage, passes in enumerate(self.order):
+            self._stage(stage, passes)
         self._wait_for_messages()
 
     def _add(self, row: Row) -> int:
         self.step_of_row.append(self.step)
         return super()._add(row)
 
-    def _stage(self, stage: int) -> None:
+    def _stage(self, stage: int, passes: list[Pass]) -> None:
         self.step = 0
-        for each in self.order[stage]:
+        for each in passes:
             if each.kind == "F":
                 self._forward(stage, each)
                 continue

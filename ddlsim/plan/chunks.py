@@ -142,8 +142,7 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
             )
     enters = crossing_nbytes(workload)
     return tuple(
-        Chunk(first, end, workload.cut(first, end), float(enters[first]))
-        for first, end in itertools.pairwise(ends)
+        Chunk(first, end, workload.cut(first, end), float(enters[first])) for first, end in itertools.pairwise(ends)
     )
 
 
@@ -200,19 +199,33 @@ def _slowest(seconds: Sequence[Floats]) -> float:
 
     seconds  of each chunk, on its device: (n_pieces + 1,) s of all pieces before each place
     """
-    best: list[float] = seconds[0].tolist()  # of the slowest chunk so far, at every place
-    places = len(best)
-    for n, array in enumerate(seconds[1:], 2):
-        until = array.tolist()
-        before, best, cut = best, [math.inf] * places, n - 1
-        for end in range(n, places):
-            # a later cut makes what is before it slower and the last chunk faster: go on while that is better
-            while cut + 1 < end and max(before[cut + 1], until[end] - until[cut + 1]) <= max(
-                before[cut], until[end] - until[cut]
-            ):
-                cut += 1
-            best[end] = max(before[cut], until[end] - until[cut])
+    equal = next((n for n, each in enumerate(seconds) if each is not seconds[0]), len(seconds))
+    rows = _of_equal(seconds[0].tobytes())
+    while len(rows) < equal:
+        rows.append(_one_more(rows[-1], rows[0], len(rows) + 1))
+    best = rows[equal - 1]
+    for n, until in enumerate(seconds[equal:], equal + 1):
+        best = _one_more(best, until.tolist(), n)
     return best[-1]
+
+
+@functools.lru_cache(maxsize=64)
+def _of_equal(until: bytes) -> list[list[float]]:
+    """Return the times of the slowest of 1, 2, ... equal chunks, at every place; for more chunks the list grows."""
+    return [np.frombuffer(until).tolist()]
+
+
+def _one_more(before: list[float], until: list[float], n: int) -> list[float]:
+    """Return the time of the slowest of n chunks at every place, from that of n - 1."""
+    best, cut = [math.inf] * len(before), n - 1
+    for end in range(n, len(before)):
+        # a later cut makes what is before it slower and the last chunk faster: go on while that is better
+        while cut + 1 < end and max(before[cut + 1], until[end] - until[cut + 1]) <= max(
+            before[cut], until[end] - until[cut]
+        ):
+            cut += 1
+        best[end] = max(before[cut], until[end] - until[cut])
+    return best
 
 
 def _fewest_bytes(seconds: Sequence[Floats], crossing: Floats, slowest: float) -> Ints:

@@ -7,17 +7,20 @@ chunk's input alone; otherwise "B" is the whole backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.plan.plan import Ints
 
 Kind = Literal["F", "B", "W"]
-
-
-_BOTH: tuple[Kind, ...] = ("F", "B")
+KINDS: tuple[Kind, ...] = ("F", "B", "W")
 
 
 class Pass(NamedTuple):
@@ -28,18 +31,50 @@ class Pass(NamedTuple):
     micro: int
 
 
-#: of every rank, what it does
-PassOrder = list[list[Pass]]
+@dataclass(frozen=True, eq=False)
+class PassOrder:
+    """The list of passes of each rank; iterating yields these lists.
+
+    They are arrays, because a search over splits writes millions of passes.
+
+    offsets             (n_ranks + 1,) where the passes of each rank begin
+    kind, chunk, micro  (n_passes,) of all ranks, one after the other; `kind` is a place in KINDS
+    """
+
+    offsets: Ints
+    kind: Ints
+    chunk: Ints
+    micro: Ints
+
+    @classmethod
+    def of(cls, table: Sequence[Sequence[Pass]]) -> PassOrder:
+        """Return the order of a table."""
+        offsets = np.cumsum([0, *map(len, table)])
+        rows = [(KINDS.index(each.kind), each.chunk, each.micro) for passes in table for each in passes]
+        return cls(offsets, *np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+
+    @property
+    def rank(self) -> Ints:
+        """The rank of each pass, (n_passes,)."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    def at(self, i: int) -> Pass:
+        """Return a pass, counted over all ranks."""
+        return Pass(KINDS[self.kind[i]], int(self.chunk[i]), int(self.micro[i]))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[list[Pass]]:
+        for first, end in itertools.pairwise(self.offsets.tolist()):
+            yield [self.at(i) for i in range(first, end)]
 
 
 @checked
 def gpipe(ranks: Count, micro_batches: Count) -> PassOrder:
     """Return all forward passes, then all backward passes (Huang et al. 2019, arXiv:1811.06965)."""
-    return [
-        [Pass("F", rank, micro) for micro in range(micro_batches)]
-        + [Pass("B", rank, micro) for micro in reversed(range(micro_batches))]
-        for rank in range(ranks)
-    ]
+    chunk, micro = np.arange(ranks)[:, None], np.arange(micro_batches)
+    return _one_by_one(np.full(ranks, micro_batches), (chunk, micro), (chunk, micro[::-1]))
 
 
 @checked
@@ -47,12 +82,8 @@ def one_f_one_b(ranks: Count, micro_batches: Count) -> PassOrder:
     """Return 1F1B: after a warm-up, forward and backward passes alternate, so rank i keeps at most ranks - i
     micro-batches (Narayanan et al. 2019, PipeDream; with a flush at the end of a step: Narayanan et al. 2021,
     arXiv:2104.04473, section 2.2)."""
-    order: PassOrder = []
-    for rank in range(ranks):
-        warmup = min(ranks - rank - 1, micro_batches)
-        order.append(_one_by_one(warmup, [Pass("F", rank, n) for n in range(micro_batches)],
-                                 [Pass("B", rank, n) for n in range(micro_batches)]))  # fmt: skip
-    return order
+    passes = np.arange(ranks)[:, None], np.arange(micro_batches)
+    return _one_by_one(np.arange(ranks)[::-1], passes, passes)
 
 
 @checked
@@ -71,24 +102,29 @@ def interleaved(ranks: Count, micro_batches: Count, chunks: Count) -> PassOrder:
             f"interleaved: micro_batches = {micro_batches}: must be a multiple of the {ranks} ranks of the pipeline; "
             f"use {near}, or 1f1b with one chunk per rank"
         )
-    turns = range(0, micro_batches, ranks)
-
-    def passes(kind: Kind, rank: int) -> list[Pass]:
-        places = range(chunks) if kind == "F" else reversed(range(chunks))
-        mine = [place * ranks + rank for place in places]
-        return [Pass(kind, chunk, micro) for turn in turns for chunk in mine for micro in range(turn, turn + ranks)]
-
-    return [
-        _one_by_one(2 * (ranks - rank - 1) + (chunks - 1) * ranks, passes("F", rank), passes("B", rank))
-        for rank in range(ranks)
-    ]
+    # in each turn, every chunk does as many micro-batches as there are ranks
+    turn, place, micro = np.unravel_index(np.arange(micro_batches * chunks), (micro_batches // ranks, chunks, ranks))
+    rank = np.arange(ranks)
+    forward, backward = (own * ranks + rank[:, None] for own in (place, chunks - 1 - place))
+    micro = turn * ranks + micro
+    return _one_by_one(2 * (ranks - rank - 1) + (chunks - 1) * ranks, (forward, micro), (backward, micro))
 
 
-def _one_by_one(warmup: int, forward: list[Pass], backward: list[Pass]) -> list[Pass]:
-    """Return `warmup` forward passes, then one forward and one backward in turns, then the backward passes left."""
-    warmup = min(warmup, len(forward))
-    turns = [each for pair in zip(forward[warmup:], backward, strict=False) for each in pair]
-    return forward[:warmup] + turns + backward[len(forward) - warmup :]
+def _one_by_one(warmup: Ints, forward: tuple[Ints, Ints], backward: tuple[Ints, Ints]) -> PassOrder:
+    """Return the warm-up's forward passes of each rank, then one forward and one backward in turns, then the remaining
+    backward passes.
+
+    warmup             (n_ranks,) number of forward passes
+    forward, backward  chunks and micro-batches of the passes, (n_ranks, n) or what numpy broadcasts to that
+    """
+    n, ranks = forward[1].shape[-1], len(warmup)
+    nth, warmup = np.arange(n), np.minimum(warmup, n)[:, None]
+    place = np.where(nth < warmup, nth, 2 * nth - warmup), np.where(nth < n - warmup, warmup + 2 * nth + 1, n + nth)
+    columns = np.empty((3, ranks, 2 * n), dtype=np.int64)
+    for kind, (places, passes) in enumerate(zip(place, (forward, backward), strict=True)):
+        for column, values in zip(columns, (np.array(kind), *passes), strict=True):
+            np.put_along_axis(column, places, np.broadcast_to(values, places.shape), axis=1)
+    return PassOrder(np.arange(ranks + 1) * 2 * n, *columns.reshape(3, -1))
 
 
 def _zero_bubble(name: str) -> Callable[[int, int], PassOrder]:
@@ -113,13 +149,15 @@ ASYNCHRONOUS = ("pipedream", "2bw")
 
 
 def pass_order(
-    order: str | Sequence[Sequence[tuple[str, int, int]]], ranks: int, micro_batches: int, n_chunks: int
+    order: str | Sequence[Sequence[tuple[str, int, int]]] | PassOrder, ranks: int, micro_batches: int, n_chunks: int
 ) -> PassOrder:
     """Return the order of a name, or a table after checking it.
 
     "1f1b" is interleaved where there are several chunks per rank. Raises ConfigError for an unknown name, and for an
     order that does not allow this number of ranks, micro-batches or chunks.
     """
+    if isinstance(order, PassOrder):
+        return order
     if not isinstance(order, str):
         return check_order(order, ranks, micro_batches, n_chunks)
     if order in ASYNCHRONOUS:
@@ -142,7 +180,7 @@ def check_order(
     every micro-batch forward once and backward once. The check of the plan finds deadlocks."""
     if len(order) != ranks:
         raise ConfigError(f"pipeline: order has {len(order)} lists, the pipeline {ranks} ranks; give one for each")
-    table: PassOrder = []
+    table: list[list[Pass]] = []
     where: dict[int, int] = {}
     done: set[Pass] = set()
     for rank, passes in enumerate(order):
@@ -172,11 +210,9 @@ def check_order(
                     raise ConfigError(f"{text}: comes before {tuple(one)}, which it needs")
             done.add(each)
             table[-1].append(each)
-    for chunk in range(n_chunks):
-        for micro in range(micro_batches):
-            for kind in _BOTH:
-                if (each := Pass(kind, chunk, micro)) not in done:
-                    raise ConfigError(
-                        f"pipeline: order: {tuple(each)} is missing; every chunk needs every micro-batch, F and B"
-                    )
-    return table
+    for chunk, micro, kind in itertools.product(range(n_chunks), range(micro_batches), KINDS[:2]):
+        if (each := Pass(kind, chunk, micro)) not in done:
+            raise ConfigError(
+                f"pipeline: order: {tuple(each)} is missing; every chunk needs every micro-batch, F and B"
+            )
+    return PassOrder.of(table)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.data_parallel import parts_of
-from ddlsim.plan.pipeline_orders import Pass, PassOrder
+from ddlsim.plan.pipeline_orders import KINDS, Pass, PassOrder
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -91,8 +91,10 @@ class Template:
         self.chunks, self.order, self.replicas = chunks, order, replicas
         self.recompute, self.sharded = recompute, sharded and replicas > 1
         self.n_layers = chunks[-1].end
-        self.stage_of = {each.chunk: stage for stage, passes in enumerate(order) for each in passes}
-        self.apart = {(each.chunk, each.micro) for passes in order for each in passes if each.kind == "W"}
+        placed, first = np.unique(order.chunk, return_index=True)
+        self.stage_of = dict(zip(placed.tolist(), order.rank[first].tolist(), strict=True))
+        apart = order.kind == KINDS.index("W")
+        self.apart = set(zip(order.chunk[apart].tolist(), order.micro[apart].tolist(), strict=True))
         self.rows: list[Row] = []
         self.groups: list[tuple[int, ...]] = []
         self.parts: list[Part] = []
@@ -266,9 +268,7 @@ def flushed_template(
 ) -> Plan:
     """Return the template of steps in which all micro-batches go forward and back before the update; see
     :func:`ddlsim.plan.pipeline.pipeline`."""
-    blocks = Blocks(
-        chunks, order, buckets, replicas, recompute=recompute, sharded=sharded, tie=tie_of(chunks)
-    )
+    blocks = Blocks(chunks, order, buckets, replicas, recompute=recompute, sharded=sharded, tie=tie_of(chunks))
     first, later = blocks.steps(p2p)
     return blocks.template([first, *[later] * (N_STEPS - 1)])
 
@@ -283,44 +283,32 @@ class _Block(NamedTuple):
     arrives: int
 
 
-class _Passes(NamedTuple):
-    """All passes, stage by stage in their order, (n_passes,) each: block, and kind as a place in "FBW"."""
-
-    stage: Ints
-    block: Ints
-    kind: Ints
-    chunk: Ints
-    micro: Ints
-
-
 class Blocks(Template):
     """The rows of steps that are flushed."""
 
     def steps(self, p2p: str) -> tuple[Step, Step]:
         """Return the first step and a further one."""
-        blocks, passes = self._different()
-        size = np.array([block.end - block.begin for block in blocks], dtype=np.int64)
-        sizes = size[passes.block]
+        order, (blocks, which) = self.order, self._different()
+        sizes = np.array([block.end - block.begin for block in blocks], dtype=np.int64)[which]
         offset = np.cumsum(sizes) - sizes
         n = int(sizes.sum())
         begin = np.array([block.begin for block in blocks], dtype=np.int64)
-        made = np.arange(n) + np.repeat(begin[passes.block] - offset, sizes)  # from which each row is copied
+        made = np.arange(n) + np.repeat(begin[which] - offset, sizes)  # from which each row is copied
         place = np.empty(len(self.rows), dtype=np.int64)
         place[made[::-1]] = np.arange(n)[::-1]  # of the first copy
         n_made, self.n_before = len(self.rows), n - len(self.rows)
         self.sums = {chunk: place[rows].tolist() for chunk, rows in self.sums.items()}
-        micro = np.repeat(passes.micro, sizes)
+        micro = np.repeat(order.micro, sizes)
         sends = np.array([row.kind == SEND for row in self.rows])[made]
         carries = np.array([row.kind in (SEND, RECEIVE) for row in self.rows])[made]
         self.n_alone = int(sends.sum())
         numbers = np.cumsum(sends) - 1  # a message is received in the row after it
-        needs = [_copied(self.rows, made), *_between(blocks, passes, offset, len(self.chunks), p2p)]
-        stage_begins = np.searchsorted(passes.stage, np.arange(len(self.order) + 1))
-        ends = np.append(offset, n)[stage_begins[1:]]
+        needs = [_copied(self.rows, made), *_between(blocks, which, order, offset, len(self.chunks), p2p)]
+        ends = np.append(offset, n)[order.offsets[1:]]
         compute = np.flatnonzero(np.array([row.lane == "compute" for row in self.rows])[made])
         latest = compute[np.searchsorted(compute, ends) - 1].tolist()
         tied, before = self._tied_sums(latest), list[tuple[int, int]]()
-        for stage, first in enumerate(offset[stage_begins[:-1]].tolist()):
+        for stage, first in enumerate(offset[order.offsets[:-1]].tolist()):
             before += [(first, row) for row in self._end_stage(stage, tied.get(stage))]
         copied = np.concatenate([made, np.arange(n_made, len(self.rows))])
         column = {name: each[copied] for name, each in step_of(self.rows, self.lanes).columns.items()}
@@ -338,25 +326,25 @@ class Blocks(Template):
     def _add(self, row: Row) -> int:
         return super()._add(row) + self.n_before
 
-    def _different(self) -> tuple[list[_Block], _Passes]:
+    def _different(self) -> tuple[list[_Block], Ints]:
         """Make the rows of all passes that differ; return them, and which of them each pass is."""
-        every = [each for passes in self.order for each in passes]
-        stage = np.repeat(np.arange(len(self.order)), [len(passes) for passes in self.order])
-        names, *numbers = zip(*every, strict=True)
-        kind = np.array(list(map("FBW".index, names)), dtype=np.int64)
-        chunk, micro = (np.array(each, dtype=np.int64) for each in numbers)
+        order = self.order
+        stage, kind, chunk, micro = order.rank, order.kind, order.chunk, order.micro
         split = chunk * (int(micro.max()) + 1) + micro
         apart = np.isin(split, split[kind == 2])
         ends = np.flatnonzero((kind == 2) | ((kind == 1) & ~apart))
         at = np.full(len(self.chunks), -1)
         np.maximum.at(at, chunk[ends], ends)
-        last = np.zeros(len(every), dtype=np.bool_)
+        last = np.zeros(len(stage), dtype=np.bool_)
         last[at[at >= 0]] = True
-        code = (((stage * 3 + kind) * len(self.chunks) + chunk) * 2 + apart) * 2 + last
-        _, first, which = np.unique(code, return_index=True, return_inverse=True)
-        turn = np.argsort(first)
-        made = [self._block(int(stage[i]), every[i], bool(last[i])) for i in first[turn].tolist()]
-        return made, _Passes(stage, np.argsort(turn)[which.reshape(-1)], kind, chunk, micro)
+        code = ((kind * len(self.chunks) + chunk) * 2 + apart) * 2 + last
+        first = np.full(12 * len(self.chunks), -1)
+        first[code[::-1]] = np.arange(len(code))[::-1]
+        first = np.sort(first[first >= 0])
+        block = np.empty(12 * len(self.chunks), dtype=np.int64)
+        block[code[first]] = np.arange(len(first))
+        made = [self._block(int(stage[i]), order.at(i), bool(last[i])) for i in first.tolist()]
+        return made, block[code]
 
     def _block(self, stage: int, each: Pass, last: bool) -> _Block:
         begin = len(self.rows)
@@ -424,12 +412,12 @@ def _copied(rows: Sequence[Row], made: Ints) -> tuple[Ints, Ints]:
 
 
 def _between(
-    blocks: Sequence[_Block], passes: _Passes, offset: Ints, n_chunks: int, p2p: str
+    blocks: Sequence[_Block], which: Ints, passes: PassOrder, offset: Ints, n_chunks: int, p2p: str
 ) -> list[tuple[Ints, Ints]]:
     """Return what passes need of others: what has been sent before, what has arrived, and, where neighbours take turns,
     what has come before something is sent back."""
     begin, sends, arrives = (
-        np.array([getattr(block, name) for block in blocks], dtype=np.int64)[passes.block]
+        np.array([getattr(block, name) for block in blocks], dtype=np.int64)[which]
         for name in ("begin", "sends", "arrives")
     )
     sent = np.where(sends >= 0, offset + sends - begin, -1)
@@ -441,7 +429,7 @@ def _between(
     needed = where[passes.kind, passes.chunk, passes.micro]
     coming = np.flatnonzero(needed >= 0)
     pairs = [(offset[coming], needed[coming])]
-    same = passes.stage[1:] == passes.stage[:-1]
+    same = np.diff(passes.rank) == 0
     if p2p != "overlapped":
         after = 1 + np.flatnonzero(same & (sent[:-1] >= 0))
         pairs.insert(0, (offset[after], sent[after - 1]))

@@ -16,13 +16,13 @@ from ddlsim.plan.pipeline_orders import Kind, Pass, PassOrder, one_f_one_b
 @checked
 def zb_1p(ranks: Count, micro_batches: Count) -> PassOrder:
     """Return ZB-1P: the activations of 1F1B (`ranks` micro-batches), a third of its idle time."""
-    return _filled(one_f_one_b(ranks, micro_batches), [ranks] * ranks)
+    return _filled([*one_f_one_b(ranks, micro_batches)], [ranks] * ranks)
 
 
 @checked
 def zb_2p(ranks: Count, micro_batches: Count) -> PassOrder:
     """Return ZB-2P: twice the activations of 1F1B at most, and no idle time from 2 `ranks` micro-batches on."""
-    order: PassOrder = []
+    order: list[list[Pass]] = []
     for rank in range(ranks):
         warmup = min(2 * (ranks - rank) - 1, micro_batches)
         passes = [Pass("F", rank, n) for n in range(warmup)]
@@ -39,7 +39,7 @@ def zb_v(ranks: Count, micro_batches: Count) -> PassOrder:
     """Return ZB-V: the activations of 1F1B, and no idle time from 2 `ranks` micro-batches on. The order is that of
     PyTorch's ``ScheduleZBVZeroBubble``."""
     n = max(2 * ranks - 1, micro_batches)
-    order: PassOrder = []
+    order: list[list[Pass]] = []
     for rank in range(ranks):
         down, up = rank, 2 * ranks - 1 - rank
         ahead = 2 * (ranks - rank) - 1 + rank  # forward passes of the first chunk before the steady state
@@ -58,7 +58,7 @@ def zb_v(ranks: Count, micro_batches: Count) -> PassOrder:
                 passes.append(Pass(kind, chunk, micro.setdefault((kind, chunk), 0)))
                 micro[kind, chunk] += 1
         order.append([each for each in passes if each.micro < micro_batches])
-    return order
+    return PassOrder.of(order)
 
 
 @checked
@@ -80,7 +80,7 @@ def _v_shaped(ranks: int, micro_batches: int, hops: tuple[int, int, int, int]) -
           the sooner activations are given back
     """
     turns = min((turn for turn in itertools.product(range(6), repeat=3) if _fits(ranks, hops, turn)), key=sum)
-    order: PassOrder = []
+    order: list[list[Pass]] = []
     most = []
     for rank in range(ranks):
         chunks = (rank, 2 * ranks - 1 - rank)
@@ -112,7 +112,7 @@ def _fits(ranks: int, hops: tuple[int, ...], turns: tuple[int, ...]) -> bool:
     return all(len({start % 6 for start in _starts(ranks, rank, hops, turns)}) == 4 for rank in range(ranks))
 
 
-def _filled(order: PassOrder, most: list[int]) -> PassOrder:
+def _filled(order: list[list[Pass]], most: list[int]) -> PassOrder:
     """Return an order of F and B with the W put where a rank would be idle, or has as many activations as it may.
 
     most  activations of chunks that each rank may have
@@ -120,7 +120,7 @@ def _filled(order: PassOrder, most: list[int]) -> PassOrder:
     n_chunks = max(each.chunk for passes in order for each in passes) + 1
     at, live = [0] * len(order), [0] * len(order)
     waiting: list[list[Pass]] = [[] for _ in order]
-    out: PassOrder = [[] for _ in order]
+    out: list[list[Pass]] = [[] for _ in order]
     done: set[tuple[str, int, int]] = set()
 
     def ready(rank: int, each: Pass) -> bool:
@@ -147,6 +147,4 @@ def _filled(order: PassOrder, most: list[int]) -> PassOrder:
             now.append(each)
         assert now, "the order of forward and backward passes cannot be kept with so few activations"
         done.update(now)
-    return out
-
-
+    return PassOrder.of(out)

@@ -335,7 +335,7 @@ class Loop:
                 if done is not None:
                     self.complete(done.ids, done.ranks, done.time)
                     continue
-                if self.network.waiting_parties:
+                if self.network.others_wait:
                     return
                 quiet_until = next_event
             if next_event == np.inf and (limit == np.inf or not self.network.pending):

@@ -84,7 +84,7 @@ class SharedClock:
                 if coming == np.inf:
                     raise DeadlockError("nothing is left to happen, but not everything has ended")
                 self.network.advance(coming)
-                if not self.network.waiting_parties:
+                if not self.network.others_wait:
                     self._begin()
             else:
                 number = min(self._next, key=self._next.__getitem__)
@@ -111,8 +111,8 @@ class SharedClock:
     def _go(self, number: int, coming: float) -> None:
         """Let a party go on, up to the next event of another party."""
         party = self._parties[number]
-        others = min((time for other, time in self._next.items() if other != number), default=np.inf)
-        limit = min(others, coming, party.latest)
+        self._next[number] = np.inf  # until it is looked at again
+        limit = min(*self._next.values(), coming, party.latest)
         if limit == np.inf and len(self._parties) > 1:  # come back some time, to look after the others
             limit = self.network.now + 600.0
         driver, error = party.loop.driver, None
@@ -120,7 +120,7 @@ class SharedClock:
             driver.go(limit, party.pause)
         except DdlsimError as raised:
             error = raised
-        late = party.loop.now >= party.latest and not self.network.waiting_parties
+        late = party.loop.now >= party.latest and not self.network.others_wait
         if driver.over or error is not None or late:
             del self._parties[number], self._next[number]
             driver.close()

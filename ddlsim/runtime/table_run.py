@@ -377,13 +377,13 @@ class TableRun:
             if pause is not None and pause():
                 break
             slot = self.executor.run(limit)
-            while slot is None and not loop.network.waiting_parties and self.calls.turn(limit):
+            while slot is None and not loop.network.others_wait and self.calls.turn(limit):
                 slot = self.executor.run(limit)
             loop.env.pass_time(self.executor.now)
             if slot is None:
                 if not self.executor.under_way and self.calls.next() == np.inf:
                     raise self._deadlock()
-                if not loop.network.waiting_parties:
+                if not loop.network.others_wait:
                     loop.env.pass_time(limit)
                 return
             if slot > self.steps.live:

@@ -47,7 +47,7 @@ from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
 from ddlsim.strategies.split_rules import check_sizes, known_order, lower_memory_parallel
 from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
 from ddlsim.workload.roles import blocks
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
@@ -239,7 +239,7 @@ class Parallel(WithFabric):
         """Return the chunks of each stage."""
         if isinstance(self.order, str):
             return _chunks_of(self.order, self.pipeline, self.pipeline * self._per_stage)
-        return [sorted({chunk for _, chunk, _ in passes}) for passes in self._order(mesh, 0)]
+        return [sorted({chunk for _, chunk, _ in passes}) for passes in self._table()]
 
     def _cuts(self, workloads: Sequence[Workload]) -> tuple[int, ...]:
         """Return the layers before which the model is cut; balanced cuts use the slowest device of each stage."""
@@ -278,13 +278,11 @@ class Parallel(WithFabric):
             workload, self.tensor, sequence=self.sequence, recompute=self._again, tp_comm_overlap=self.tp_comm_overlap
         )
 
-    def _order(self, mesh: Mesh, micro_batches: int) -> PassOrder:
-        per_stage = self._chunks_per_stage
-        chunks = self.pipeline * max(per_stage, self.interleave)
-        if isinstance(self.order, str):
-            return _named_order(self.order, mesh.pipeline, micro_batches, chunks)
+    def _table(self) -> PassOrder:
+        """Return the order that is given as a table."""
+        assert not isinstance(self.order, str)
         most = 1 + max((each[2] for passes in self.order for each in passes), default=0)
-        return pass_order(self.order, mesh.pipeline, most, chunks)
+        return pass_order(self.order, self.pipeline, most, self.pipeline * self._per_stage)
 
     # ------------------------------------------------------------ what they do
 
@@ -368,16 +366,19 @@ class Parallel(WithFabric):
         members: list[list[int]] = mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor).tolist()
         return members
 
-    def _split(self, workload: Workload, cuts: Sequence[int]) -> tuple[Chunk, ...]:
+    def _split(self, workload: Workload, cuts: tuple[int, ...]) -> tuple[Chunk, ...]:
         """Return the chunks that one rank of each tensor group computes, without the group's exchanges."""
         if self.tensor == 1 and self._again == "none":
-            return chunks_at(workload, cuts)
-        holding = _holding(workload, 1, self.tensor, self.sequence, self._again)
+            return _cut_at(workload, cuts)
+        kept = functools.partial(
+            kept_nbytes, precision=workload.precision, tensor=self.tensor, sequence=self.sequence,
+            recompute=self._again, flash=workload.flash,
+        )  # fmt: skip
         return tuple(
             dataclasses.replace(
                 chunk, enters=chunk.enters / self.tensor if i else chunk.enters,
-                kept=_memory(chunk.workload, holding).activations,
-            ) for i, chunk in enumerate(chunks_at(self._shard(workload).workload, cuts))
+                kept=workload.batch_size * kept(chunk.workload.model.layers)[0],
+            ) for i, chunk in enumerate(_cut_at(self._shard(workload).workload, cuts))
         )  # fmt: skip
 
     def start(self, setting: Setting) -> None:
@@ -494,7 +495,7 @@ class Parallel(WithFabric):
 
     def _outline(self, mesh: Mesh, micro_batches: int, n_chunks: int) -> Outline:
         return Outline(
-            self.order if isinstance(self.order, str) else self._order(mesh, micro_batches),
+            self.order if isinstance(self.order, str) else self._table(),
             Mesh(mesh.data, mesh.pipeline), micro_batches, n_chunks, self.recompute == "stage", self.sharded,
             self.overlap != "none", self.p2p,
         )  # fmt: skip
@@ -558,7 +559,6 @@ class _Groups:
 
 
 #: every worker asks for these
-_named_order = functools.lru_cache(maxsize=4)(pass_order)
 _mesh = functools.lru_cache(maxsize=16)(mesh_of)
 _cut_at = functools.lru_cache(maxsize=256)(chunks_at)
 _tensor_parallel = functools.lru_cache(maxsize=256)(tensor_parallel)
@@ -575,7 +575,11 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int) -> Stage:
     """Return the stage of a worker that keeps `versions` versions of its weights."""
     work = joined(chunks)
-    memory = _memory(work, _holding(work, shards, tensor, sequence, recompute))
+    holding = Holding(
+        work.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
+        recompute=recompute, flash=work.flash,
+    )  # fmt: skip
+    memory = memory_of(work.model, work.batch_size, work.precision, holding)
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
 
 
@@ -583,18 +587,6 @@ def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, 
 def _exchanging(shard: Shard, seconds: Seconds | None) -> Workload:
     """Return the workload of a rank of a tensor group, with its exchanges if `seconds` is given."""
     return shard.workload if seconds is None else with_exchanges(shard, seconds)
-
-
-def _holding(workload: Workload, shards: int, tensor: int, sequence: bool, recompute: str) -> Holding:
-    return Holding(
-        workload.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
-        recompute=recompute, flash=workload.flash,
-    )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=256)
-def _memory(workload: Workload, holding: Holding) -> Memory:
-    return memory_of(workload.model, workload.batch_size, workload.precision, holding)
 
 
 # ------------------------------------------------------------ where the model is cut

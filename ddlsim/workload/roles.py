@@ -9,6 +9,7 @@ That the gradients of its copies are summed, some megabytes once a step, takes n
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
@@ -126,7 +127,7 @@ def rank_tensors(layer: Layer, role: str, tensor: int) -> tuple[tuple[str, float
     """Return (name, elements) of a layer's parameter tensors on one of `tensor` ranks, on average."""
     times = copies(layer, tensor) if role == ATTENTION else 1
     if times == 1:
-        return tuple((name, n / tensor if _is_split(role, name) else float(n)) for name, n in layer.tensors)
+        return _shared_out(layer.tensors, role, tensor)
     kept = {"key": float(times), "value": float(times), "qkv": 1.0, "query": 1.0, "out": 1.0}
     kv = 2.0 * kv_heads(layer) / layer.heads  # of keys and values together, in heads of queries
     kept["qkv"] = (1.0 + times * kv) / (1.0 + kv)
@@ -134,6 +135,11 @@ def rank_tensors(layer: Layer, role: str, tensor: int) -> tuple[tuple[str, float
         (name, n * kept[name.partition(".")[0]] / tensor if _is_split(role, name) else float(n))
         for name, n in layer.tensors
     )
+
+
+@functools.lru_cache(maxsize=4096)  # planners ask for the same few kinds of layers millions of times
+def _shared_out(tensors: tuple[tuple[str, int], ...], role: str, tensor: int) -> tuple[tuple[str, float], ...]:
+    return tuple((name, n / tensor if _is_split(role, name) else float(n)) for name, n in tensors)
 
 
 def _is_split(role: str, name: str) -> bool:

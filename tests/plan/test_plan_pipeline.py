@@ -378,7 +378,7 @@ def test_an_order_as_a_table():
     plan = pipeline(equal(2), Mesh(pipeline=2), 2, table)
     plan.check()
     assert plan == pipeline(equal(2), Mesh(pipeline=2), 2, "gpipe")
-    assert gpipe(2, 2) == [[tuple(each) for each in passes] for passes in table]
+    assert list(gpipe(2, 2)) == [[tuple(each) for each in passes] for passes in table]
 
 
 def test_an_order_that_can_never_end():
