@@ -19,7 +19,7 @@ from ddlsim.network.compiled import source_stamp
 from ddlsim.network.flows import add_flow
 from ddlsim.network.maxmin import end_flows, next_end, solve
 from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
-from ddlsim.network.replay import book_plain_round, end_of_plain_round, in_step, replay, start_round
+from ddlsim.network.replay import in_step, replay, start_round
 from ddlsim.network.rounds import at_barrier, observe, replay_spans, watch
 from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import (
@@ -70,17 +70,15 @@ def log_is_full(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
-    """Handle all that happens at `now`; the first `n_ended` slots of `scratch` have ended already."""
+def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
+    """Handle all that happens at `now`."""
     net.reals[NOW] = now
     net.counts[N_EVENTS] += 1
     net.counts[STEPPED] = 0
     net.counts[STEPS_LEFT] = MANY
     net.counts[ROUND_INSTANTS] += 1
     limit = now + now * SAME_INSTANT
-    if n_ended == 0:
-        n_ended = end_flows(net, limit)
-    for i in range(n_ended):
+    for i in range(end_flows(net, limit)):
         if net.counts[TRANSPORTED] == 1:
             next_in_line(net, net.scratch[i])
         finished(net, net.scratch[i])
@@ -132,15 +130,11 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         barrier = at_barrier(net)
         if barrier:
             replay_spans(net, limit)
-        plain_end = np.inf
-        if (barrier or net.counts[N_MOMENTS] == 0) and in_step(net):
-            if barrier:
+            if in_step(net):
                 replay(net, limit)
                 if log_is_full(net):
                     return FULL
-            plain_end = end_of_plain_round(net)
-        plain = plain_end <= limit and plain_end < np.inf
-        now = plain_end if plain else min(next_end(net), next_timer(net))
+        now = min(next_end(net), next_timer(net))
         if now > limit or now == np.inf:
             if change > until or change == np.inf:
                 net.reals[NEXT] = min(now, change)
@@ -151,10 +145,8 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
             continue
         if barrier:
             start_round(net)
-            net.counts[N_MOMENTS] = 0
-            if not plain:
-                watch(net)
-        handle_instant(net, now, book_plain_round(net, now) if plain else 0)
+            watch(net)
+        handle_instant(net, now)
         if net.counts[N_MOMENTS] > 0:
             observe(net)
 
