@@ -417,12 +417,7 @@ class Engine:
         ways.connections.clear()
         ways.limits.clear()
 
-    def route(self, source: int, target: int, party: int, latency: bool = True) -> int:
-        """Return the number of a party's route between two nodes, which has no latency if that is False."""
-        number = self._route_of.get((party, latency, source, target))
-        return int(self.pair_routes([source], [target], party, latency)[0]) if number is None else number
-
-    def pair_routes(self, src: list[int], dst: list[int], party: int, latency: bool = True) -> Ints:
+    def pair_routes(self, src: list[int], dst: list[int], party: int, latency: bool = True) -> list[int]:
         """Return the numbers of a party's routes between nodes, which have no latency if that is False."""
         pairs = [(party, latency, *pair) for pair in zip(src, dst, strict=True)]
         missing = list(dict.fromkeys(p for p in pairs if p not in self._route_of))
@@ -431,7 +426,7 @@ class Engine:
             none = None if latency else np.zeros(len(missing))
             first = self._add_routes(array[:, 2], array[:, 3], party, none)
             self._route_of.update({pair: first + i for i, pair in enumerate(missing)})
-        return np.array([self._route_of[p] for p in pairs], dtype=np.int64)
+        return [self._route_of[pair] for pair in pairs]
 
     def _register(self, schedule: Schedule, nodes: Ints, sizes: Sequence[Floats] | None, party: int) -> int:
         key = (party, id(schedule), id(sizes), nodes.tobytes())

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ddlsim.compiler import addressed, entry, inlined
+from ddlsim.compiler import addressed, inlined
 from ddlsim.network.calendar import next_timer, pop_timer
 from ddlsim.network.changes import apply_next
 from ddlsim.network.compiled import source_stamp
@@ -151,18 +151,10 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
             observe(net)
 
 
-@inlined
-def issue_single(net: Net, handle, source, target, route, nbytes):  # type: ignore[no-untyped-def]
-    """Issue a message that belongs to no collective."""
-    net.counts[LIVE_SINGLE] += 1
-    net.counts[LIVE_SENDS] += 1
-    issue(net, -1 - handle, target, nbytes, route, source)
-
-
 _Call: TypeAlias = Callable[..., None]
 
 
-def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
+def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call]:
     """Return what Python calls; `stamp` stands for the sources of all that is inlined here."""
 
     @addressed
@@ -187,24 +179,17 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
                 make_ready(net, instances[i], lane * program.n_ranks + ranks[i])
         run_ready(net)
 
-    @entry
-    def send(table: Ints, handles, sources, targets, routes, nbytes, now):  # type: ignore[no-untyped-def]
-        """Issue single messages at time `now`; each is reported as -1 - handle when delivered."""
-        stamp  # noqa: B018
-        net = attach(table)
-        interrupt(net, now)
-        for i in range(handles.size):
-            issue_single(net, handles[i], sources[i], targets[i], routes[i], nbytes[i])
-
     @addressed
     def send_one(table: Ints, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
-        """Issue one single message at time `now`, as `send` does, without arrays for it."""
+        """Issue a message that belongs to no collective at time `now`; it is reported as -1 - handle when delivered."""
         stamp  # noqa: B018
         net = attach(table)
         interrupt(net, now)
-        issue_single(net, handle, source, target, route, nbytes)
+        net.counts[LIVE_SINGLE] += 1
+        net.counts[LIVE_SENDS] += 1
+        issue(net, -1 - handle, target, nbytes, route, source)
 
-    return advance, join, send, send_one
+    return advance, join, send_one
 
 
-advance, join, send, send_one = _entry_points(source_stamp())
+advance, join, send_one = _entry_points(source_stamp())

@@ -146,17 +146,13 @@ class Network:
         self.engine.now = now
         self.engine.expect(n)
         self.engine.ensure_slots(extra=n)
-        if n == 1:
-            source, target = int(src[0]), int(dst[0])
-            route = self.engine.route(source, target, party, latency)
-            kernel.send_one(self.engine.table, handle, source, target, route, float(nbytes[0]), float(now))
-            return np.array([-1 - handle], dtype=np.int64)
-        sources, targets = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
-        routes = self.engine.pair_routes(sources.tolist(), targets.tolist(), party, latency)
-        handles = handle + self.stride * np.arange(n, dtype=np.int64)
-        sizes = np.array(nbytes, dtype=np.float64)
-        kernel.send(self.engine.table, handles, sources, targets, routes, sizes, float(now))
-        return -1 - handles
+        handles = [handle + i * self.stride for i in range(n)]
+        sources, targets = [int(node) for node in src], [int(node) for node in dst]
+        routes = self.engine.pair_routes(sources, targets, party, latency)
+        table, sizes = self.engine.table, nbytes.tolist()
+        for message in zip(handles, sources, targets, routes, sizes, strict=True):
+            kernel.send_one(table, *message, float(now))
+        return -1 - np.array(handles, dtype=np.int64)
 
     # ------------------------------------------------------------ letting time pass
 
@@ -190,7 +186,7 @@ class Network:
 
     def routes(self, src: Sequence[int], dst: Sequence[int]) -> Ints:
         """Return the numbers of the routes between nodes, for messages that others send."""
-        return self._engine.pair_routes(list(src), list(dst), self.party)
+        return np.array(self._engine.pair_routes(list(src), list(dst), self.party), dtype=np.int64)
 
     @property
     def pairs(self) -> Ints:
