@@ -151,9 +151,7 @@ class Known:
         loop.turns.update(dict.fromkeys(turns, over))
         loop.env.process(self._run(loop, list(before.values()), over, ended))
 
-    def _run(
-        self, loop: Loop, before: list[simpy.Event], over: simpy.Event, ended: Callable[[float], None]
-    ) -> Process:
+    def _run(self, loop: Loop, before: list[simpy.Event], over: simpy.Event, ended: Callable[[float], None]) -> Process:
         if waiting := [event for event in before if not event.processed]:
             yield loop.env.all_of(waiting)
         start = loop.now

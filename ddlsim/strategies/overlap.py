@@ -121,9 +121,7 @@ class Priority:
     def program(self, workloads: Sequence[Workload], accumulation: int = 1) -> StepProgram:
         """Return the step of workers with these workloads."""
         queue = UrgentQueue(self.in_flight)
-        return data_parallel(
-            workloads, None, self.buckets, accumulation=accumulation, queue=queue, layer_by_layer=True
-        )
+        return data_parallel(workloads, None, self.buckets, accumulation=accumulation, queue=queue, layer_by_layer=True)
 
 
 _NAMES: dict[str, Overlap] = {
@@ -197,9 +195,7 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
     return buckets
 
 
-def program(
-    overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool = True
-) -> StepProgram:
+def program(overlap: Overlap, workloads: Sequence[Workload], accumulation: int, *, no_sync: bool = True) -> StepProgram:
     """Return the step of workers with these workloads: what a policy says, or its buckets in order.
 
     Raises ConfigError without `no_sync` for a policy with a program of its own.

@@ -344,9 +344,7 @@ class Parallel(WithFabric):
         peak[mesh.ranks] = held[:, None]
         return peak
 
-    def _of_rank(
-        self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int
-    ) -> StepProgram:
+    def _of_rank(self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int) -> StepProgram:
         """Return the program of ranks that all have these chunks, of a workload."""
         program = pipeline(
             chunks, Mesh(mesh.data, mesh.pipeline), micro_batches, self.order,
@@ -356,9 +354,7 @@ class Parallel(WithFabric):
             return program
         beside, works = self.overlap != "none", [workload] * mesh.pipeline
         return program.map(
-            lambda template: with_stage_norms(
-                with_shares(template, chunks, workload, beside=beside), works, mesh.data
-            )
+            lambda template: with_stage_norms(with_shares(template, chunks, workload, beside=beside), works, mesh.data)
         )
 
     def _buckets(self, mesh: Mesh) -> Callable[[Workload], Sequence[Bucket]]:
@@ -420,9 +416,8 @@ class Parallel(WithFabric):
             return OfReplicas(dense, fabric, mesh.data * plan.tensor, parts, gradients, ages)
 
         run_table(
-            setting, program, None, samples=whole[0].batch_size * micro_batches * mesh.data, folding=folding,
-            live=live, exchanges=exchanges, met=weights.at if self._asynchronous else None, owner="Parallel",
-            beside_first=2,
+            setting, program, exchanges, samples=whole[0].batch_size * micro_batches * mesh.data, folding=folding,
+            live=live, met=weights.at if self._asynchronous else None, owner="Parallel", beside_first=2,
         )  # fmt: skip
 
     def _folding(
