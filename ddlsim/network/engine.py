@@ -207,7 +207,6 @@ class Engine:
         self.pairs_of: list[list[Ints]] = []
         self.n_waiting = 0  # completions that may still be shown
         self.reserved = 0  # messages that compiled callers may have on their way
-        self.next_instant = -np.inf  # before it, nothing happens by itself
         self.now = 0.0  # s, up to which the network has run
         self.n_entries = 0  # calls by which messages and ranks have entered, besides compiled callers
         #: simulates what has only been told so far (:mod:`ddlsim.network.episodes`); None: nothing is
@@ -244,7 +243,7 @@ class Engine:
         changes = changes_of(self.capacity, shares, pauses, self._epochs.starts if avoided else ())
         changes = np.concatenate([to_come, changes])
         changes = changes[np.argsort(changes["time"], kind="stable")]
-        self.net, self.next_instant = net._replace(changes=changes), -np.inf
+        self.net = net._replace(changes=changes)
         net.counts[st.N_CHANGED] = 0
         net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 

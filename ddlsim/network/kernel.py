@@ -38,7 +38,6 @@ from ddlsim.network.state import (
     N_FOREIGN,
     N_MOMENTS,
     N_OUT,
-    NEXT,
     NEXT_CHANGE,
     NOW,
     ROUND_INSTANTS,
@@ -118,7 +117,6 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
     """Handle instants up to `until`, or to the first completion to be shown."""
     while True:
         if net.counts[N_OUT] > 0:
-            net.reals[NEXT] = min(next_end(net), next_timer(net), net.reals[NEXT_CHANGE])
             return VISIBLE
         if net.counts[N_FOREIGN] > 0:
             return FOREIGN
@@ -137,7 +135,6 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         now = min(next_end(net), next_timer(net))
         if now > limit or now == np.inf:
             if change > until or change == np.inf:
-                net.reals[NEXT] = min(now, change)
                 return IDLE
             interrupt(net, change)
             apply_next(net)

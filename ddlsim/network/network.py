@@ -122,7 +122,6 @@ class Network:
 
     def join(self, ids: Sequence[int] | Ints, ranks: Sequence[int] | Ints, now: float) -> None:
         """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now`, for all i in order."""
-        self.engine.next_instant = -np.inf
         self.engine.n_entries += 1
         instances, joining = np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64)
         self.engine.now = now
@@ -141,7 +140,6 @@ class Network:
         party, latency = self.engine.overhead if overhead else self.party, overhead is None
         n, handle = len(src), self.first_handle + (self._n_sent + 1) * self.stride - 1
         self._n_sent += n
-        self.engine.next_instant = -np.inf
         self.engine.n_entries += 1
         self.engine.now = now
         self.engine.expect(n)
@@ -160,12 +158,8 @@ class Network:
         """Let time pass up to `until`; return the first completions, or None if there are none by then, or those of
         others come first."""
         self.engine.net.counts[st.PARTY] = self.party
-        if until < self.engine.next_instant and not self.engine.net.counts[st.N_FOREIGN]:
-            self.engine.now = max(self.engine.now, until)
-            return None
         while (status := kernel.advance(self.engine.table, float(until))) == st.FULL:
             self.engine.make_room()
-        self.engine.next_instant = float(self.engine.net.reals[st.NEXT])
         reached = until if status == st.IDLE and until < np.inf else float(self.engine.net.reals[st.NOW])
         self.engine.now = max(self.engine.now, reached)
         return self._take() if status == st.VISIBLE else None
@@ -207,7 +201,7 @@ class Network:
     def has_run(self, now: float, n_taken: int, freed: Sequence[int], n_sent: int | None = None) -> None:
         """Note that others have let the kernel run up to `now`, have taken completions and instances that ended, and
         have sent until so many messages have been sent altogether."""
-        self._engine.now, self._engine.next_instant = max(self._engine.now, now), -np.inf
+        self._engine.now = max(self._engine.now, now)
         if n_sent is not None:
             self._engine.n_waiting += n_sent - self._n_sent
             self._n_sent = n_sent
@@ -254,7 +248,6 @@ class Network:
         own = self._parties(waiting["id"]) == self.party
         net.out[: own.sum()], net.foreign[: n - own.sum()] = waiting[own], waiting[~own]
         net.counts[st.N_OUT], net.counts[st.N_FOREIGN] = own.sum(), n - own.sum()
-        self.engine.next_instant = -np.inf
 
     def drop(self) -> None:
         """Take the completions that wait for this party, which nobody needs any more."""

@@ -82,7 +82,6 @@ ROUND_TRANSFER_MIN = 2  # s from start to planned end, over the flows since the 
 ROUND_TRANSFER_MAX = 3
 ROUND_DELIVERY_MIN = 4  # s from arrival to delivery, over the messages since then for which these differ
 ROUND_DELIVERY_MAX = 5
-NEXT = 6  # the next instant, as of the last return of `advance`; nothing happens before
 ROUND_BEGIN = 7  # when the round began that is put down
 NEXT_CHANGE = 8  # when something changes next, whatever messages do; inf: never
 # Compensated sums (ddlsim.network.sums): the low word is at the next place
