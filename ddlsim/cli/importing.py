@@ -67,9 +67,9 @@ def import_file(
     if isinstance(content, Cluster):
         _refuse(file, chosen, {"--model": model, "--hosts": None if chosen in MACHINES else hosts})
         typer.echo(content.summary())
+        write_file(out, content.save)
         for note in content.notes:
             typer.echo(shown(f"note: {note}"), err=True)
-        write_file(out, content.save)
         return
     if isinstance(content, Plan):
         _refuse(file, chosen, {"--model": model, "--hosts": hosts})

@@ -121,7 +121,7 @@ class Episodes:
         )  # fmt: skip
 
     def enter(self, ids: list[int], instances: Ints, ranks: Ints, now: float) -> bool:
-        """Let all ranks of collectives enter now, given as :meth:`Network.join` takes them; return whether :meth:`take`
+        """Let all ranks of collectives enter now, given as `kernel.join` takes them; return whether :meth:`take`
         tells what happens, and nothing is simulated."""
         self.interrupt()
         rows = self._engine.net.instances[ids]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -120,7 +121,8 @@ class Executor:
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
         self.tables = _tables(columns, len(nbytes), len(queues), bystanders)._replace(pauses=network.pauses)
-        self._held: list[list[int]] = []  # what queues launch when a pause is over
+        self._due: list[tuple[float, int, Callable[[], None]]] = []  # s, number, and what is to be done then
+        self._n_due = 0
         self.tables.now[0] = start
         self._prepare_messages(send)
         self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
@@ -186,9 +188,7 @@ class Executor:
             elif status == ts.LAUNCHED:
                 self.dispatchers[argument].ended(self.now)
             elif status == ts.TICK and argument == len(self.dispatchers):
-                self._launch(self._held.pop(0))
-            elif status == ts.TICK and argument == len(self.dispatchers) + 1:
-                self._tell()
+                heapq.heappop(self._due)[-1]()
             elif status == ts.TICK:
                 self.dispatchers[argument].tick(self.now)
             elif status == ts.ENTERED:
@@ -238,9 +238,8 @@ class Executor:
         self.tables.now[0] = max(self.now, now)
 
     def end(self, rows: Sequence[int] | Ints, time: float) -> None:
-        """Let tasks that have begun end at `time`, not before now."""
-        for row in rows:
-            self._wake(time, int(row))
+        """Let tasks that have begun end at `time`, not before now: all of them before any other one begins then."""
+        self._at(time, lambda: self._ended(rows))
 
     def members(self, key: int) -> Ints:
         """Return the tasks of a collective, by place."""
@@ -320,7 +319,7 @@ class Executor:
         self._entered = [np.array([self.members(key) for key in self._keys(instance)]) for instance in instances]
         if self._episodes.enter(instances, *joins, self.now):
             counts[ts.EPISODE] = ts.TOLD
-            self._wake(self._episodes.next, -2 - len(self.dispatchers))
+            self._at(self._episodes.next, self._tell)
         else:
             counts[ts.EPISODE] = ts.NOTED
 
@@ -345,14 +344,13 @@ class Executor:
             launch["left"] -= len(ranks)
             if launch["left"] == 0 and launch["queue"] >= 0:
                 ended.append(-1 - int(launch["queue"]))
-        self.tables.ended[: len(ended)] = ended
-        counts[ts.N_ENDED] = len(ended)
+        self._ended(ended)
         counts[ts.N_TAKEN] += len(ends.ranks)
         if over:
             launches["key"][ids] = -1
             counts[ts.EPISODE] = 0
         else:
-            self._wake(self._episodes.next, -2 - len(self.dispatchers))
+            self._at(self._episodes.next, self._tell)
 
     def _ready(self, key: int) -> None:
         if self._queue_of[key] < 0:
@@ -367,8 +365,7 @@ class Executor:
         """Let all members enter collectives of a queue as one buffer, now or when a pause is over."""
         start = earliest_start(self.network.pauses, self.now)
         if start > self.now:
-            self._held.append(turns)
-            self._wake(start, -1 - len(self.dispatchers))
+            self._at(start, lambda: self._launch(turns))
             return
         keys = [self._key_of.pop(turn) for turn in turns]
         queue = int(self._queue_of[keys[0]])
@@ -392,6 +389,16 @@ class Executor:
 
     def _waker(self, queue: int) -> Wake:
         return lambda time: self._wake(time, -1 - queue)
+
+    def _ended(self, rows: Sequence[int] | Ints) -> None:
+        self.tables.ended[: len(rows)] = rows
+        self.tables.counts[ts.N_ENDED] = len(rows)
+
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        """Let Python do something at a time (s): of what is due at the same time, what has been asked for first."""
+        heapq.heappush(self._due, (time, self._n_due, action))
+        self._n_due += 1
+        self._wake(time, -1 - len(self.dispatchers))
 
     def _wake(self, time: float, item: int) -> None:
         counts = self.tables.counts

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import clock_of, complete
 from ddlsim.strategies import contract
@@ -54,7 +55,13 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
     cycle = contract.of(experiment.strategy).cycle_length
     steps = min(most, cycle * -(-STEPS // cycle))
     base = dataclasses.replace(clock_of(experiment), steps=steps, warmup=min(warmup, 1 if cycle == 1 else cycle))
-    reference = complete(base)
+    try:
+        reference = complete(base)
+    except ConfigError:
+        if experiment.training is None:
+            raise
+        base, steps = experiment, most  # when workers talk depends on what they learn
+        reference = complete(base)
     # workers that seldom talk have to talk once
     while reference.n_workers > 1 and not reference.nbytes_sent and steps < most:
         steps = min(most, 2 * steps)

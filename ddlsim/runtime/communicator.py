@@ -287,7 +287,7 @@ class Communicator:
         if self.levels.places is None:
             on_machines = len(self.groups) == len(set(self.setting.hosts(self.nodes).tolist()))
             raise ConfigError(
-                f"{self.owner}: algorithm = {self.fabric.algorithm!r} needs equally many workers "
+                f"{self.owner}: a hierarchical algorithm needs equally many workers "
                 f"{'on every machine' if on_machines else 'in every innermost group of the network'}, not "
                 f"{sorted(set(map(len, self.groups)))}; use another number of workers, or 'ring'"
             )

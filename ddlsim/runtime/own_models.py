@@ -201,7 +201,7 @@ class OwnModels:
             gradient = self._gradients[rank]
             if gradient is not None:
                 worker.params, replica.state = replica.after(worker.params, gradient)
-            replica.count()
+            replica.count(self._run.samples(step))
         else:
             rule, rounds = self.rules[number], self._round_of[number][rank]
             if operation == "bring" and rule.average.steps.includes(step + 1):

@@ -74,10 +74,10 @@ class Replica:
         self.worker.params, self.state = self.after(self.worker.params, gradient)
         self.count()
 
-    def count(self) -> None:
-        """Count a step that has been made."""
+    def count(self, samples: int | None = None) -> None:
+        """Count a step that has been made, with so many samples of each worker (None: as many as a step has now)."""
         self.step += 1
-        self.n_samples += self.worker.samples_per_step * self.n_workers
+        self.n_samples += (self.worker.samples_per_step if samples is None else samples) * self.n_workers
 
     def end_step(self) -> None:
         """End a step in which all workers make one: it is an update when the last one has ended it."""

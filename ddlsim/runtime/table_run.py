@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +20,19 @@ from ddlsim.plan.folding import Folding
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING, with_codes, with_evaluations, with_samples
 from ddlsim.plan.local_steps import MERGE
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, PUSH_PULL, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
+from ddlsim.plan.plan import (
+    ALL_REDUCE,
+    FORWARD,
+    KINDS,
+    PUSH_PULL,
+    REDUCE_SCATTER,
+    SEND,
+    Bools,
+    Chosen,
+    Floats,
+    Ints,
+    Plan,
+)
 from ddlsim.plan.program import LIVE, LiveSteps, StepProgram
 from ddlsim.runtime.bookings import Bookings, Shape, devices
 from ddlsim.runtime.communicator import Communicator
@@ -289,7 +301,7 @@ class TableRun:
             start=setting.loop.now,
         )  # fmt: skip
         if steps.plan.cycles:
-            self.set_kinds()
+            self.set_kinds(range(self._n_armed))
 
     def _common_model(self, met: Met | None) -> CommonModel:
         """Return the model that all workers have in common, which the run then hands over."""
@@ -308,9 +320,11 @@ class TableRun:
         left_out = np.array([False, *(not cycle.includes(step + 1) for cycle in plan.cycles)])
         return np.where(left_out[plan.every[self.steps.rows[min(step, 1)]]], SKIPPED, kind)
 
-    def set_kinds(self) -> None:
-        """Let the tasks of steps that no rank has begun take place as the program says now."""
-        for step in range(self.done, self._n_armed):
+    def set_kinds(self, steps: Iterable[int]) -> None:
+        """Let the tasks of those of the steps that no rank has begun take place as the program says now."""
+        for step in steps:
+            if not self.done <= step < self._n_armed:
+                continue
             tasks = self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
             if np.isnan(tasks["start"]).all():
                 tasks["kind"] = self._kind(step)
@@ -470,7 +484,12 @@ class TableRun:
             self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads)).unroll_all(2))
         return self._regimes[key]
 
+    def workload(self, step: int, rank: int) -> Workload:
+        """Return what the first worker of a rank computes in a step."""
+        return self._armed[step][self.members[rank][0]]
+
     def samples(self, step: int) -> int:
+        """Return how many samples each who learns takes in a step."""
         return self._armed[step][0].batch_size * self.setting.workers[0].accumulation
 
     def _resize(self) -> None:
@@ -531,6 +550,8 @@ class TableRun:
         self.setting.loop.env.pass_time(now)
         self.setting.loop.nbytes_asked += self.executor.nbytes_sent
         waits: dict[int, str] = {}
+        if not self.over:  # somebody may have gone further than the last step that all have ended
+            self.model.learn_until(self.done - 1)
         for step in range(self.done, self.done + self.steps.live):
             shape, rows = self.bookings.shape(step), self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
             left = np.flatnonzero(np.isnan(rows["start"][shape.device]))
@@ -690,7 +711,7 @@ class Calls:
             return exchange.decode_seconds(worker, step, part) * factor
         if self.deciding[row]:
             if self._summing[rank, part].arrived(worker, step):
-                run.set_kinds()
+                run.set_kinds(each.steps[-1] - 1 for each in plan.cycles if isinstance(each, Chosen))
             return 0.0
         if self.sampling[row]:
             event = self._samples(step, row)
@@ -716,7 +737,7 @@ class Calls:
         if left == n_ranks:
             worker = self.run.workers[reader]
             assert worker.feed is not None
-            event = worker.feed.take(worker.rank, worker.workload.batch_size)
+            event = worker.feed.take(worker.rank, self.run.workload(step, reader).batch_size)
         if left > 1:
             self._brought[step, batch] = left - 1, event
         return event

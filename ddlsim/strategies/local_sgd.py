@@ -229,7 +229,8 @@ class AdaComm(Periodic):
         """Start all workers. Raises ConfigError without data: the loss decides when workers talk."""
         need_values(setting, "AdaComm", "it averages as often as the loss says")
         first_loss = setting.learner.evaluate(setting.learner.initial)[0]
-        steps = Chosen([self.period], 4 * self.period, "the loss")
+        # a loss that grows, as where training diverges, lengthens the period
+        steps = Chosen([self.period], max(4 * self.period, 250), "the loss")
         period = _AdaptivePeriod(self, setting, steps.steps, first_loss, self.period)
         rule = Rule(Average(steps), [communicator(setting, self)], then=period.adapt, decides=True)
         run_local_steps(setting, [rule], owner="AdaComm")

@@ -33,6 +33,7 @@ MADE_HERE = {
     "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table", "Model",
     "SourceText", "State", "Life", "CheckpointIntervals", "Jobs", "Placements",
     "Bar", "Style", "bars_of", "draw", "gantt", "jobs_timeline", "spread", "styles_of", "tracks",
+    "Items", "Joints", "arranged", "joints",
     "Tried", "positive_number", "nonnegative_number", "check_gradient", "slowed_duration", "slow_intervals",
 }  # fmt: skip
 #: protocols, types of functions, and errors

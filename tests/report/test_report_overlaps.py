@@ -157,7 +157,7 @@ PICTURES = {
         study_figures.tornado([Sensitivity("compute speed", 0.1, 0.09), Sensitivity("bandwidth of nic", 0.1, -0.0)]),
     ],
     "study_figures.learning": lambda *_: [study_figures.learning(learners())],
-    "page.measured_against_predicted": lambda *_: [
+    "comparison_text.measured_against_predicted": lambda *_: [
         measured_against_predicted(validation(low, high))
         for low, high in ((900.0, 1100.0), (120.0, 700.0), (1e2, 1e6), (0.02, 0.9), (41_000.0, 43_000.0), (1.0, 12.0))
     ],

@@ -242,6 +242,6 @@ def test_an_interrupt_in_the_middle_of_an_event_still_has_a_result(monkeypatch):
 
     monkeypatch.setattr(Recorder, "worker", worker)
     training = ddlsim.Training("digits", updates=50)
-    result = run(experiment(model="digits-cnn", strategy=ddlsim.AdaComm(4), training=training))
+    result = run(experiment(model="digits-cnn", strategy=ddlsim.KSync(2), training=training))
     assert result.interrupted
     assert json.dumps(result.links["busy"].tolist())

@@ -234,6 +234,18 @@ def test_input_changes_when_and_not_what_is_learned():
     assert fed.end_time > plain.end_time
 
 
+def test_workers_that_are_ahead_read_the_batches_of_their_own_steps():
+    """The batch grows with the samples of all steps before, which are the same for everybody."""
+    growing = ddlsim.GrowingBatch(8, (0.05, 0.1, 0.2))
+    result = ddlsim.simulate(
+        cluster(2), "digits-cnn", ddlsim.LocalSGD(20), 8, device="v100", speed=[1.0, 0.5],
+        input=Input(storage="nfs0", sample_bytes="1 MB", prefetch=0),
+        training=ddlsim.Training("digits", updates=20, growing_batch=growing),
+    )  # fmt: skip
+    read = result.links[result.links.kind == "disk"].nbytes.max()
+    assert read == sum(result.steps["samples"]) * 1e6
+
+
 # ---------------------------------------------------------------- checkpoints
 
 

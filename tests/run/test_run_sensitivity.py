@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from ddlsim import AllReduce, Experiment, LocalSGD, Lognormal, Measured, NoOverlap, Result, simulate
+from ddlsim import (
+    AdaComm,
+    AllReduce,
+    Experiment,
+    FedAvg,
+    LocalSGD,
+    Lognormal,
+    Measured,
+    NoOverlap,
+    Result,
+    Training,
+    simulate,
+)
 from ddlsim.cluster import MultiGpu, load_cluster, star, with_detail
 from ddlsim.collectives import cost
 from ddlsim.run import run
@@ -144,3 +156,11 @@ def test_printing_simulates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     result.sensitivities()
     assert "bottleneck    +10% " in str(result)
+
+
+@pytest.mark.parametrize("strategy", [AdaComm(2, 2), FedAvg(0.5, epochs=0.02)])
+def test_strategies_that_need_values_learn_in_every_variant(strategy: AdaComm | FedAvg) -> None:
+    result = simulate(
+        "office-1gbe", "digits-cnn", strategy, 8, 2, compute=Measured(0.01, 8), training=Training("digits", updates=6)
+    )
+    assert 0.05 < gains(result)["compute speed"] < 0.1 + 1e-9

@@ -111,3 +111,5 @@ def test_calls_that_run_side_by_side_are_charged_together() -> None:
     assert float(result.links["busy"].max()) <= 1.0 + 1e-9
     with pytest.raises(ConfigError, match="equally many workers on every machine"):
         step(LocalSGD(1), workers=12, fabric=Fabric("hierarchical", cost="nccl"))
+    with pytest.raises(ConfigError, match="FSDP: a hierarchical algorithm needs equally many workers on every machine"):
+        ddlsim.simulate("dgx-a100-pod", "resnet50", ddlsim.FSDP(reduce_scatter="hierarchical", cost="nccl"), 48, 12)
