@@ -127,11 +127,11 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         limit = min(until, change)
         barrier = at_barrier(net)
         if barrier:
-            replay_spans(net, limit)
-            if in_step(net):
+            if in_step(net):  # first, as busy seconds must be the same to the last bit where intervals are logged
                 replay(net, limit)
                 if log_is_full(net):
                     return FULL
+            replay_spans(net, limit)
         now = min(next_end(net), next_timer(net))
         if now > limit or now == np.inf:
             if change > until or change == np.inf:
