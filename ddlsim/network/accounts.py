@@ -43,10 +43,9 @@ class Accounts(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    """Messages that use bandwidth: their slots, when they started to (NaN: the channels know), and bytes carried."""
+    """Messages that use bandwidth: their slots, and bytes carried."""
 
     slot: Places
-    start: Floats
     carried: Floats
 
 
@@ -60,14 +59,14 @@ def channel_nbytes(net: Net, now: float) -> Floats:
 
 def channel_busy(net: Net, now: float) -> Floats:
     """Return the s during which each channel carried something by `now`, (n_channels,)."""
-    channel, start = _open_intervals(net, now, None)
+    channel, start = _open_intervals(net, now)
     n = int(net.counts[st.N_LINKED])
     return net.channels["busy"][:n] + np.bincount(channel, now - start, n)
 
 
 def open_intervals(net: Net, now: float) -> Records:
     """Return the busy intervals that are open, up to `now`."""
-    return busy_rows(*_open_intervals(net, now, None), now)
+    return busy_rows(*_open_intervals(net, now), now)
 
 
 def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
@@ -84,7 +83,7 @@ def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
     moving = _under_way(net, now)
     ahead[np.searchsorted(live, moving.slot)] -= moving.carried
     channel, of, share = _crossed(net, moving.slot)
-    opened, start = _open_intervals(net, now, moving)
+    opened, start = _open_intervals(net, now)
     carried = none + np.bincount(channel, moving.carried[of] * share, n)
     busy = none + np.bincount(opened, now - start, n)
     ahead_crossings = float(ahead @ routes["n_hops"])
@@ -152,31 +151,17 @@ def issued(net: Net, own: Bools | None = None) -> float:
 
 
 def _under_way(net: Net, now: float) -> _UnderWay:
-    """Return the messages that use bandwidth at `now`.
-
-    Either there are flows, or there is a plain round (:mod:`ddlsim.network.replay`) that has begun and that the kernel
-    will book as a whole: its messages have a channel each for themselves, and their timers still stand at its start.
-    """
+    """Return the messages that use bandwidth at `now`."""
     n = int(net.counts[st.N_ACTIVE])
-    if n:
-        slot = net.flows["slot"][:n].copy()
-        nbytes = net.slots["nbytes"][slot]
-        wire = nbytes
-        if net.counts[st.SHAPED]:
-            frames = net.frames[net.slots["route"][slot]]
-            wire = nbytes + frames["header"] * np.ceil(nbytes / frames["payload"])
-        handled = net.routes["handled"][net.slots["route"][slot]]
-        left = np.maximum(net.flow_end[:n] - now, 0.0) * net.flow_rate[:n] / handled
-        return _UnderWay(slot, np.full(n, np.nan), nbytes * np.clip(1.0 - left / wire, 0.0, 1.0))
-    places = np.arange(net.counts[st.FIFO_HEAD], net.counts[st.FIFO_TAIL]) & (len(net.fifo) - 1)
-    timers = net.fifo[places]
-    begun = (timers["time"] < now) & (net.slots["state"][timers["item"]] == st.WAITING)
-    slot, start = timers["item"][begun].astype(np.int32), timers["time"][begun]
-    channel, of, share = _crossed(net, slot)
-    rate = np.full(len(slot), np.inf)
-    np.minimum.at(rate, of, net.channels["capacity"][channel] / share)
-    nbytes, handled = net.slots["nbytes"][slot], net.routes["handled"][net.slots["route"][slot]]
-    return _UnderWay(slot, start, np.minimum(rate * (now - start) / handled, nbytes))
+    slot = net.flows["slot"][:n].copy()
+    nbytes = net.slots["nbytes"][slot]
+    wire = nbytes
+    if net.counts[st.SHAPED]:
+        frames = net.frames[net.slots["route"][slot]]
+        wire = nbytes + frames["header"] * np.ceil(nbytes / frames["payload"])
+    handled = net.routes["handled"][net.slots["route"][slot]]
+    left = np.maximum(net.flow_end[:n] - now, 0.0) * net.flow_rate[:n] / handled
+    return _UnderWay(slot, nbytes * np.clip(1.0 - left / wire, 0.0, 1.0))
 
 
 def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints, Floats]:
@@ -190,8 +175,7 @@ def _channels(net: Net, routes: Records) -> tuple[Ints, Ints, Floats]:
 
 
 def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints, Floats]:
-    """Return (channel, i, share) for every channel among the hops from first[i] to last[i], which is not one of them.
-    """
+    """Return (channel, i, share) for every channel among the hops from first[i] up to last[i], exclusive."""
     n_hops = last - first
     of = np.repeat(np.arange(len(first)), n_hops)
     place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + first[of]
@@ -199,12 +183,8 @@ def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints, Floats]
     return net.hops[place].astype(np.int64), of, share
 
 
-def _open_intervals(net: Net, now: float, moving: _UnderWay | None) -> tuple[Ints, Floats]:
-    """Return (channel, start) of the busy intervals that are open at `now`; `moving` is what is under way, if known."""
+def _open_intervals(net: Net, now: float) -> tuple[Ints, Floats]:
+    """Return (channel, start) of the busy intervals that are open at `now`."""
     linked = net.channels[: net.counts[st.N_LINKED]]
     used = np.flatnonzero((linked["used"] > 0) & (linked["since"] < now))
-    if len(used) or net.counts[st.N_ACTIVE]:
-        return used, net.channels["since"][used]
-    moving = moving or _under_way(net, now)
-    channel, of, _ = _crossed(net, moving.slot)
-    return channel, moving.start[of]
+    return used, net.channels["since"][used]

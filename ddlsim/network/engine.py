@@ -207,7 +207,6 @@ class Engine:
         self.pairs_of: list[list[Ints]] = []
         self.n_waiting = 0  # completions that may still be shown
         self.reserved = 0  # messages that compiled callers may have on their way
-        self.next_instant = -np.inf  # before it, nothing happens by itself
         self.now = 0.0  # s, up to which the network has run
         self.n_entries = 0  # calls by which messages and ranks have entered, besides compiled callers
         #: simulates what has only been told so far (:mod:`ddlsim.network.episodes`); None: nothing is
@@ -244,7 +243,7 @@ class Engine:
         changes = changes_of(self.capacity, shares, pauses, self._epochs.starts if avoided else ())
         changes = np.concatenate([to_come, changes])
         changes = changes[np.argsort(changes["time"], kind="stable")]
-        self.net, self.next_instant = net._replace(changes=changes), -np.inf
+        self.net = net._replace(changes=changes)
         net.counts[st.N_CHANGED] = 0
         net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 
@@ -417,12 +416,7 @@ class Engine:
         ways.connections.clear()
         ways.limits.clear()
 
-    def route(self, source: int, target: int, party: int, latency: bool = True) -> int:
-        """Return the number of a party's route between two nodes, which has no latency if that is False."""
-        number = self._route_of.get((party, latency, source, target))
-        return int(self.pair_routes([source], [target], party, latency)[0]) if number is None else number
-
-    def pair_routes(self, src: list[int], dst: list[int], party: int, latency: bool = True) -> Ints:
+    def pair_routes(self, src: list[int], dst: list[int], party: int, latency: bool = True) -> list[int]:
         """Return the numbers of a party's routes between nodes, which have no latency if that is False."""
         pairs = [(party, latency, *pair) for pair in zip(src, dst, strict=True)]
         missing = list(dict.fromkeys(p for p in pairs if p not in self._route_of))
@@ -431,7 +425,7 @@ class Engine:
             none = None if latency else np.zeros(len(missing))
             first = self._add_routes(array[:, 2], array[:, 3], party, none)
             self._route_of.update({pair: first + i for i, pair in enumerate(missing)})
-        return np.array([self._route_of[p] for p in pairs], dtype=np.int64)
+        return [self._route_of[pair] for pair in pairs]
 
     def _register(self, schedule: Schedule, nodes: Ints, sizes: Sequence[Floats] | None, party: int) -> int:
         key = (party, id(schedule), id(sizes), nodes.tobytes())

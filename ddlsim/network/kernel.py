@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ddlsim.compiler import addressed, entry, inlined
+from ddlsim.compiler import addressed, inlined
 from ddlsim.network.calendar import next_timer, pop_timer
 from ddlsim.network.changes import apply_next
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.flows import add_flow
 from ddlsim.network.maxmin import end_flows, next_end, solve
 from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
-from ddlsim.network.replay import book_plain_round, end_of_plain_round, in_step, replay, start_round
+from ddlsim.network.replay import in_step, replay, start_round
 from ddlsim.network.rounds import at_barrier, observe, replay_spans, watch
 from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import (
@@ -38,7 +38,6 @@ from ddlsim.network.state import (
     N_FOREIGN,
     N_MOMENTS,
     N_OUT,
-    NEXT,
     NEXT_CHANGE,
     NOW,
     ROUND_INSTANTS,
@@ -70,17 +69,15 @@ def log_is_full(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
-    """Handle all that happens at `now`; the first `n_ended` slots of `scratch` have ended already."""
+def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
+    """Handle all that happens at `now`."""
     net.reals[NOW] = now
     net.counts[N_EVENTS] += 1
     net.counts[STEPPED] = 0
     net.counts[STEPS_LEFT] = MANY
     net.counts[ROUND_INSTANTS] += 1
     limit = now + now * SAME_INSTANT
-    if n_ended == 0:
-        n_ended = end_flows(net, limit)
-    for i in range(n_ended):
+    for i in range(end_flows(net, limit)):
         if net.counts[TRANSPORTED] == 1:
             next_in_line(net, net.scratch[i])
         finished(net, net.scratch[i])
@@ -120,7 +117,6 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
     """Handle instants up to `until`, or to the first completion to be shown."""
     while True:
         if net.counts[N_OUT] > 0:
-            net.reals[NEXT] = min(next_end(net), next_timer(net), net.reals[NEXT_CHANGE])
             return VISIBLE
         if net.counts[N_FOREIGN] > 0:
             return FOREIGN
@@ -131,19 +127,14 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         limit = min(until, change)
         barrier = at_barrier(net)
         if barrier:
-            replay_spans(net, limit)
-        plain_end = np.inf
-        if (barrier or net.counts[N_MOMENTS] == 0) and in_step(net):
-            if barrier:
+            if in_step(net):  # first, as busy seconds must be the same to the last bit where intervals are logged
                 replay(net, limit)
                 if log_is_full(net):
                     return FULL
-            plain_end = end_of_plain_round(net)
-        plain = plain_end <= limit and plain_end < np.inf
-        now = plain_end if plain else min(next_end(net), next_timer(net))
+            replay_spans(net, limit)
+        now = min(next_end(net), next_timer(net))
         if now > limit or now == np.inf:
             if change > until or change == np.inf:
-                net.reals[NEXT] = min(now, change)
                 return IDLE
             interrupt(net, change)
             apply_next(net)
@@ -151,26 +142,16 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
             continue
         if barrier:
             start_round(net)
-            net.counts[N_MOMENTS] = 0
-            if not plain:
-                watch(net)
-        handle_instant(net, now, book_plain_round(net, now) if plain else 0)
+            watch(net)
+        handle_instant(net, now)
         if net.counts[N_MOMENTS] > 0:
             observe(net)
-
-
-@inlined
-def issue_single(net: Net, handle, source, target, route, nbytes):  # type: ignore[no-untyped-def]
-    """Issue a message that belongs to no collective."""
-    net.counts[LIVE_SINGLE] += 1
-    net.counts[LIVE_SENDS] += 1
-    issue(net, -1 - handle, target, nbytes, route, source)
 
 
 _Call: TypeAlias = Callable[..., None]
 
 
-def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
+def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call]:
     """Return what Python calls; `stamp` stands for the sources of all that is inlined here."""
 
     @addressed
@@ -195,24 +176,17 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
                 make_ready(net, instances[i], lane * program.n_ranks + ranks[i])
         run_ready(net)
 
-    @entry
-    def send(table: Ints, handles, sources, targets, routes, nbytes, now):  # type: ignore[no-untyped-def]
-        """Issue single messages at time `now`; each is reported as -1 - handle when delivered."""
-        stamp  # noqa: B018
-        net = attach(table)
-        interrupt(net, now)
-        for i in range(handles.size):
-            issue_single(net, handles[i], sources[i], targets[i], routes[i], nbytes[i])
-
     @addressed
     def send_one(table: Ints, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
-        """Issue one single message at time `now`, as `send` does, without arrays for it."""
+        """Issue a message that belongs to no collective at time `now`; it is reported as -1 - handle when delivered."""
         stamp  # noqa: B018
         net = attach(table)
         interrupt(net, now)
-        issue_single(net, handle, source, target, route, nbytes)
+        net.counts[LIVE_SINGLE] += 1
+        net.counts[LIVE_SENDS] += 1
+        issue(net, -1 - handle, target, nbytes, route, source)
 
-    return advance, join, send, send_one
+    return advance, join, send_one
 
 
-advance, join, send, send_one = _entry_points(source_stamp())
+advance, join, send_one = _entry_points(source_stamp())

@@ -122,7 +122,6 @@ class Network:
 
     def join(self, ids: Sequence[int] | Ints, ranks: Sequence[int] | Ints, now: float) -> None:
         """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now`, for all i in order."""
-        self.engine.next_instant = -np.inf
         self.engine.n_entries += 1
         instances, joining = np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64)
         self.engine.now = now
@@ -141,22 +140,17 @@ class Network:
         party, latency = self.engine.overhead if overhead else self.party, overhead is None
         n, handle = len(src), self.first_handle + (self._n_sent + 1) * self.stride - 1
         self._n_sent += n
-        self.engine.next_instant = -np.inf
         self.engine.n_entries += 1
         self.engine.now = now
         self.engine.expect(n)
         self.engine.ensure_slots(extra=n)
-        if n == 1:
-            source, target = int(src[0]), int(dst[0])
-            route = self.engine.route(source, target, party, latency)
-            kernel.send_one(self.engine.table, handle, source, target, route, float(nbytes[0]), float(now))
-            return np.array([-1 - handle], dtype=np.int64)
-        sources, targets = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
-        routes = self.engine.pair_routes(sources.tolist(), targets.tolist(), party, latency)
-        handles = handle + self.stride * np.arange(n, dtype=np.int64)
-        sizes = np.array(nbytes, dtype=np.float64)
-        kernel.send(self.engine.table, handles, sources, targets, routes, sizes, float(now))
-        return -1 - handles
+        handles = [handle + i * self.stride for i in range(n)]
+        sources, targets = [int(node) for node in src], [int(node) for node in dst]
+        routes = self.engine.pair_routes(sources, targets, party, latency)
+        table, sizes = self.engine.table, nbytes.tolist()
+        for message in zip(handles, sources, targets, routes, sizes, strict=True):
+            kernel.send_one(table, *message, float(now))
+        return -1 - np.array(handles, dtype=np.int64)
 
     # ------------------------------------------------------------ letting time pass
 
@@ -164,12 +158,8 @@ class Network:
         """Let time pass up to `until`; return the first completions, or None if there are none by then, or those of
         others come first."""
         self.engine.net.counts[st.PARTY] = self.party
-        if until < self.engine.next_instant and not self.engine.net.counts[st.N_FOREIGN]:
-            self.engine.now = max(self.engine.now, until)
-            return None
         while (status := kernel.advance(self.engine.table, float(until))) == st.FULL:
             self.engine.make_room()
-        self.engine.next_instant = float(self.engine.net.reals[st.NEXT])
         reached = until if status == st.IDLE and until < np.inf else float(self.engine.net.reals[st.NOW])
         self.engine.now = max(self.engine.now, reached)
         return self._take() if status == st.VISIBLE else None
@@ -190,7 +180,7 @@ class Network:
 
     def routes(self, src: Sequence[int], dst: Sequence[int]) -> Ints:
         """Return the numbers of the routes between nodes, for messages that others send."""
-        return self._engine.pair_routes(list(src), list(dst), self.party)
+        return np.array(self._engine.pair_routes(list(src), list(dst), self.party), dtype=np.int64)
 
     @property
     def pairs(self) -> Ints:
@@ -211,7 +201,7 @@ class Network:
     def has_run(self, now: float, n_taken: int, freed: Sequence[int], n_sent: int | None = None) -> None:
         """Note that others have let the kernel run up to `now`, have taken completions and ended instances, and have
         sent messages, `n_sent` in all."""
-        self._engine.now, self._engine.next_instant = max(self._engine.now, now), -np.inf
+        self._engine.now = max(self._engine.now, now)
         if n_sent is not None:
             self._engine.n_waiting += n_sent - self._n_sent
             self._n_sent = n_sent
@@ -264,7 +254,6 @@ class Network:
         n_own = int(np.count_nonzero(own))
         net.out[:n_own], net.foreign[: n - n_own] = waiting[own], waiting[~own]
         net.counts[st.N_OUT], net.counts[st.N_FOREIGN] = n_own, n - n_own
-        self.engine.next_instant = -np.inf
 
     def drop(self) -> None:
         """Discard the completions that wait for this party."""

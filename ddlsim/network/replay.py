@@ -1,11 +1,8 @@
-"""Shortcuts that give the very result that the events would: rounds without contention, rounds that repeat.
+"""A shortcut that gives the very result that the events would: rounds that repeat.
 
-Both start from a moment at which nothing flows and all messages on their way start to flow at one instant, on links
-that do nothing besides carrying bytes (others: :mod:`ddlsim.network.rounds`).
-
-* A *plain round*: each of these messages has its channels for itself, and all end at one instant
-  (:func:`end_of_plain_round`). Their flows need not be put on the channels and taken off again.
-* A *replay*: the round before was the same one (:func:`replay`). Then this one is that one again, later.
+It starts from a moment at which nothing flows and all messages on their way start to flow at one instant, on links that
+do nothing besides carrying bytes (others: :mod:`ddlsim.network.rounds`). If the round before was the same one, this one
+is that one again, later (:func:`replay`).
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.flows import book_issue, link_bytes, log_busy, share_of
+from ddlsim.network.flows import book_issue, log_busy, share_of
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
@@ -66,66 +63,6 @@ def in_step(net: Net):  # type: ignore[no-untyped-def]
         return False
     allowed = net.counts[REPLAY] == 1 and net.counts[SHAPED] == 0 and net.counts[N_PAUSED] == 0
     return allowed and later(start, net.reals[NOW])
-
-
-@inlined
-def end_of_plain_round(net: Net):  # type: ignore[no-untyped-def]
-    """Return when all flows of a plain round end (given :func:`in_step`), inf if this is none.
-
-    An idle channel gives a flow its whole capacity, so each takes nbytes / (the least capacity on its route).
-    """
-    mask = net.fifo.size - 1
-    head = net.counts[FIFO_HEAD]
-    start = net.fifo[head & mask].time
-    net.counts[EPOCH] += 1
-    epoch = net.counts[EPOCH]
-    transfer = 0.0
-    for i in range(head, net.counts[FIFO_TAIL]):
-        slot = net.fifo[i & mask].item
-        route = net.slots[slot].route
-        rate = np.inf
-        for h in range(net.routes[route].first, net.routes[route].last):
-            channel = net.hops[h]
-            if net.marks[channel] == epoch:
-                return np.inf
-            net.marks[channel] = epoch
-            rate = min(rate, net.channels[channel].capacity / share_of(net, h))
-        time = link_bytes(net, slot) / rate
-        if i == head:
-            transfer = time
-        if time != transfer or time <= 0.0 or net.slots[slot].state == DELIVERING:
-            return np.inf
-    return start + transfer if later(start + transfer, start) else np.inf
-
-
-@inlined
-def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
-    """Book the flows of a plain round that end at `end`; list their slots in `scratch` and return how many."""
-    mask = net.fifo.size - 1
-    head = net.counts[FIFO_HEAD]
-    n = net.counts[FIFO_TAIL] - head
-    start = net.fifo[head & mask].time
-    alike = False
-    for i in range(n):
-        slot = net.fifo[(head + i) & mask].item
-        net.scratch[i] = slot
-        nbytes = net.slots[slot].nbytes
-        route = net.slots[slot].route
-        rate = np.inf
-        for h in range(net.routes[route].first, net.routes[route].last):
-            channel = net.hops[h]
-            rate = min(rate, net.channels[channel].capacity / share_of(net, h))
-            book_bytes(net, channel, nbytes * share_of(net, h), 1.0)
-            net.channels[channel].busy += end - start
-            if net.counts[LOG_ON] == 1:
-                alike = log_busy(net, channel, start, end, alike)
-        if i == 0:
-            transfer = link_bytes(net, slot) / rate
-            net.reals[ROUND_TRANSFER_MIN] = min(net.reals[ROUND_TRANSFER_MIN], transfer)
-            net.reals[ROUND_TRANSFER_MAX] = max(net.reals[ROUND_TRANSFER_MAX], transfer)
-    net.counts[FIFO_HEAD] += n
-    net.counts[ROUND_INSTANTS] += 1  # the one at which they started
-    return n
 
 
 @inlined

@@ -140,7 +140,6 @@ class Servers:
     """A strategy's servers with an equal part of the parameters each, to which workers send gradients or `models`.
 
     messages    to them and back
-    turn        resource for one worker process at a time
     apply_time  of an update, s
 
     Raises ConfigError if there are not enough machines.
@@ -151,7 +150,6 @@ class Servers:
         self.nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
         self.apply_time = si(strategy.apply_time, "time")
         self.messages = Messages(setting, len(self.nodes), owner=type(strategy).__name__, models=models)
-        self.turn = simpy.Resource(setting.loop.env)
 
     @property
     def follows(self) -> bool:
@@ -181,16 +179,6 @@ class Servers:
         """Send an answer; the event is when the worker has all of it."""
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
-
-    def push(self, worker: Worker, message: Message) -> Process:
-        """Encode and send a worker's packed message, and wait until all servers have it."""
-        yield from worker.compute(message.seconds, "encode")
-        yield from communicate(worker, self.up(worker, message), "push")
-
-    def pull(self, worker: Worker, message: Message) -> Process:
-        """Send an answer to a worker, which waits for it and decodes it."""
-        yield from communicate(worker, self.down(worker, message), "pull")
-        yield from worker.compute(message.seconds, "decode")
 
     def show_update(self, begin: float) -> None:
         """Add a span for an update that began at `begin` and ends now, on every server's track."""

@@ -177,17 +177,16 @@ def planned(members: Communicator, make: Make, exchanges: Callable[[Vectors], Ma
 
 
 def run_table(
-    setting: Setting, program: StepProgram, schedules: Schedules | None, *, samples: int,
-    folding: Folding | None = None, live: int = LIVE, exchanges: MakeExchanges | None = None, met: Met | None = None,
-    owner: str = "this strategy", beside_first: int = LIVE,
+    setting: Setting, program: StepProgram, exchanges: MakeExchanges, *, samples: int, folding: Folding | None = None,
+    live: int = LIVE, met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE,
 ) -> None:  # fmt: skip
-    """Execute a step program repeatedly until the run ends, with collectives by `schedules` or `exchanges`.
+    """Execute a step program repeatedly until the run ends.
 
+    exchanges  given gradients and the plan, returns the exchanges of its collectives
     samples    of an update, over all ranks
     folding    the workers that each rank of the plan stands for, which do the same at the same time; by default rank r
                is worker r
     live       number of steps that can be in flight
-    exchanges  given gradients and the plan, returns the exchanges of its collectives
     met        returns the parameters of a step's gradients (:class:`CommonModel`)
     owner      name of the strategy, for messages
     beside_first
@@ -201,16 +200,16 @@ def run_table(
             "training: growing_batch and phases change the seconds of a step, which this strategy takes from one plan; "
             "run each batch size by itself"
         )
-    workers = setting.workers if folding is None else [setting.workers[own[0]] for own in folding.members]
-    if exchanges is None:
-        assert schedules is not None
-        by = schedules
-        exchanges = lambda gradients, plan: OfGroups(setting, workers, plan.groups, by)  # noqa: E731
     run = TableRun(
         setting, lambda workloads: program, exchanges, folding=folding,
         n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner, beside_first=beside_first,
     )  # fmt: skip
     setting.loop.drive(run)
+
+
+def by_schedules(setting: Setting, schedules: Schedules) -> MakeExchanges:
+    """Return what carries all collectives of a plan by `schedules`."""
+    return lambda gradients, plan: OfGroups(setting, setting.workers, plan.groups, schedules)
 
 
 def is_one_step(setting: Setting, live: int = LIVE) -> bool:

@@ -19,7 +19,7 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.readable import size
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.table_run import run_table
+from ddlsim.runtime.table_run import by_schedules, run_table
 from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, overlap_named
 from ddlsim.strategies.shares import DealtOut, whole_batch
 from ddlsim.units import si
@@ -230,7 +230,8 @@ class EmbeddingParallel(DealtOut):
         setting.notes.append(self._note(each[0], len(each)))
         # a rank awaits the indices of the step after the next one while others are still in the step before
         live = LIVE + 1 if self.indices == "prefetched" else LIVE
-        run_table(setting, program, schedules, samples=sum(workload.batch_size for workload in each), live=live)
+        exchanges, samples = by_schedules(setting, schedules), sum(workload.batch_size for workload in each)
+        run_table(setting, program, exchanges, samples=samples, live=live)
 
     def _note(self, workload: Workload, n_workers: int) -> str:
         """Say how full the fullest and the emptiest workers are, and what they look up."""

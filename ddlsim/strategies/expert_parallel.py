@@ -16,7 +16,7 @@ from ddlsim.plan.experts import expert_elements, experts, experts_in
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.fabric import Collectives, RankOrder, algorithm_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.table_run import run_table
+from ddlsim.runtime.table_run import by_schedules, run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
 from ddlsim.strategies.overlap import overlap_named
 from ddlsim.strategies.shares import DealtOut, whole_batch
@@ -86,7 +86,5 @@ class ExpertParallel(DealtOut):
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
         program = self.program(each, setting.workers[0].accumulation)
         schedules = Schedules(program.unroll(1), algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
-        run_table(
-            setting, program, schedules,
-            samples=sum(workload.batch_size for workload in each),
-        )  # fmt: skip
+        samples = sum(workload.batch_size for workload in each)
+        run_table(setting, program, by_schedules(setting, schedules), samples=samples)

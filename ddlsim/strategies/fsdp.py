@@ -313,8 +313,8 @@ class FSDP:
             return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
 
         run_table(
-            setting, program, schedules,
-            samples=sum(worker.samples_per_step for worker in setting.workers), exchanges=exchanges, owner="FSDP",
+            setting, program, exchanges,
+            samples=sum(worker.samples_per_step for worker in setting.workers), owner="FSDP",
         )  # fmt: skip
 
 

@@ -179,6 +179,6 @@ class Hybrid(DealtOut, WithFabric):
             return OfReplicas(dense, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
 
         run_table(
-            setting, program, schedules,
-            samples=sum(worker.samples_per_step for worker in setting.workers), exchanges=exchanges, owner="Hybrid",
+            setting, program, exchanges,
+            samples=sum(worker.samples_per_step for worker in setting.workers), owner="Hybrid",
         )  # fmt: skip

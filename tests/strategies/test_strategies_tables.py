@@ -17,7 +17,7 @@ from ddlsim.plan.program import N_STEPS
 from ddlsim.plan.schedules import Schedules
 from ddlsim.run.simulate import run as run_experiment
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.table_run import run_table
+from ddlsim.runtime.table_run import by_schedules, run_table
 from ddlsim.workload.buckets import ddp_buckets
 from ddlsim.workload.compute import Workload
 
@@ -39,10 +39,8 @@ class Table:
         each = [worker.workload for worker in setting.workers]
         program = self.build(each)
         schedules = Schedules(program.unroll(1), "ring", setting.cluster, np.array(setting.nodes), "topology")
-        run_table(
-            setting, program, schedules,
-            samples=sum(workload.batch_size for workload in each),
-        )  # fmt: skip
+        samples = sum(workload.batch_size for workload in each)
+        run_table(setting, program, by_schedules(setting, schedules), samples=samples)
 
 
 CASES = {
@@ -91,7 +89,6 @@ def test_steps_that_differ_are_refused():
 
     with pytest.raises(DdlsimError, match="not alike"):
         ddlsim.simulate("office-1gbe", "resnet50", Table(uneven), workers=2, batch_size=8)
-
 
 
 def test_one_plan_is_of_one_batch_size():

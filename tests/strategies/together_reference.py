@@ -7,11 +7,30 @@ import numpy as np
 import simpy
 
 from ddlsim.learning import ABSENT, Value, weighted_sum
+from ddlsim.runtime import servers as runtime_servers
 from ddlsim.runtime import start_replicas
 from ddlsim.runtime.replica import Outer
-from ddlsim.runtime.servers import Servers, communicate
+from ddlsim.runtime.servers import communicate
 from ddlsim.strategies.staleness import Scaling, scaled, scaling_named
 from ddlsim.streams import stream
+
+
+class Servers(runtime_servers.Servers):
+    """Servers that processes visit, one after the other."""
+
+    def __init__(self, strategy, setting, **options):
+        super().__init__(strategy, setting, **options)
+        self.turn = simpy.Resource(setting.loop.env)
+
+    def push(self, worker, message):
+        """Encode and send what a worker has packed, and wait until all servers have it."""
+        yield from worker.compute(message.seconds, "encode")
+        yield from communicate(worker, self.up(worker, message), "push")
+
+    def pull(self, worker, message):
+        """Send an answer to a worker, who waits for it and decodes it."""
+        yield from communicate(worker, self.down(worker, message), "pull")
+        yield from worker.compute(message.seconds, "decode")
 
 
 def wait(worker, event, what):
