@@ -92,8 +92,15 @@ def speed_of(series: str) -> float:
 def table_5_rows(most: int = 512) -> list[Row]:
     """Return table 5's rows of up to so many GPUs; none is fitted."""
     return [
-        Row(row["model"], f"{row['gpus']} GPUs, {row['recompute']}", row["seconds"], _a100(row), "s", False,
-            kind="run/parallel/gpus")
+        Row(
+            row["model"],
+            f"{row['gpus']} GPUs, {row['recompute']}",
+            row["seconds"],
+            _a100(row),
+            "s",
+            False,
+            kind="run/parallel/gpus",
+        )
         for row in read("table5")
         if row["gpus"] <= most
     ]
@@ -102,8 +109,15 @@ def table_5_rows(most: int = 512) -> list[Row]:
 def _weak(series: str, most: int) -> list[Row]:
     seconds = SERIES[series][0]
     return [
-        Row(row["model"], f"{row['gpus']} GPUs", measured(series, row), seconds(row, speed_of(series)), "s", i == 0,
-            kind="run/parallel/gpus")
+        Row(
+            row["model"],
+            f"{row['gpus']} GPUs",
+            measured(series, row),
+            seconds(row, speed_of(series)),
+            "s",
+            i == 0,
+            kind="run/parallel/gpus",
+        )
         for i, row in enumerate(read(series))
         if row["gpus"] <= most
     ]

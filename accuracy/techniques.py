@@ -80,8 +80,16 @@ def local_sgd(case: Case, found: Table) -> list[Row]:
     gbps = solve(lambda rate: step(first, rate) / measured[first] - 1.0, 1.0, 400.0)
     base = step(first, gbps)
     return [
-        Row(case["id"], f"tau = {tau} against {first}", measured[first] / t, base / step(tau, gbps), "x", tau == last,
-            unchanged=1.0, kind="gain/local-sgd")
+        Row(
+            case["id"],
+            f"tau = {tau} against {first}",
+            measured[first] / t,
+            base / step(tau, gbps),
+            "x",
+            tau == last,
+            unchanged=1.0,
+            kind="gain/local-sgd",
+        )
         for tau, t in measured.items()
         if tau != first
     ]

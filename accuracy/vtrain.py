@@ -52,8 +52,15 @@ def single_rows(every: int = 1) -> list[Row]:
     device, measured = load_device("a100-80g"), kernels.rows()
     halves = [replace(device, kernels=kernels.fit(measured[other::2], device)) for other in (1, 0)]
     return [
-        Row(f"GPT, h={row.h}, {row.layers} layers", _name(row), row.seconds, predicted(row, halves[i % 2]), "s", False,
-            kind="run/parallel/one-machine")
+        Row(
+            f"GPT, h={row.h}, {row.layers} layers",
+            _name(row),
+            row.seconds,
+            predicted(row, halves[i % 2]),
+            "s",
+            False,
+            kind="run/parallel/one-machine",
+        )
         for i, row in enumerate(measured)
         if i % every == 0
     ]

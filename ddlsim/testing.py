@@ -160,9 +160,13 @@ def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> 
 
 @checked
 def check_strategy(
-    strategy: object, *, n_workers: Annotated[int, whole(2, 8)] = 4, alone: bool = True, compresses: bool = True,
+    strategy: object,
+    *,
+    n_workers: Annotated[int, whole(2, 8)] = 4,
+    alone: bool = True,
+    compresses: bool = True,
     decides: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Raise ConfigError unless a strategy keeps the rules of all strategies. Half a second of runs that learn digits.
 
     The seed decides everything; it promises no more updates than steps make; it runs on a part of the cluster and,

@@ -34,9 +34,7 @@ def main() -> None:
     for name, strategy in STRATEGIES.items():
         tuning = ddlsim.Study(base.with_(strategy=strategy), vary={"training.rate": RATES[name]}, seeds=1)
         best.append(tuning.run(jobs=1).best("time_to_accuracy").iloc[0]["training.rate"])
-    study = ddlsim.Study(
-        base, vary={"strategy": STRATEGIES, "training.rate": best}, design="list", seeds=[1, 2, 3, 4]
-    )
+    study = ddlsim.Study(base, vary={"strategy": STRATEGIES, "training.rate": best}, design="list", seeds=[1, 2, 3, 4])
     table = study.run(jobs=1)  # a few seconds: other processes would not be worth their start
 
     print("strategy       rate  images/s  waiting  staleness  s to 80 % (95 % interval)  USD")

@@ -37,9 +37,7 @@ INSTEAD = {
         "mpirun -n 2 python -m ddlsim.measure --out measured/ --budget '4 s' --max-size '1 MiB'",
         "eight ranks on two cores take minutes",
     ),
-    **dict.fromkeys(
-        ("docs/tutorial.md", "docs/which_algorithm.md"), (None, "run by test_guides.py")
-    ),
+    **dict.fromkeys(("docs/tutorial.md", "docs/which_algorithm.md"), (None, "run by test_guides.py")),
     "docs/write_your_own/": (None, "run by test_write_your_own.py, with the files of these pages"),
 }
 #: what a file of that name is where a page reads it; where it says more in one of them

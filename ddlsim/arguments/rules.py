@@ -119,9 +119,14 @@ def _float(value: Any) -> float:
 
 
 def number(
-    low: float = -math.inf, high: float = math.inf, *, above: bool = False, below: bool = False,
-    infinite: bool = False, hint: str = "",
-) -> Rule:  # fmt: skip
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+    infinite: bool = False,
+    hint: str = "",
+) -> Rule:
     """Numbers from `low` (or above it) to `high` (or below it), finite unless `infinite` ones have a meaning."""
     interval = _Interval(low, high, above, below, infinite, hint)
 

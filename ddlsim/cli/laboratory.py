@@ -115,10 +115,15 @@ def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
     row = comparison.row
     if as_json:
         return {
-            "operation": comparison.label, "nbytes": row.nbytes, "measured_s": row.median_s, "min_s": row.min_s,
-            "max_s": row.max_s, "n_repetitions": row.n_repetitions, "predicted_s": comparison.predicted,
+            "operation": comparison.label,
+            "nbytes": row.nbytes,
+            "measured_s": row.median_s,
+            "min_s": row.min_s,
+            "max_s": row.max_s,
+            "n_repetitions": row.n_repetitions,
+            "predicted_s": comparison.predicted,
             "error": comparison.error,
-        }  # fmt: skip
+        }
     assert row.min_s is not None
     assert row.max_s is not None
     return {

@@ -200,10 +200,12 @@ def channels(cluster: Cluster, nodes: tuple[int, ...]) -> Channels:
             searched[inside.shape] = inside.paths()
         interface = {device: i for i, each in enumerate(inside.interfaces) for device in each}
         chains.append([machine[list(path)] for path in searched[inside.shape]])
-        paths.append([
-            chain[:: -1 if number % 2 and interface[path[0]] != interface[path[-1]] else 1]
-            for chain, path in zip(chains[-1], searched[inside.shape], strict=True)
-        ])  # fmt: skip
+        paths.append(
+            [
+                chain[:: -1 if number % 2 and interface[path[0]] != interface[path[-1]] else 1]
+                for chain, path in zip(chains[-1], searched[inside.shape], strict=True)
+            ]
+        )
     orders = tuple(np.concatenate(ring) for ring in zip(*paths, strict=False))  # as many as the narrowest machine has
     if ring_rate(cluster, at, orders) < ring_rate(cluster, at, (plain,)) * (1.0 - 1e-9):
         return Channels((plain,), (tuple(machines),))  # they cross trunks too often

@@ -123,9 +123,14 @@ def build(
 
 
 def _call(
-    function: Collective, name: str, n_ranks: int, nbytes: float, hosts: Sequence[int] | None,
-    where: tuple[Cluster, Sequence[int]] | None = None, kind: str = "all_reduce",
-) -> Schedule:  # fmt: skip
+    function: Collective,
+    name: str,
+    n_ranks: int,
+    nbytes: float,
+    hosts: Sequence[int] | None,
+    where: tuple[Cluster, Sequence[int]] | None = None,
+    kind: str = "all_reduce",
+) -> Schedule:
     """Call a collective with those of `n_segments`, `groups`, `levels`, `rings`, `rails` and `way` that it takes."""
     parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))

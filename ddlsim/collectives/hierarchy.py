@@ -31,10 +31,15 @@ _LEADER = {"binomial_tree": ("binomial", "binomial"), "chain": ("chain", "chain"
 
 @checked
 def hierarchical(
-    n_ranks: Ranks, inside: str | Pair | None = None, between: str | Collective | None = None,
-    further: Sequence[str | Collective] = (), *, groups: Sequence[Ints], levels: Levels | None = None,
+    n_ranks: Ranks,
+    inside: str | Pair | None = None,
+    between: str | Collective | None = None,
+    further: Sequence[str | Collective] = (),
+    *,
+    groups: Sequence[Ints],
+    levels: Levels | None = None,
     n_segments: Segments = 1,
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """On every level reduce inside groups, all-reduce between them, spread inside (Cho et al. 2017; BlueConnect).
 
     inside      "ring", "halving_doubling", "direct", or a (reduce-scatter, all-gather) pair of functions: the
@@ -116,9 +121,13 @@ def _scattered(levels: Sequence[Sequence[Ints]], n_ranks: int, usual: Sequence[s
 
 @checked
 def torus_2d(
-    n_ranks: Ranks, rows: Count | None = None, columns: Count | None = None, *,
-    groups: Sequence[Ints] | None = None, levels: Levels | None = None,
-) -> Schedule:  # fmt: skip
+    n_ranks: Ranks,
+    rows: Count | None = None,
+    columns: Count | None = None,
+    *,
+    groups: Sequence[Ints] | None = None,
+    levels: Levels | None = None,
+) -> Schedule:
     """Rings along the rows, then along the columns, then along the rows (Mikami et al. 2018).
 
     With X columns, Y rows: 2(X-1) a1 + 2 (X-1)/X S b1 + 2(Y-1) a2 + 2 (Y-1)/Y S/X b2. The shape is the one given

@@ -136,17 +136,21 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     adding_up = GENERATIONS["hopper"] + GENERATIONS["blackwell"]
     nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and _behind_nvswitches(cluster, at)
     return Site(
-        len(nodes), len(hosts), inside, outside,
+        len(nodes),
+        len(hosts),
+        inside,
+        outside,
         n_channels=max(n_rings, n_interfaces) if not efa and (n_rings > 1 or n_local.max() == 1) else n_rings,
         hardware=hardware,
         generation=_generation(devices),
         cpu=_cpu(cluster, hosts),
         ll128=not any(device.startswith(OLD) for device in devices)
-        and (hardware == "nvlink" or n_local.max() == 1) and not (several and _by_cpu(cluster, at)),
+        and (hardware == "nvlink" or n_local.max() == 1)
+        and not (several and _by_cpu(cluster, at)),
         nvls=nvswitches and all(device.startswith(adding_up) for device in devices),
         sharp=several and len(set(n_local.tolist())) == 1 and _switches_reduce(cluster, at),
         net_latency=efa,
-    )  # fmt: skip
+    )
 
 
 def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int]:

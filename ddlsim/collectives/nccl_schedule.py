@@ -34,10 +34,15 @@ def side_by_side(ring: Callable[[int], Schedule], n_ranks: int, rings: Sequence[
     (lap,) = alone.lanes  # the rounds of all rings are alike, and go on together; each message carries one chunk
     rounds = [
         dataclasses.replace(
-            r, src=orders[:, r.src].ravel(), dst=orders[:, r.dst].ravel(),
-            start=(r.start * n_rings + which).ravel(), count=np.tile(r.count, n_rings), shift=r.shift * n_rings,
-        ) for r in lap
-    ]  # fmt: skip
+            r,
+            src=orders[:, r.src].ravel(),
+            dst=orders[:, r.dst].ravel(),
+            start=(r.start * n_rings + which).ravel(),
+            count=np.tile(r.count, n_rings),
+            shift=r.shift * n_rings,
+        )
+        for r in lap
+    ]
     return dataclasses.replace(
         alone,
         n_chunks=n_ranks * n_rings,

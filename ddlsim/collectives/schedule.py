@@ -239,8 +239,12 @@ def text(schedule: Schedule) -> str:
 
 def title(schedule: Schedule) -> str:
     """Return kind and size."""
-    sizes = (count(schedule.n_ranks, "rank"), count(schedule.n_chunks, "chunk"), count(schedule.n_rounds, "round"),
-             count(schedule.n_messages, "message"))  # fmt: skip
+    sizes = (
+        count(schedule.n_ranks, "rank"),
+        count(schedule.n_chunks, "chunk"),
+        count(schedule.n_rounds, "round"),
+        count(schedule.n_messages, "message"),
+    )
     return f"{schedule.kind.replace('_', '-')}: {', '.join(sizes)}"
 
 

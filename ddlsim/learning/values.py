@@ -180,9 +180,12 @@ class Plane:
         return self.register(Value(self, self.n_values, None, (), result, statistics))
 
     def apply(
-        self, function: Callable[..., U], *inputs: Value[object], statistics: Value[Array] | None = None,
+        self,
+        function: Callable[..., U],
+        *inputs: Value[object],
+        statistics: Value[Array] | None = None,
         batch_statistics: tuple[Value[BatchStatistics], ...] = (),
-    ) -> Value[U]:  # fmt: skip
+    ) -> Value[U]:
         """Return the value of ``function(*inputs)``, which must change none of its arguments.
 
         It has the statistics given, and none of its inputs': for those there is :meth:`mix`.

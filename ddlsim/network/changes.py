@@ -92,9 +92,11 @@ def shares_of(faults: Iterable[Fault]) -> list[tuple[float, int, float]]:
 
 
 def changes_of(
-    capacity: tuple[Floats, Floats], links: Iterable[tuple[float, int, float]],
-    pauses: Iterable[tuple[float, float, int]], epochs: Iterable[tuple[float, int]] = (),
-) -> Records:  # fmt: skip
+    capacity: tuple[Floats, Floats],
+    links: Iterable[tuple[float, int, float]],
+    pauses: Iterable[tuple[float, float, int]],
+    epochs: Iterable[tuple[float, int]] = (),
+) -> Records:
     """Return the changes, by time.
 
     capacity  of each channel, (n_channels,), as it is without changes: while nothing and while something flows the

@@ -163,9 +163,11 @@ class Engine:
         self._link_channel = np.ascontiguousarray(interconnect.link_channel, dtype=np.int64)
         self._link_latency = np.ascontiguousarray(interconnect.link_latency, dtype=np.float64)
         self.net = empty_net(
-            interconnect.channel_capacity, interconnect.send_overhead, interconnect.recv_overhead,
+            interconnect.channel_capacity,
+            interconnect.send_overhead,
+            interconnect.recv_overhead,
             interconnect.reduce_time,
-        )  # fmt: skip
+        )
         if interconnect.splits:
             self.net = with_split(self.net)
         details = interconnect.details
@@ -223,9 +225,11 @@ class Engine:
         return self._table.of(self.net)
 
     def change(
-        self, links: Iterable[Fault], pauses: Iterable[tuple[float, float, int]],
+        self,
+        links: Iterable[Fault],
+        pauses: Iterable[tuple[float, float, int]],
         avoided: Iterable[tuple[float, float, frozenset[int]]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Let links and nodes change, see :meth:`ddlsim.network.network.Network.will_change`."""
         net, avoided = self.net, list(avoided)
         happened = int(net.counts[st.N_CHANGED])

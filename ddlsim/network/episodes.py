@@ -156,10 +156,12 @@ class Episodes:
             engine.empty_log()
         net = engine.net
         return _Books(
-            np.array([net.channels["nbytes"], net.channels["nbytes_low"]]), net.channels["busy"].copy(),
-            np.array([net.reals[place : place + 2] for place in _SUMS]), int(net.counts[st.N_MESSAGES]),
+            np.array([net.channels["nbytes"], net.channels["nbytes_low"]]),
+            net.channels["busy"].copy(),
+            np.array([net.reals[place : place + 2] for place in _SUMS]),
+            int(net.counts[st.N_MESSAGES]),
             len(engine.logged),
-        )  # fmt: skip
+        )
 
     # ------------------------------------------------------------ telling
 

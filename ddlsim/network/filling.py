@@ -195,7 +195,7 @@ def soonest_ends(n_active, ends, soonest):  # type: ignore[no-untyped-def]
 @called
 def fill_few(  # type: ignore[no-untyped-def]
     n_channels, n_flows, most, shift, channels, filling, fill, loads, keys, pool, nexts, hops, shares, freezing
-):  # fmt: skip
+):
     """Fill the `n_channels` channels listed in ``fill[].component`` until all their `n_flows` flows are frozen, or
     `most` channels are full; return how many channels are listed then, how many flows are left, and the last level.
 

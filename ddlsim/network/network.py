@@ -79,9 +79,11 @@ class Network:
         return other
 
     def will_change(
-        self, links: Iterable[Fault], pauses: Iterable[tuple[float, float, int]] = (),
+        self,
+        links: Iterable[Fault],
+        pauses: Iterable[tuple[float, float, int]] = (),
         avoided: Iterable[tuple[float, float, frozenset[int]]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Let links and nodes change at known times, not before now; in addition to what was said before.
 
         links    (s, s until which it lasts, channel, factor of its capacity meanwhile; 0: it is down); of several at

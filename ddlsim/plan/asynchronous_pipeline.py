@@ -80,8 +80,9 @@ def asynchronous_template(
 class _Stream(Template):
     """The tasks of a stream of micro-batches, with an update after every `micro_batches` of them."""
 
-    def __init__(self, chunks: Sequence[Chunk], micro_batches: int, total: int, buckets: Buckets, replicas: int,
-                 recompute: bool) -> None:  # fmt: skip
+    def __init__(
+        self, chunks: Sequence[Chunk], micro_batches: int, total: int, buckets: Buckets, replicas: int, recompute: bool
+    ) -> None:
         self.micro_batches, self.step = micro_batches, 0
         self.shared_sums: dict[int, int] = {}  # step -> number of the sum of weights that two stages share
         self.tied_part = -1

@@ -215,9 +215,13 @@ def _slowest_place(
             members = np.array(group, dtype=np.int64)
             if inside is None or inside[members].all():  # half of it makes the sum, half tells it to all
                 together += 0.5 * _crossing(plan, level, kind, place[members], members).together * total
-    seconds = np.maximum.reduce([
-        _seconds(out, *level.out), _seconds(into, *level.into), _seconds(out + into, *level.both),
-    ])  # fmt: skip
+    seconds = np.maximum.reduce(
+        [
+            _seconds(out, *level.out),
+            _seconds(into, *level.into),
+            _seconds(out + into, *level.both),
+        ]
+    )
     used = np.unique(place if inside is None else place[inside])
     slowest = int(used[np.argmax(seconds[used])]) if len(used) else -1
     whole = float(_seconds(np.array(together), *map(np.array, level.together(used))))
@@ -333,8 +337,9 @@ def _after_last(cluster: Cluster, kind: int, nodes: tuple[int, ...]) -> float:
         got: dict[int, Floats] = {ALL_REDUCE: whole, ALL_GATHER: share, REDUCE_SCATTER: count / n}
         gives, gets = given.get(kind, nothing), got.get(kind, nothing)
         enters = gets / known_rate(level.into, places)
-        others = np.where(np.arange(len(places)) == np.argmax(enters), np.delete(enters, np.argmax(enters)).max(),
-                          enters.max())[which]  # fmt: skip
+        others = np.where(
+            np.arange(len(places)) == np.argmax(enters), np.delete(enters, np.argmax(enters)).max(), enters.max()
+        )[which]
         late = np.maximum(late, np.maximum(gives / known_rate(level.out, place), others))
     return float(late.min())
 
@@ -373,8 +378,9 @@ def _shared(cluster: Cluster, place: Ints, route: Ints, channel: Ints, share: Fl
     place    (n_routes,) of each route
     channel  on the routes, of which each stands in `route`, and the `share` of a message's bytes that takes it
     """
-    pairs, which, count = np.unique(place[route] * cluster.n_channels + channel, return_inverse=True,
-                                    return_counts=True)  # fmt: skip
+    pairs, which, count = np.unique(
+        place[route] * cluster.n_channels + channel, return_inverse=True, return_counts=True
+    )
     smallest = np.ones(len(pairs))
     np.minimum.at(smallest, which.reshape(-1), share)
     smallest[count < np.bincount(place)[pairs // cluster.n_channels]] = 0.0  # not on all routes
@@ -431,8 +437,10 @@ class StepGraph:
         check_exchanges(template)
         self.template, self._order = template, Order(template)
         self._before, self._later = self._order.ends_after
-        self._rows = np.split(np.argsort(template.step, kind="stable"),
-                              np.cumsum(np.bincount(template.step, minlength=template.n_steps))[:-1])  # fmt: skip
+        self._rows = np.split(
+            np.argsort(template.step, kind="stable"),
+            np.cumsum(np.bincount(template.step, minlength=template.n_steps))[:-1],
+        )
         self._place = np.empty(len(template), dtype=np.int64)
         for rows in self._rows:
             self._place[rows] = np.arange(len(rows))

@@ -75,12 +75,14 @@ def _node(place: Node, fields: dict[str, Node]) -> TraceNode:
     inputs = _plain(fields["inputs"]) if "inputs" in fields else {}
     return TraceNode(
         number=_whole(fields["id"]) if "id" in fields else 0,
-        name=fields["name"].text() if "name" in fields else "", type=NODE_TYPES.index(str(kind)),
+        name=fields["name"].text() if "name" in fields else "",
+        type=NODE_TYPES.index(str(kind)),
         control=[_whole(each) for each in fields["ctrldeps"].items()] if "ctrldeps" in fields else [],
         data=[_whole(each) for each in fields["datadeps"].items()] if "datadeps" in fields else [],
         micros=_whole(fields["durationmicros"]) if "durationmicros" in fields else 0,
-        inputs=inputs["values"].text() if "values" in inputs else "", attributes=_attributes(fields),
-    )  # fmt: skip
+        inputs=inputs["values"].text() if "values" in inputs else "",
+        attributes=_attributes(fields),
+    )
 
 
 def _attributes(fields: dict[str, Node]) -> dict[str, Attribute]:
@@ -123,8 +125,11 @@ def _whole(node: Node, least: int = 0) -> int:
     return value if isinstance(value, int) else int(number)
 
 
-_KIND_OF = {**{name: KINDS.index(name.lower()) for name in COLLECTIVES[:8]},
-            "REDUCE_SCATTER_BLOCK": KINDS.index("reduce_scatter"), "BARRIER": KINDS.index("all_reduce")}  # fmt: skip
+_KIND_OF = {
+    **{name: KINDS.index(name.lower()) for name in COLLECTIVES[:8]},
+    "REDUCE_SCATTER_BLOCK": KINDS.index("reduce_scatter"),
+    "BARRIER": KINDS.index("all_reduce"),
+}
 _MAX_RANKS = 10**5
 
 
@@ -228,7 +233,7 @@ def _groups(groups: str | Path | Mapping[str, Sequence[int]]) -> dict[str, tuple
         try:
             content = json.loads(read_bytes(Path(groups)))
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{where}: is no JSON ({error}); write {{\"1\": [0, 1]}}") from None
+            raise ConfigError(f'{where}: is no JSON ({error}); write {{"1": [0, 1]}}') from None
     if not isinstance(content, Mapping):
         raise ConfigError(f'{where}: must map names of groups to ranks, as in {{"1": [0, 1]}}')
     return {str(name): _ranks(where, name, ranks) for name, ranks in content.items()}
@@ -334,9 +339,10 @@ class _Rank:
             dims = node.attributes.get("involved_dim")
             if isinstance(dims, list) and not all(dims):
                 raise self.error(
-                    node, f"involved_dim = {shown(dims)}: a plan has groups of ranks, no dimensions of a network; name "
-                    "its group (pg_name)"
-                )  # fmt: skip
+                    node,
+                    f"involved_dim = {shown(dims)}: a plan has groups of ranks, no dimensions of a network; name "
+                    "its group (pg_name)",
+                )
             return
         sends = node.kind == "COMM_SEND_NODE"
         operation.kind, operation.lane = SEND if sends else RECEIVE, lane or ("stream" if sends else None)

@@ -149,9 +149,13 @@ def _plan(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNo
         queues=tuple(_QUEUES[name](**arguments) for name, arguments in common["queues"]),
         groups=tuple(tuple(int(rank) for rank in group) for group in common["groups"]),
         parts=tuple(Part(float(size), *map(int, layers)) for size, *layers in common["parts"]),
-        names=tuple(str(name) for name in common["names"]), n_layers=int(common["n_layers"]),
-        delays=tuple(map(int, common["delays"])), tensor=int(common["tensor"]),
-        servers=tuple(map(int, common["servers"])), notes=tuple(map(str, common["notes"])),
+        names=tuple(str(name) for name in common["names"]),
+        n_layers=int(common["n_layers"]),
+        delays=tuple(map(int, common["delays"])),
+        tensor=int(common["tensor"]),
+        servers=tuple(map(int, common["servers"])),
+        notes=tuple(map(str, common["notes"])),
         need_offsets=np.cumsum([0, *map(len, needs)]),
-        needs=np.array([need for one in needs for need in one], dtype=np.int64), **columns,
-    )  # fmt: skip
+        needs=np.array([need for one in needs for need in one], dtype=np.int64),
+        **columns,
+    )

@@ -140,9 +140,11 @@ def _only(plan: Plan, part: int) -> Plan:
     others = plan.rank % plan.tensor != part
     passes = others & (plan.kind < COMPUTE) | others & np.isin(plan.kind, (BACKWARD_INPUT, BACKWARD_WEIGHT))
     return dataclasses.replace(
-        plan, kind=np.where(passes, COMPUTE, plan.kind), batch=np.where(others, -1, plan.batch),
+        plan,
+        kind=np.where(passes, COMPUTE, plan.kind),
+        batch=np.where(others, -1, plan.batch),
         part=np.where(others, -1, plan.part),
-    )  # fmt: skip
+    )
 
 
 def _check_passes(plan: Plan, order: Order) -> None:
@@ -168,16 +170,18 @@ def _check_passes(plan: Plan, order: Order) -> None:
     if plan.delays:
         _check_one_update(plan, rest)
     sides = [passage[rows] for rows in (forward, rest)]
-    first, second = overlapping(sides[0], plan.first[forward], plan.end[forward],
-                                sides[1], plan.first[rest], plan.end[rest])  # fmt: skip
+    first, second = overlapping(
+        sides[0], plan.first[forward], plan.end[forward], sides[1], plan.first[rest], plan.end[rest]
+    )
     elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
     for a, b in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
         raise ConfigError(f"plan: {plan.task(b)}: its activations are on another rank, where {plan.task(a)} ran")
     order.demand(forward[first], rest[second], "whose activations it uses")
     apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
     sides = [passage[rows] for rows in (inputs, apart)]
-    first, second = overlapping(sides[0], plan.first[inputs], plan.end[inputs],
-                                sides[1], plan.first[apart], plan.end[apart])  # fmt: skip
+    first, second = overlapping(
+        sides[0], plan.first[inputs], plan.end[inputs], sides[1], plan.first[apart], plan.end[apart]
+    )
     order.demand(inputs[first], apart[second], "which makes the gradient that it uses")
 
 

@@ -161,9 +161,12 @@ def balanced(
 
 
 def balanced_cuts(
-    workload: Workload, stages: int, chunks: int = 1, at: Sequence[int] | None = None,
+    workload: Workload,
+    stages: int,
+    chunks: int = 1,
+    at: Sequence[int] | None = None,
     of_chunks: Sequence[Workload] = (),
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """Return the layers before which :func:`balanced` cuts. Raises ConfigError for more chunks than pieces.
 
     of_chunks  (stages * chunks,) the whole model as the device of each chunk computes it, if devices differ. Speed

@@ -160,8 +160,6 @@ def parts_of(workload: Workload, buckets: Sequence[Bucket]) -> tuple[Part, ...]:
     )
 
 
-
-
 def _row(
     kind: int, *, stream: bool = False, micro: int = -1, first: int = 0, end: int = 0, part: int = -1,
     needs: Sequence[int] = (), before: Sequence[int] = (),
@@ -176,9 +174,13 @@ def _row(
 
 
 def _template(
-    steps: Sequence[Sequence[Row]], workload: Workload, buckets: Sequence[Bucket], accumulation: int, sharers: int,
+    steps: Sequence[Sequence[Row]],
+    workload: Workload,
+    buckets: Sequence[Bucket],
+    accumulation: int,
+    sharers: int,
     queue: Queue | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Return the template of one rank of the `sharers` that share an update."""
     urgency = np.empty(len(buckets), dtype=np.int64)
     urgency[np.argsort([bucket.priority for bucket in buckets], kind="stable")] = np.arange(len(buckets))
@@ -196,12 +198,14 @@ def _template(
         exchanges = iter(labels)
         done = [
             dataclasses.replace(
-                row, before=[brings[nth] for nth in row.before if isinstance(nth, int)] if i else [],
-                number=number[next(exchanges)] if row.part >= 0 else -1, group=0 if row.part >= 0 else -1,
+                row,
+                before=[brings[nth] for nth in row.before if isinstance(nth, int)] if i else [],
+                number=number[next(exchanges)] if row.part >= 0 else -1,
+                group=0 if row.part >= 0 else -1,
                 nbytes=buckets[row.part].nbytes if row.part >= 0 else 0.0,
             )
             for row in rows
-        ]  # fmt: skip
+        ]
         step = step_of(done, lanes)
         step.columns["seconds"] = _seconds(workload, rows, accumulation, sharers)
         step.columns["holds"] = _holds(workload, rows)

@@ -64,10 +64,12 @@ class Draft:
         forward pass, gradients in the backward pass.
         """
         key, layers = self._new_key(), (cut, cut)
-        send = self._add(src, lanes[0], SEND, name, needs, nbytes=nbytes, peer=dst, key=key, step=step, batch=batch,
-                         layers=layers)  # fmt: skip
-        receive = self._add(dst, lanes[1], RECEIVE, name, (), nbytes=nbytes, peer=src, key=key, step=step, batch=batch,
-                            layers=layers)  # fmt: skip
+        send = self._add(
+            src, lanes[0], SEND, name, needs, nbytes=nbytes, peer=dst, key=key, step=step, batch=batch, layers=layers
+        )
+        receive = self._add(
+            dst, lanes[1], RECEIVE, name, (), nbytes=nbytes, peer=src, key=key, step=step, batch=batch, layers=layers
+        )
         return send, receive
 
     def collective(

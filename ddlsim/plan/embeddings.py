@@ -102,8 +102,9 @@ class _Steps:
             self.buckets.append(Bucket(self.replicated, self.cut, self.cut, self.cut))
             self.parts.append(Part(self.replicated, self.cut, self.tables[-1] + 1))
         self.draft = Draft(self.n_layers, [*self.parts, *parts])
-        self.forward, self.backward = ([_without(w, name, self.tables) for w in self.each]
-                                       for name in ("forward", "backward"))  # fmt: skip
+        self.forward, self.backward = (
+            [_without(w, name, self.tables) for w in self.each] for name in ("forward", "backward")
+        )
         self.vector = [ELEMENT_NBYTES[w.precision] for w in self.each]
 
     def step(self, step: int) -> None:

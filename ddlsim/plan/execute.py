@@ -91,8 +91,10 @@ def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:
     n_keys = int(plan.key.max(initial=-1)) + 1
     sizes, group, kind = np.zeros(n_keys), np.full(n_keys, -1, dtype=np.int64), np.full(n_keys, -1, dtype=np.int64)
     sizes[plan.key[rows]], group[plan.key[rows]], kind[plan.key[rows]] = (
-        plan.nbytes[rows], plan.peer[rows], plan.kind[rows],
-    )  # fmt: skip
+        plan.nbytes[rows],
+        plan.peer[rows],
+        plan.kind[rows],
+    )
     return sizes, group, kind
 
 

@@ -128,10 +128,15 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]
     stored, n, shard, last = stored_nbytes(workload), len(parts), how.shard, how.accumulation - 1
     gradient = workload.gradient_nbytes / max(workload.model.gradient_nbytes(1), 1.0)
     weights = [part.nbytes / gradient * how.element for part in parts]
-    uses = [(micro, kind, unit) for micro in range(how.accumulation)
-            for kind, order in ((FORWARD, range(n)), (BACKWARD, reversed(range(n)))) for unit in order]  # fmt: skip
-    gathered = [i for i, (_, kind, unit) in enumerate(uses)
-                if weights[unit] and shard > 1 and (kind == FORWARD or how.reshard)]  # fmt: skip
+    uses = [
+        (micro, kind, unit)
+        for micro in range(how.accumulation)
+        for kind, order in ((FORWARD, range(n)), (BACKWARD, reversed(range(n))))
+        for unit in order
+    ]
+    gathered = [
+        i for i, (_, kind, unit) in enumerate(uses) if weights[unit] and shard > 1 and (kind == FORWARD or how.reshard)
+    ]
     gather_of: dict[int, int] = {}
     sums: list[int] = []
     pending = list(gathered)
@@ -164,8 +169,9 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]
         if kind == BACKWARD and part.nbytes and micro == last:
             sums.append(_sum(rows, unit, part.nbytes, now, how))
         elif kind == BACKWARD and part.nbytes and shard > 1 and not how.no_sync:
-            rows.append(Row(0, _STREAM, REDUCE_SCATTER, nbytes=part.nbytes, micro=micro, part=unit, group=0,
-                            needs=[now]))  # fmt: skip
+            rows.append(
+                Row(0, _STREAM, REDUCE_SCATTER, nbytes=part.nbytes, micro=micro, part=unit, group=0, needs=[now])
+            )
         taken = gather(i + 1 + how.prefetch, now)
         if shard > 1 and weights[unit] and (how.reshard or kind == BACKWARD):
             taken -= weights[unit]

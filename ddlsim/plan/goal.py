@@ -86,9 +86,10 @@ class _Blocks:
                 rank = -1
             else:
                 raise self.source.error(
-                    number, f"{shown(line)}: is no operation; write 'l1: calc 100', 'l2: send 8b to 1 tag 0', 'l3: "
-                    "recv 8b from 1 tag 0', or 'l2 requires l1'"
-                )  # fmt: skip
+                    number,
+                    f"{shown(line)}: is no operation; write 'l1: calc 100', 'l2: send 8b to 1 tag 0', 'l3: "
+                    "recv 8b from 1 tag 0', or 'l2 requires l1'",
+                )
         if rank >= 0:
             raise self.source.error(None, f"ends inside rank {rank}; is the file complete? (a closing }} is missing)")
         if not self.n_ranks:
@@ -147,9 +148,10 @@ class _Blocks:
                 self.operations[second].needs.append(first)
             elif self.operations[first].kind == COMPUTE:
                 raise self.source.error(
-                    line, f"{match['later']} waits for the start of the calc {match['sooner']}; tasks of a plan wait "
-                    "for ends: wait for what that calc requires"
-                )  # fmt: skip
+                    line,
+                    f"{match['later']} waits for the start of the calc {match['sooner']}; tasks of a plan wait "
+                    "for ends: wait for what that calc requires",
+                )
             else:
                 starts.setdefault(second, []).append(first)
         needs = {each: list(self.operations[each].needs) for firsts in starts.values() for each in firsts}

@@ -111,9 +111,13 @@ def check_fetches(
 def _check_tiles(plan: Plan, replay: Replay, fetches: Touching, before: Ints) -> None:
     """Check that the shares of a group's members, side by side, are the whole updated part."""
     first, end, updated = replay.held(before)
-    position = np.array([plan.groups[group].index(rank) for group, rank in
-                         zip(plan.peer[fetches.row].tolist(), plan.rank[fetches.row].tolist(), strict=True)],
-                        dtype=np.int64)  # fmt: skip
+    position = np.array(
+        [
+            plan.groups[group].index(rank)
+            for group, rank in zip(plan.peer[fetches.row].tolist(), plan.rank[fetches.row].tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
     by_key = np.lexsort((position, plan.key[fetches.row]))
     key = plan.key[fetches.row][by_key]
     begins = np.diff(key, prepend=-1) != 0
@@ -153,9 +157,12 @@ def check_gradients(plan: Plan, order: Order) -> None:
     after = np.concatenate([deeds.row[first][j], deeds.row[1:][~first[1:]]])
     updates, updated = plan.kind[after] == UPDATE, plan.kind[before] == UPDATE
     passed = np.isin(plan.kind[before], (BACKWARD, BACKWARD_WEIGHT))
-    for pairs, why in ((passed & ~updates, "which it sums"), (updates, "whose gradients it uses"),
-                       (updated, "whose weights it brings"),
-                       (~passed & ~updates & ~updated, "which comes before it for this part")):  # fmt: skip
+    for pairs, why in (
+        (passed & ~updates, "which it sums"),
+        (updates, "whose gradients it uses"),
+        (updated, "whose weights it brings"),
+        (~passed & ~updates & ~updated, "which comes before it for this part"),
+    ):
         order.demand(before[pairs], after[pairs], why)
     forward, version = _versions(plan, forward)
     later = version > 0

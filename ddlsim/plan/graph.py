@@ -143,8 +143,10 @@ def _plan(
     place[rows] = np.arange(len(rows))
     each = [operations[i] for i in rows.tolist()]
     lane_of = [lane_names[i] for i in rows.tolist()]
-    ordered = [Lane(one.rank, name) if name is not None else Lane(one.rank, WAITING, 0)
-               for one, name in zip(each, lane_of, strict=True)]  # fmt: skip
+    ordered = [
+        Lane(one.rank, name) if name is not None else Lane(one.rank, WAITING, 0)
+        for one, name in zip(each, lane_of, strict=True)
+    ]
     if len(each) == 0 or max(one.rank for one in each) < n_ranks - 1:
         lanes[Lane(n_ranks - 1, WAITING, 0)] = 0  # a rank that does nothing is one all the same
     column = [lanes.setdefault(lane, len(lanes)) for lane in ordered]

@@ -56,9 +56,11 @@ def replicated(workload: Workload, layout: Layout) -> Workload:
     rest, shared = workload.grad_nbytes.copy(), ~np.isin(workload.tensor_layer, list(layout.split))
     rest[list(layout.split)] = 0.0
     return dataclasses.replace(
-        workload, grad_nbytes=rest, tensor_layer=workload.tensor_layer[shared],
+        workload,
+        grad_nbytes=rest,
+        tensor_layer=workload.tensor_layer[shared],
         tensor_nbytes=workload.tensor_nbytes[shared],
-    )  # fmt: skip
+    )
 
 
 def _split_tensors(workload: Workload, layout: Layout) -> list[list[Together]]:
@@ -96,11 +98,13 @@ def split_factors(workload: Workload, layout: Layout) -> Floats:
     def seconds(ways: int, device: Device, efficiency: float) -> Floats:
         layers = tuple(
             dataclasses.replace(
-                layer, flops=layer.flops / ways, n_params=layer.n_params // ways,
+                layer,
+                flops=layer.flops / ways,
+                n_params=layer.n_params // ways,
                 moved_nbytes=layer.moved_nbytes - FP32_NBYTES * float(np.prod(layer.out_shape)) * (1.0 - 1.0 / ways),
             )
             for layer in model.layers
-        )  # fmt: skip
+        )
         shared = dataclasses.replace(model, layers=layers, structure=(), trainable=False)
         batch = workload.batch_size * ways
         return roofline_times(shared, device, batch, workload.precision, efficiency, memory)[0]
@@ -160,12 +164,16 @@ class _Steps:
         self.updated = [
             [
                 self.draft.work(
-                    r, self.held[r] * workload.optimizer, kind="update", layers=(0, self.n_layers), step=step,
+                    r,
+                    self.held[r] * workload.optimizer,
+                    kind="update",
+                    layers=(0, self.n_layers),
+                    step=step,
                     needs=self.sums[r],
                 )
             ]
             for r, workload in enumerate(self.each)
-        ]  # fmt: skip
+        ]
 
     @property
     def _last(self) -> bool:
@@ -237,9 +245,7 @@ class _Steps:
                 rows = self.draft.all_reduce(members, nbytes, [done[r] for r in members], name, step=step)
                 self._add(members, rows)
 
-    def _exchange(
-        self, step: int, layer: int, done: list[list[int]], *, back: bool = False
-    ) -> list[list[int]]:
+    def _exchange(self, step: int, layer: int, done: list[list[int]], *, back: bool = False) -> list[list[int]]:
         """Exchange what a layer needs of its group's samples, or the gradients of that; return what each waits for."""
         for kind, groups, nbytes in self.layout.moves(layer, self._numbers(layer), back=back):
             waits: list[list[int]] = [[] for _ in range(self.n)]

@@ -70,9 +70,10 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
     columns: dict[str, Ints | int] = {
         "lane": plan.lane[np.concatenate([encoded, waiting[waited]])],
         "step": np.concatenate([plan.step[encoded], plan.step[waiting[waited]]]),
-        "name": len(plan.names) + np.repeat([0, 1], [n, len(waited)]), "part": plan.part[summed],
+        "name": len(plan.names) + np.repeat([0, 1], [n, len(waited)]),
+        "part": plan.part[summed],
         "every": plan.every[summed],
-    }  # fmt: skip
+    }
     order = np.lexsort((summed, before))
     columns = {name: value[order] if isinstance(value, np.ndarray) else value for name, value in columns.items()}
     place = np.empty(len(order), dtype=np.int64)

@@ -120,9 +120,13 @@ def _interfaces(cluster: Cluster, place: Ints, what: str) -> Interfaces:
     ends = np.concatenate([source[apart], target[apart]])
     twice = np.concatenate([np.flatnonzero(apart)] * 2)
     return Interfaces(
-        what, place, _width(cluster, source[apart], apart, n), _width(cluster, target[apart], apart, n),
-        _width(cluster, ends, twice, n), cluster,
-    )  # fmt: skip
+        what,
+        place,
+        _width(cluster, source[apart], apart, n),
+        _width(cluster, target[apart], apart, n),
+        _width(cluster, ends, twice, n),
+        cluster,
+    )
 
 
 def _width(cluster: Cluster, place: Ints, links: Bools | Ints, n: int) -> Width:

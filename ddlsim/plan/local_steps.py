@@ -150,7 +150,11 @@ def _template(workload: Workload, averages: Sequence[Average], accumulation: int
     step = step_of(rows, lanes)
     n_steps = max([N_STEPS, *(each.delay + 2 for each in averages)])
     return template_of(
-        [step] * n_steps, lanes, groups=[(0,)] * len(averages),
-        parts=[Part(each.share * workload.gradient_nbytes, 0, n_layers) for each in averages], n_layers=n_layers,
-        names=names, cycles=tuple(cycles),
-    )  # fmt: skip
+        [step] * n_steps,
+        lanes,
+        groups=[(0,)] * len(averages),
+        parts=[Part(each.share * workload.gradient_nbytes, 0, n_layers) for each in averages],
+        n_layers=n_layers,
+        names=names,
+        cycles=tuple(cycles),
+    )

@@ -107,8 +107,11 @@ class Mesh:
         group = getattr(self, self.order[0])
         begins = np.flatnonzero(np.diff(host, prepend=-1))
         ends = np.append(begins[1:], len(places))
-        whole = [places[i : i + group] for begin, end in zip(begins, ends, strict=True)
-                 for i in range(begin, end - group + 1, group)]  # fmt: skip
+        whole = [
+            places[i : i + group]
+            for begin, end in zip(begins, ends, strict=True)
+            for i in range(begin, end - group + 1, group)
+        ]
         enough = len(whole) * group >= self.n_ranks
         return (np.concatenate(whole) if enough else places)[: self.n_ranks]
 
@@ -118,9 +121,12 @@ class Mesh:
 
 @checked
 def mesh_of(
-    n_ranks: Count, data: Count | None = None, pipeline: Count = 1, tensor: Count = 1,
+    n_ranks: Count,
+    data: Count | None = None,
+    pipeline: Count = 1,
+    tensor: Count = 1,
     order: tuple[Axis, ...] = ("tensor", "data", "pipeline"),
-) -> Mesh:  # fmt: skip
+) -> Mesh:
     """Return the mesh of `n_ranks` ranks; `data` is by default ``n_ranks / (pipeline * tensor)``.
 
     Raises ConfigError, naming the nearest meshes, if the product of the sizes is not `n_ranks`.

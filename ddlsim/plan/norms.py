@@ -55,8 +55,9 @@ def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Seque
     """
     sums = [
         [(ranks, 2.0 * FP32_NBYTES * n) for ranks, n, size in each if n and size > 1]
-        for each in rounds if any(workload.norms > 0.0 for workload in workloads)
-    ]  # fmt: skip
+        for each in rounds
+        if any(workload.norms > 0.0 for workload in workloads)
+    ]
     sums = [each for each in sums if each]
     return _with_norms(plan, workloads, 1.0, ALL_REDUCE, sums) if sums else plan
 
@@ -75,9 +76,12 @@ def with_stage_norms(plan: Plan, workloads: Sequence[Workload], replicas: int) -
 
 
 def _with_norms(
-    plan: Plan, workloads: Sequence[Workload], share: float, kind: int,
+    plan: Plan,
+    workloads: Sequence[Workload],
+    share: float,
+    kind: int,
     rounds: Sequence[Sequence[tuple[Sequence[int], float]]],
-) -> Plan:  # fmt: skip
+) -> Plan:
     """Return the plan in which ranks compute norms and exchange them, before the first update of each step.
 
     workloads  of each rank: the share of an update that is norms
@@ -92,8 +96,9 @@ def _with_norms(
             "their norms could be gathered together; use another overlap than 'priority', such as 'ddp'"
         )
     of_update = np.array([w.norms / w.optimizer if w.optimizer > 0.0 else 0.0 for w in workloads])[plan.rank[updates]]
-    _, first, turn = np.unique(plan.step[updates] * plan.n_ranks + plan.rank[updates], return_index=True,
-                               return_inverse=True)  # fmt: skip
+    _, first, turn = np.unique(
+        plan.step[updates] * plan.n_ranks + plan.rank[updates], return_index=True, return_inverse=True
+    )
     by_row = np.argsort(first)  # the first update of each rank and step, in the order of the rows
     firsts, turn = updates[first[by_row]], np.argsort(by_row)[turn.reshape(-1)]
     rank, step, width = plan.rank[firsts], plan.step[firsts], 1 + len(rounds)
@@ -125,14 +130,21 @@ def _with_norms(
         "name": np.full(int(there.sum()), len(plan.names)),
     }  # fmt: skip
     whole = dataclasses.replace(
-        plan, lanes=(*plan.lanes, *(Lane(r, "norms") for r in range(plan.n_ranks))), groups=tuple(groups),
-        seconds=changed, key=np.where(plan.key >= 0, plan.key + plan.step * n_keys, -1),
-    )  # fmt: skip
+        plan,
+        lanes=(*plan.lanes, *(Lane(r, "norms") for r in range(plan.n_ranks))),
+        groups=tuple(groups),
+        seconds=changed,
+        key=np.where(plan.key >= 0, plan.key + plan.step * n_keys, -1),
+    )
     return inserted(
-        whole, (NORMS,), np.repeat(firsts, there.sum(axis=1)), columns,
+        whole,
+        (NORMS,),
+        np.repeat(firsts, there.sum(axis=1)),
+        columns,
         needing=(place[turn[np.searchsorted(updates, row[waits])], 0], plan.needs[waits]),
-        needed=(firsts, place.max(axis=1, where=there, initial=-1)), chain=(chain, chain - 1),
-    )  # fmt: skip
+        needed=(firsts, place.max(axis=1, where=there, initial=-1)),
+        chain=(chain, chain - 1),
+    )
 
 
 def _keys_before(plan: Plan, step: Ints) -> Ints:

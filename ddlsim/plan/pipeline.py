@@ -92,9 +92,13 @@ def in_replicas(template: Plan, mesh: Mesh, batches: tuple[int, int, int]) -> St
             members = ranks[:, stages[0]] if len(stages) == 1 else own[list(stages)]
             of[replica, nth] = groups.setdefault(tuple(members.tolist()), len(groups))
     return StepProgram(
-        templates=(template,), ranks=ranks, groups=tuple(groups), group_of=of, template_of=np.zeros_like(ranks),
+        templates=(template,),
+        ranks=ranks,
+        groups=tuple(groups),
+        group_of=of,
+        template_of=np.zeros_like(ranks),
         batches=batches,
-    )  # fmt: skip
+    )
 
 
 def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:

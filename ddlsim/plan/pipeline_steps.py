@@ -118,9 +118,11 @@ class Template:
             mine &= np.cumsum(mine) == 1
             left = np.bincount(work.tensor_layer[mine], work.tensor_nbytes[mine], len(work.forward))
             work = dataclasses.replace(
-                work, grad_nbytes=work.grad_nbytes - left, tensor_layer=work.tensor_layer[~mine],
+                work,
+                grad_nbytes=work.grad_nbytes - left,
+                tensor_layer=work.tensor_layer[~mine],
                 tensor_nbytes=work.tensor_nbytes[~mine],
-            )  # fmt: skip
+            )
         return work
 
     def template(self, steps: Sequence[Step], delays: tuple[int, ...] = ()) -> Plan:
@@ -227,8 +229,9 @@ class Template:
         kind = REDUCE_SCATTER if self.sharded else ALL_REDUCE
         return self._collective(kind, stage, (stage,), part, [row])
 
-    def _collective(self, kind: int, stage: int, stages: tuple[int, ...], part: int, needs: list[int],
-                    number: int | None = None) -> int:  # fmt: skip
+    def _collective(
+        self, kind: int, stage: int, stages: tuple[int, ...], part: int, needs: list[int], number: int | None = None
+    ) -> int:
         if stages not in self.groups:
             self.groups.append(stages)
         shared = len(stages) == 1
@@ -316,8 +319,9 @@ class Blocks(Template):
         column["number"][:n] = np.where(carries, numbers, column["number"][:n])
         shared = np.array([len(stages) == 1 for stages in self.groups] + [False])[column["group"]]
         column["number"] += np.where(shared, self.n_alone, 0)
-        needs.append(_pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows))
-                             for need in self.rows[i].needs]))  # fmt: skip
+        needs.append(
+            _pairs([(self.n_before + i, need) for i in range(n_made, len(self.rows)) for need in self.rows[i].needs])
+        )
         inside, (row, need) = _joined(needs), _pairs(before)
         return Step(column, inside), Step(column, inside, (row, need, np.ones_like(row)))
 
@@ -384,8 +388,9 @@ class Blocks(Template):
             return []
         gathers = [
             self._collective(ALL_GATHER, stage, (stage,), part, [row])
-            for chunk, row in updates.items() for part in reversed(self.parts_of.get(chunk, []))
-        ]  # fmt: skip
+            for chunk, row in updates.items()
+            for part in reversed(self.parts_of.get(chunk, []))
+        ]
         if tied is not None:
             gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
         return gathers

@@ -284,9 +284,10 @@ class Plan:
         arrays = (*COLUMNS, "need_offsets", "needs")
         return all(
             np.array_equal(getattr(self, name), getattr(other, name))
-            if name in arrays else getattr(self, name) == getattr(other, name)
+            if name in arrays
+            else getattr(self, name) == getattr(other, name)
             for name in names
-        )  # fmt: skip
+        )
 
     def __hash__(self) -> int:
         return hash((self.lanes, self.groups, self.parts, len(self)))

@@ -265,9 +265,7 @@ class StepProgram:
         instances = [[self.groups[i] for i in np.unique(each).tolist()] for each in self.group_of.T]
         return Copies(self.ranks, instances[: len(self.template.groups)])
 
-    def bound(
-        self, begin: int, end: int, carriers: Carriers | None = None, seconds: Floats | None = None
-    ) -> Bound:
+    def bound(self, begin: int, end: int, carriers: Carriers | None = None, seconds: Floats | None = None) -> Bound:
         """Return lower bounds on the time of the steps `begin` to `end` - 1: see :func:`ddlsim.plan.bounds.of_steps`.
 
         A program for several kinds of devices, or with tasks that take place only in some steps, is expanded first.
@@ -298,10 +296,13 @@ class StepProgram:
         shown = min(live, last) + 1
         rows = [np.arange(begins[slot], begins[slot + 1]) for slot in range(shown)]
         return LiveSteps(
-            self.unroll_all(shown), tasks, np.concatenate([*rows, np.tile(rows[-1], live + 1 - shown)]),
+            self.unroll_all(shown),
+            tasks,
+            np.concatenate([*rows, np.tile(rows[-1], live + 1 - shown)]),
             tuple(slice(a, b) for a, b in itertools.pairwise(begins.tolist())),
-            tuple(slice(a, b) for a, b in itertools.pairwise(key_begins.tolist())), live,
-        )  # fmt: skip
+            tuple(slice(a, b) for a, b in itertools.pairwise(key_begins.tolist())),
+            live,
+        )
 
     def _slots(
         self, slots: Ints, every: TaskColumns, begins: Ints, key_begins: Ints, live: int, *, repeat: bool
@@ -431,9 +432,12 @@ def _taking_place(plan: Plan) -> Plan:
     column["key"] = np.where(column["key"] >= 0, np.searchsorted(keys, column["key"]), -1)
     column["every"] = np.zeros(len(lists), dtype=np.int64)
     return dataclasses.replace(
-        plan, cycles=(), need_offsets=np.cumsum([0, *map(len, lists)]),
-        needs=np.array([need for each in lists for need in each], dtype=np.int64), **column,
-    )  # fmt: skip
+        plan,
+        cycles=(),
+        need_offsets=np.cumsum([0, *map(len, lists)]),
+        needs=np.array([need for each in lists for need in each], dtype=np.int64),
+        **column,
+    )
 
 
 class Folded(NamedTuple):

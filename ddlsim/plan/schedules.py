@@ -57,9 +57,13 @@ class Schedules:
     """
 
     def __init__(
-        self, plan: Plan, algorithm: str | Collective | Mapping[str, str | Collective], cluster: Cluster | None = None,
-        nodes: Ints | None = None, rank_order: str | Sequence[int] = "given",
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        algorithm: str | Collective | Mapping[str, str | Collective],
+        cluster: Cluster | None = None,
+        nodes: Ints | None = None,
+        rank_order: str | Sequence[int] = "given",
+    ) -> None:
         self.plan, self.cluster, self.nodes = plan, cluster, nodes
         self.algorithms = _resolved(_algorithms(algorithm), plan, cluster, nodes)
         self.orders = [_wanted(rank_order, plan, group) for group in plan.groups]

@@ -32,8 +32,9 @@ def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     servers = tuple(range(n, n + n_servers))
     queue = int(plan.queue[copied[0]]) if len(copied) else -1
     lanes = (*plan.lanes, *(Lane(server, "server", queue) for server in servers))
-    columns: dict[str, Any] = {name: np.concatenate([getattr(plan, name), *[getattr(plan, name)[copied]] * n_servers])
-               for name in COLUMNS}  # fmt: skip
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(plan, name), *[getattr(plan, name)[copied]] * n_servers]) for name in COLUMNS
+    }
     columns["lane"][len(plan) :] = np.repeat(len(plan.lanes) + np.arange(n_servers), len(copied))
     columns["kind"][columns["kind"] == ALL_REDUCE] = PUSH_PULL
     offsets = np.append(plan.need_offsets, np.full(n_servers * len(copied), plan.need_offsets[-1]))

@@ -18,7 +18,7 @@ from ddlsim.plan.plan import (
     Bools,
     Ints,
     Plan,
-)  # fmt: skip
+)
 
 #: of a number that stands for a micro-batch; sums wrap around
 Marks = npt.NDArray[np.uint64]
@@ -38,9 +38,7 @@ class Replay:
     marks          (n_batches, width) of the batches
     """
 
-    def __init__(
-        self, plan: Plan, rows: Ints, places: Ints, contributions: Ints, marks: Marks
-    ) -> None:
+    def __init__(self, plan: Plan, rows: Ints, places: Ints, contributions: Ints, marks: Marks) -> None:
         self.plan, self.rows = plan, rows
         own_place, own_batch = contributions
         self.places = np.union1d(own_place, places)

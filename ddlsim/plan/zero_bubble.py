@@ -45,12 +45,16 @@ def zb_v(ranks: Count, micro_batches: Count) -> PassOrder:
         ahead = 2 * (ranks - rank) - 1 + rank  # forward passes of the first chunk before the steady state
         both: list[tuple[Kind, int]] = [("B", down), ("W", down), ("F", up), ("B", up), ("W", up)]
         blocks: list[tuple[int, list[tuple[Kind, int]]]] = [
-            (ahead - rank, [("F", down)]), (rank, [("F", up), ("F", down)]),
+            (ahead - rank, [("F", down)]),
+            (rank, [("F", up), ("F", down)]),
             (ranks - rank, [("F", up), ("B", up), ("W", up)]),
-            (n - ahead, [("F", down), *both]), (ahead - ranks, both),
-            (rank, [("B", down), ("B", up)]), (ranks - rank, [("B", down), ("W", down)]),
-            (rank, [("W", up)]), (rank, [("W", down)]),
-        ]  # fmt: skip
+            (n - ahead, [("F", down), *both]),
+            (ahead - ranks, both),
+            (rank, [("B", down), ("B", up)]),
+            (ranks - rank, [("B", down), ("W", down)]),
+            (rank, [("W", up)]),
+            (rank, [("W", down)]),
+        ]
         micro: dict[tuple[Kind, int], int] = {}  # the next one
         passes = []
         for times, what in blocks:

@@ -72,10 +72,14 @@ def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tup
     if candidate.workers > 1:
         plain = evaluator.outcomes([case.plain])[0]
         found += [
-            _gpus(case, efficiency, plain), _servers(case, evaluator), _medium(case, plain, evaluator),
-            _helpers(case, plain, evaluator), _local(case, plain, evaluator), _balance(case, evaluator),
+            _gpus(case, efficiency, plain),
+            _servers(case, evaluator),
+            _medium(case, plain, evaluator),
+            _helpers(case, plain, evaluator),
+            _local(case, plain, evaluator),
+            _balance(case, evaluator),
             _partition(case),
-        ]  # fmt: skip
+        ]
     return tuple(found)
 
 

@@ -32,9 +32,13 @@ from ddlsim.ties import in_order, tie
 SAME = 0.0005
 #: what decides, in this order, where what was asked ties; and what the worse one is called
 _REST = {
-    "time": "slower", "cost": "dearer", "energy": "with more energy", "devices": "with more devices",
-    "simplicity": "less simple", "order": "named later",
-}  # fmt: skip
+    "time": "slower",
+    "cost": "dearer",
+    "energy": "with more energy",
+    "devices": "with more devices",
+    "simplicity": "less simple",
+    "order": "named later",
+}
 
 
 def levels(

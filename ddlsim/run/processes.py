@@ -41,9 +41,13 @@ class Processes:
     """
 
     def __init__(
-        self, n_workers: int, work: Callable[[Any], object], warm: Callable[[], None] | None = None, *,
+        self,
+        n_workers: int,
+        work: Callable[[Any], object],
+        warm: Callable[[], None] | None = None,
+        *,
         option: str = "jobs",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.n_workers, self._work, self._option = n_workers, work, option
         self._orders: SimpleQueue[tuple[Future[Any], object] | None] = SimpleQueue()
         self._lock = threading.Lock()

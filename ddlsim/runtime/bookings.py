@@ -29,7 +29,7 @@ from ddlsim.plan.plan import (
     Floats,
     Ints,
     Plan,
-)  # fmt: skip
+)
 from ddlsim.plan.tensor_ranks import PRODUCT
 from ddlsim.runtime import recorder as rc
 from ddlsim.runtime.loop import Traffic
@@ -273,9 +273,11 @@ class Bookings:
         since[shape.first[ranks]] = self.booked[ranks]
         ready = np.minimum(np.maximum(ready, since), start)
         spans = (
-            (rc.WAITING, begun, since, ready), (rc.COMMUNICATION, begun, ready, start),
-            (rc.COMPUTE, over & ~shape.samples, start, end), (rc.INPUT, over & shape.samples, start, end),
-        )  # fmt: skip
+            (rc.WAITING, begun, since, ready),
+            (rc.COMMUNICATION, begun, ready, start),
+            (rc.COMPUTE, over & ~shape.samples, start, end),
+            (rc.INPUT, over & shape.samples, start, end),
+        )
         for kind, which, begins, ends in spans:
             who, until = rank[which], ends[which]
             place, first, last = np.arange(len(who)), begins[which], until

@@ -165,9 +165,13 @@ class Communicator:
                 self._costs[phase.kind] = known_cost(setting, cost, self.owner, chosen, phase.groups[0], phase.kind)
 
     def enter(
-        self, key: Hashable, worker: Worker, nbytes: float, kind: str = "all_reduce",
+        self,
+        key: Hashable,
+        worker: Worker,
+        nbytes: float,
+        kind: str = "all_reduce",
         algorithm: str | Collective | None = None,
-    ) -> simpy.Event:  # fmt: skip
+    ) -> simpy.Event:
         """Let a member enter a collective over `nbytes` now, by default by the fabric's algorithm; return the event of
         its end for this member.
 

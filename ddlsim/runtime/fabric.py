@@ -137,9 +137,12 @@ def with_algorithm(fabric: Fabric, cluster: Cluster, nodes: Sequence[int]) -> Fa
 
 
 def algorithm_for(
-    algorithm: str | Collective, cluster: Cluster, nodes: Sequence[int], cost: str = "simulated",
+    algorithm: str | Collective,
+    cluster: Cluster,
+    nodes: Sequence[int],
+    cost: str = "simulated",
     kind: str = "all_reduce",
-) -> str | Collective:  # fmt: skip
+) -> str | Collective:
     """Return the algorithm, with "default" resolved for the nodes: with calibrated costs, that of the curve."""
     if algorithm != "default":
         return algorithm

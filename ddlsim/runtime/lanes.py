@@ -510,9 +510,13 @@ def _begins(ops: Sequence[Op]) -> list[int]:
 
 
 def tables_of(
-    workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequence[int]], depth: int, crashes: Crashes = (),
+    workers: Sequence[Worker],
+    ops: Sequence[Op],
+    ends: Sequence[Sequence[int]],
+    depth: int,
+    crashes: Crashes = (),
     start: float = 0.0,
-) -> ls.Tables:  # fmt: skip
+) -> ls.Tables:
     """Return the tables of workers that begin at `start` (s), each with ways to its `ends`; no servers yet."""
     n, n_ways = len(workers), sum(len(each) for each in ends)
     table = np.zeros(len(ops), dtype=ls.OP)

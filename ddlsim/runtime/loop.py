@@ -83,9 +83,11 @@ class Traffic(NamedTuple):
     def plus(self, other: Traffic, share: float) -> Traffic:
         """Return this and a `share` of another's."""
         return Traffic(
-            self.nbytes + share * other.nbytes, self.busy + share * other.busy, self.sent + share * other.sent,
+            self.nbytes + share * other.nbytes,
+            self.busy + share * other.busy,
+            self.sent + share * other.sent,
             self.n_messages + int(share * other.n_messages),
-        )  # fmt: skip
+        )
 
 
 class _Known(NamedTuple):

@@ -248,10 +248,13 @@ def run_local_steps(setting: Setting, rules: Sequence[Rule], *, owner: str) -> l
     apart = max([2, *(each.delay + each.steps.period for each in averages)]) + 2
     n_tasks = len(models.replicas) * (2 * accumulation + 1 + 4 * len(averages))  # of a step, at most
     run = TableRun(
-        setting, lambda workloads: local_steps(workloads, averages, accumulation, codes=codes),
+        setting,
+        lambda workloads: local_steps(workloads, averages, accumulation, codes=codes),
         lambda gradients, plan: _ByGroup([each for rule in rules for each in rule.rounds]),
-        live=min(apart, max(LEAST_APART, MOST_TASKS // n_tasks)), models=models, owner=owner,
-    )  # fmt: skip
+        live=min(apart, max(LEAST_APART, MOST_TASKS // n_tasks)),
+        models=models,
+        owner=owner,
+    )
     models.runs(run)
     setting.loop.drive(run)
     return models.replicas

@@ -306,9 +306,13 @@ class TableRun:
     def _common_model(self, met: Met | None) -> CommonModel:
         """Return the model that all workers share, which is the result of the run."""
         model = CommonModel(
-            self.learner, self.n_learners, lambda step, gradients: self.exchanges.mean(step, gradients), self.samples,
-            self.began, met,
-        )  # fmt: skip
+            self.learner,
+            self.n_learners,
+            lambda step, gradients: self.exchanges.mean(step, gradients),
+            self.samples,
+            self.began,
+            met,
+        )
         self.setting.model, self.setting.optimizer = lambda: model.params, lambda: model.state
         return model
 

@@ -77,9 +77,11 @@ class _Downpour:
         if packs:
             ops.append(Op(ls.ASK, follow=self.packed))
         ops += [
-            Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull", waits="its parameter servers"),
-            Op(ls.WORK, "decode"), Op(ls.STEP, follow=self.pulled if follows else None),
-        ]  # fmt: skip
+            Op(ls.WORK, "encode"),
+            Op(ls.EXCHANGE, "push and pull", waits="its parameter servers"),
+            Op(ls.WORK, "decode"),
+            Op(ls.STEP, follow=self.pulled if follows else None),
+        ]
         seconds = [servers.apply_time + servers.messages.server_seconds(i) for i in range(len(servers.nodes))]
         self.lanes = Lanes(
             setting,

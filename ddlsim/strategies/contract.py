@@ -32,9 +32,12 @@ REQUIRED: dict[str, Parameters] = {"start": (("setting",), ()), "buckets": (("wo
 OPTIONAL: dict[str, Parameters] = {}
 #: a method describes what another one does: a subclass that overrides the second must override the first, too
 _DESCRIBES = {
-    "program": ("start",), "plan": ("start", "program"), "folded_program": ("start", "program", "plan"),
-    "peak_memory": ("program", "plan"), "stages": ("stage",),
-}  # fmt: skip
+    "program": ("start",),
+    "plan": ("start", "program"),
+    "folded_program": ("start", "program", "plan"),
+    "peak_memory": ("program", "plan"),
+    "stages": ("stage",),
+}
 
 
 def _optional(default: Callable[Concatenate[Contract, P], R]) -> Callable[Concatenate[Contract, P], R]:

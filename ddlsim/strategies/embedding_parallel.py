@@ -37,7 +37,7 @@ from ddlsim.workload.table_placement import (
     place,
     tables_of,
     work_of,
-)  # fmt: skip
+)
 
 InOrder = NoOverlap | PerLayer | DdpBuckets
 #: workers from which on the one that computes the bottom MLP for all holds no tables (NVIDIA's DLRM)
@@ -176,10 +176,12 @@ class EmbeddingParallel(DealtOut):
         tables = sum(space.on_device(shard) for shard in shards)
         rows = sum(space.cached(shard) * space.row * shard.rows for shard in shards)
         memory = Memory(
-            dense.weights + tables - rows + copies * space.element, dense.gradients + copies * space.element,
-            dense.optimizer + rows, dense.activations,
+            dense.weights + tables - rows + copies * space.element,
+            dense.gradients + copies * space.element,
+            dense.optimizer + rows,
+            dense.activations,
             dense.buffers + space.sample * sum(shard.columns for shard in shards),
-        )  # fmt: skip
+        )
         return Stage(workload, memory=memory)
 
     # ------------------------------------------------------------ the step

@@ -159,9 +159,13 @@ class FSDP:
         an all-reduce without such halves."""
         reduce_scatter, all_gather = halves_of(fabric, self.label)
         return dataclasses.replace(
-            self, reduce_scatter=reduce_scatter, all_gather=all_gather, rank_order=fabric.rank_order, cost=fabric.cost,
+            self,
+            reduce_scatter=reduce_scatter,
+            all_gather=all_gather,
+            rank_order=fabric.rank_order,
+            cost=fabric.cost,
             all_reduce=None if self.shard is None else fabric.algorithm,
-        )  # fmt: skip
+        )
 
     # ------------------------------------------------------------ who has what
 
@@ -245,10 +249,14 @@ class FSDP:
         if self.stage < 3:
             policy = overlap_named("ddp" if self.overlap is None else self.overlap)
             program = sharded(
-                each, None, policy.buckets, accumulation=accumulation,
-                overlap=not isinstance(policy, NoOverlap), no_sync=self.stage == 1 or self.no_sync,
+                each,
+                None,
+                policy.buckets,
+                accumulation=accumulation,
+                overlap=not isinstance(policy, NoOverlap),
+                no_sync=self.stage == 1 or self.no_sync,
                 param_dtype=self.param_dtype,
-            )  # fmt: skip
+            )
         else:
             program = fully_sharded(
                 each, None, self._units(model), accumulation=accumulation, prefetch=self._ahead,
@@ -298,9 +306,10 @@ class FSDP:
         each = [worker.workload for worker in setting.workers]
         accumulation = setting.workers[0].accumulation
         algorithms = {
-            "reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather,
+            "reduce_scatter": self.reduce_scatter,
+            "all_gather": self.all_gather,
             "all_reduce": "default" if self.all_reduce is None else self.all_reduce,
-        }  # fmt: skip
+        }
         program = self.program(each, accumulation)
         first = program.unroll(1)
         schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
@@ -313,9 +322,12 @@ class FSDP:
             return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", algorithms=halves)
 
         run_table(
-            setting, program, exchanges,
-            samples=sum(worker.samples_per_step for worker in setting.workers), owner="FSDP",
-        )  # fmt: skip
+            setting,
+            program,
+            exchanges,
+            samples=sum(worker.samples_per_step for worker in setting.workers),
+            owner="FSDP",
+        )
 
 
 @functools.lru_cache(maxsize=16)
@@ -345,9 +357,12 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
     def memory(zero: int) -> Memory:
         recompute = "full" if strategy.recompute == "early-stop" else strategy.recompute
         holding = Holding(
-            workload.rule or "momentum", zero=zero if shards > 1 else 0, shards=shards, recompute=recompute,
+            workload.rule or "momentum",
+            zero=zero if shards > 1 else 0,
+            shards=shards,
+            recompute=recompute,
             flash=workload.flash,
-        )  # fmt: skip
+        )
         return memory_of(model, samples, precision, holding, n_workers=n_workers)
 
     held, unshared = memory(strategy.stage), memory(0 if shards == 1 else 1)

@@ -282,14 +282,19 @@ class _Pairs:
         learns = packs or setting.learner.task is not None
         asking = [
             *([Op(ls.ASK if packs else ls.NOTE, follow=self._packed)] if learns else []),
-            Op(ls.WORK, "encode"), Op(ls.DISPATCH, "average with", number=1),
-        ]  # fmt: skip
+            Op(ls.WORK, "encode"),
+            Op(ls.DISPATCH, "average with", number=1),
+        ]
         ops = [
-            Op(ls.CHOOSE, number=len(asking)), *asking, *gradient(setting, self._drawn if learns else None),
+            Op(ls.CHOOSE, number=len(asking)),
+            *asking,
+            *gradient(setting, self._drawn if learns else None),
             Op(ls.JOIN, "averaging", waits="the average with its neighbour"),
-            *([Op(ls.ASK, follow=self._come)] if packs else []), Op(ls.WORK, "decode"), OPTIMIZER,
+            *([Op(ls.ASK, follow=self._come)] if packs else []),
+            Op(ls.WORK, "decode"),
+            OPTIMIZER,
             Op(ls.STEP, follow=self._step if learns else None, number=ls.AGED),
-        ]  # fmt: skip
+        ]
         first = setting.workers[0]
         self.lanes = Lanes(
             setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
@@ -427,14 +432,18 @@ class _Gossip:
         pushing = [
             Op(ls.JOIN, "push", waits="its last push"),
             *([Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if learns else []),
-            Op(ls.WORK, "encode"), Op(ls.DISPATCH, "push to"),
-        ]  # fmt: skip
+            Op(ls.WORK, "encode"),
+            Op(ls.DISPATCH, "push to"),
+        ]
         merging = [Op(ls.ASK, follow=self._come), Op(ls.WORK, "decode"), Op(ls.NOTE, follow=self._merge)]
         ops = [
-            *(merging if learns else []), *gradient(setting, self._drawn if learns else None), OPTIMIZER,
+            *(merging if learns else []),
+            *gradient(setting, self._drawn if learns else None),
+            OPTIMIZER,
             Op(ls.STEP, follow=self._step if learns else None, number=ls.EACH),
-            Op(ls.CHOOSE, number=len(pushing)), *pushing,
-        ]  # fmt: skip
+            Op(ls.CHOOSE, number=len(pushing)),
+            *pushing,
+        ]
         first = setting.workers[0]
         self.lanes = Lanes(
             setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,

@@ -148,9 +148,13 @@ class Hybrid(DealtOut, WithFabric):
 
     def _program(self, workloads: Sequence[Workload], accumulation: int, policy: Overlap) -> StepProgram:
         return hybrid(
-            workloads, self.layout(workloads[0], len(workloads)), policy.buckets,
-            accumulation=accumulation, at_end=isinstance(policy, NoOverlap), blocking=isinstance(policy, WhileWaiting),
-        )  # fmt: skip
+            workloads,
+            self.layout(workloads[0], len(workloads)),
+            policy.buckets,
+            accumulation=accumulation,
+            at_end=isinstance(policy, NoOverlap),
+            blocking=isinstance(policy, WhileWaiting),
+        )
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for a custom optimizer that works layer by layer."""
@@ -179,6 +183,9 @@ class Hybrid(DealtOut, WithFabric):
             return OfReplicas(dense, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
 
         run_table(
-            setting, program, exchanges,
-            samples=sum(worker.samples_per_step for worker in setting.workers), owner="Hybrid",
-        )  # fmt: skip
+            setting,
+            program,
+            exchanges,
+            samples=sum(worker.samples_per_step for worker in setting.workers),
+            owner="Hybrid",
+        )

@@ -126,9 +126,10 @@ class _Rounds:
 
 def _start(setting: Setting, center: CentralModel, *, again: bool) -> None:
     rounds = _Rounds(center)
-    center.servers.plan(gradient(setting, None), [
-        f"an update takes the first {center.count} gradients; other workers drop what they do and start again"
-    ])  # fmt: skip
+    center.servers.plan(
+        gradient(setting, None),
+        [f"an update takes the first {center.count} gradients; other workers drop what they do and start again"],
+    )
     for worker in setting.workers:
         setting.loop.env.process(rounds.work(worker, again=again))
 

@@ -147,9 +147,11 @@ class SlowMo(Periodic):
 
 
 def _start(
-    strategy: BMUF | DiLoCo | SlowMo, setting: Setting, then: Callable[[Value[Array]], Value[Array]],
+    strategy: BMUF | DiLoCo | SlowMo,
+    setting: Setting,
+    then: Callable[[Value[Array]], Value[Array]],
     merge: Callable[[Replica, Value[Array]], None] | None = None,
-) -> list[Replica]:  # fmt: skip
+) -> list[Replica]:
     """Start workers that continue from ``then(mean of their models)``; return their replicas."""
     rule = Rule(Average(Every(strategy.period)), [communicator(setting, strategy)], then=then, merge=merge)
     return run_local_steps(setting, [rule], owner=type(strategy).__name__)

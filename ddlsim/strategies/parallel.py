@@ -57,8 +57,10 @@ MOST_TASKS = 1_000_000
 #: tasks of all ranks that are written out as a plan
 MOST_WRITTEN = 4_000_000
 BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
-    "none": one_bucket, "layer": per_layer, "ddp": ddp_buckets,
-}  # fmt: skip
+    "none": one_bucket,
+    "layer": per_layer,
+    "ddp": ddp_buckets,
+}
 
 
 @checked
@@ -371,15 +373,21 @@ class Parallel(WithFabric):
         if self.tensor == 1 and self._again == "none":
             return _cut_at(workload, cuts)
         kept = functools.partial(
-            kept_nbytes, precision=workload.precision, tensor=self.tensor, sequence=self.sequence,
-            recompute=self._again, flash=workload.flash,
-        )  # fmt: skip
+            kept_nbytes,
+            precision=workload.precision,
+            tensor=self.tensor,
+            sequence=self.sequence,
+            recompute=self._again,
+            flash=workload.flash,
+        )
         return tuple(
             dataclasses.replace(
-                chunk, enters=chunk.enters / self.tensor if i else chunk.enters,
+                chunk,
+                enters=chunk.enters / self.tensor if i else chunk.enters,
                 kept=workload.batch_size * kept(chunk.workload.model.layers)[0],
-            ) for i, chunk in enumerate(_cut_at(self._shard(workload).workload, cuts))
-        )  # fmt: skip
+            )
+            for i, chunk in enumerate(_cut_at(self._shard(workload).workload, cuts))
+        )
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
@@ -484,9 +492,13 @@ class Parallel(WithFabric):
         groups = self._group_schedules(cluster, np.array(nodes))
 
         def program() -> StepProgram:
-            seconds = None if groups is None else least_exchange_seconds(
-                cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
-            )  # fmt: skip
+            seconds = (
+                None
+                if groups is None
+                else least_exchange_seconds(
+                    cluster, tuple(map(tuple, groups.nodes.tolist())), groups.inside, self.algorithm
+                )
+            )
             costs = costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds)
             return outlined(self._outline(mesh, micro_batches, len(cuts) + 1), costs)
 
@@ -632,13 +644,15 @@ def joined(chunks: tuple[Chunk, ...]) -> Workload:
     whole = first.model.name.partition(", layers")[0]
     layers = tuple(layer for work in works for layer in work.model.layers)
     return dataclasses.replace(
-        first, model=dataclasses.replace(first.model, name=f"{whole}, layers {name}", layers=layers),
+        first,
+        model=dataclasses.replace(first.model, name=f"{whole}, layers {name}", layers=layers),
         forward=np.concatenate([work.forward for work in works]),
-        backward=np.concatenate([work.backward for work in works]), optimizer=sum(work.optimizer for work in works),
+        backward=np.concatenate([work.backward for work in works]),
+        optimizer=sum(work.optimizer for work in works),
         grad_nbytes=np.concatenate([work.grad_nbytes for work in works]),
         tensor_layer=np.concatenate([work.tensor_layer + at for work, at in zip(works, starts, strict=True)]),
         tensor_nbytes=np.concatenate([work.tensor_nbytes for work in works]),
-    )  # fmt: skip
+    )
 
 
 # ------------------------------------------------------------ weights of asynchronous pipelines

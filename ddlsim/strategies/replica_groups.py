@@ -119,8 +119,12 @@ class Elements:
     def without(cls, setting: Setting, layers: Collection[int]) -> Elements:
         """Return the elements of all layers except some."""
         model = setting.workers[0].workload.model
-        left = {f"{layer.name}.{name}" for i, layer in enumerate(model.layers) if i not in layers
-                for name, _ in layer.tensors}  # fmt: skip
+        left = {
+            f"{layer.name}.{name}"
+            for i, layer in enumerate(model.layers)
+            if i not in layers
+            for name, _ in layer.tensors
+        }
         tensors = tensor_shapes(model)
         sizes = np.array([math.prod(shape) for _, shape in tensors])
         inside = np.array([name in left for name, _ in tensors])
@@ -147,9 +151,12 @@ class Elements:
 
 
 def compressible_parts(
-    plan: Plan, chunks: Sequence[Chunk], buckets: Callable[[Workload], Sequence[Bucket]], tensor: int,
+    plan: Plan,
+    chunks: Sequence[Chunk],
+    buckets: Callable[[Workload], Sequence[Bucket]],
+    tensor: int,
     compressor: AnyCompressor,
-) -> list[slice]:  # fmt: skip
+) -> list[slice]:
     """Return the elements of the flat gradient in each part of a plan.
 
     Raises ConfigError if replicas do not sum all of it, bucket by bucket, and for compressors whose message sizes
@@ -175,7 +182,9 @@ def compressible_parts(
     starts = np.cumsum([0, *sizes])[:-1].tolist()
     left = [
         iter([slice(start + each.start, start + each.stop) for each in backwards(buckets(chunk.workload))])
-        if len(chunk.workload.tensor_layer) else iter(()) for chunk, start in zip(chunks, starts, strict=True)
-    ]  # fmt: skip
+        if len(chunk.workload.tensor_layer)
+        else iter(())
+        for chunk, start in zip(chunks, starts, strict=True)
+    ]
     place = [next(i for i, chunk in enumerate(chunks) if chunk.first <= part.first < chunk.end) for part in plan.parts]
     return [next(left[chunk]) for chunk in place]

@@ -75,9 +75,12 @@ class ShardedUpdate:
     def on_fabric(self, fabric: Fabric) -> ShardedUpdate:
         """Return the strategy with the two halves of a fabric's all-reduce as its collectives."""
         return dataclasses.replace(
-            self, reduce_scatter=fabric.algorithm, all_gather=fabric.algorithm, rank_order=fabric.rank_order,
+            self,
+            reduce_scatter=fabric.algorithm,
+            all_gather=fabric.algorithm,
+            rank_order=fabric.rank_order,
             cost=fabric.cost,
-        )  # fmt: skip
+        )
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
         """Return what a worker holds: the whole model, and its shard of the optimizer's state."""

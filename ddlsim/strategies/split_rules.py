@@ -48,8 +48,11 @@ class Sizes(NamedTuple):
     def unlike(self, wanted: Sizes) -> dict[str, int]:
         """Return the sizes that differ from those wanted, by name: all sizes of the mesh if one of them differs."""
         names = [name for name in self._fields if getattr(self, name) != getattr(wanted, name)]
-        return {name: getattr(self, name) for name in self._fields
-                if name in names or (name in MESH and set(MESH) & set(names))}  # fmt: skip
+        return {
+            name: getattr(self, name)
+            for name in self._fields
+            if name in names or (name in MESH and set(MESH) & set(names))
+        }
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self._asdict().items())
@@ -243,9 +246,13 @@ def lower_memory_parallel(
     @functools.cache
     def of_sample(tensor: int, recompute: str) -> float:
         return kept_nbytes(
-            layers, workload.precision, tensor=tensor, sequence=strategy.sequence and tensor > 1, recompute=recompute,
+            layers,
+            workload.precision,
+            tensor=tensor,
+            sequence=strategy.sequence and tensor > 1,
+            recompute=recompute,
             flash=workload.flash,
-        )[0]  # fmt: skip
+        )[0]
 
     def kept(sizes: Sizes, recompute: str) -> float:
         """Return the bytes of activations of a first stage with its share of layers, less a fifth for another cut."""
@@ -290,9 +297,11 @@ def lower_memory_fsdp(
     halves = [n for n in range(1, each) if each % n == 0]
     ways: list[tuple[float, int, dict[str, object]]] = []
     for stage, recompute, micro_batch, whole in itertools.product(
-        range(strategy.stage, 4), [strategy.recompute, *(a for a in again if AGAIN[a] > _cost(strategy))],
-        [*halves, each], (False, True),
-    ):  # fmt: skip
+        range(strategy.stage, 4),
+        [strategy.recompute, *(a for a in again if AGAIN[a] > _cost(strategy))],
+        [*halves, each],
+        (False, True),
+    ):
         changes: dict[str, object] = {}
         if stage != strategy.stage:
             changes["stage"] = stage

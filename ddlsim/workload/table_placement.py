@@ -190,9 +190,13 @@ def tables_of(model: Model) -> tuple[Table, ...]:
 
 
 def place(
-    tables: Sequence[Table], n_ranks: int, sharding: str, space: Space, replicate: float = 0.0,
+    tables: Sequence[Table],
+    n_ranks: int,
+    sharding: str,
+    space: Space,
+    replicate: float = 0.0,
     without: frozenset[int] = frozenset(),
-) -> Placement | Shard:  # fmt: skip
+) -> Placement | Shard:
     """Return where the tables are, or the part of a table that fits nowhere.
 
     The largest part goes first, to the rank with the fewest lookups so far, and of these to the one with the fewest

@@ -92,9 +92,13 @@ class Shard:
 
 @checked
 def tensor_parallel(
-    workload: Workload, tensor: Count, *, sequence: bool = False,
-    recompute: Annotated[str, one_of("none", "selective", "full")] = "none", tp_comm_overlap: bool = False,
-) -> Shard:  # fmt: skip
+    workload: Workload,
+    tensor: Count,
+    *,
+    sequence: bool = False,
+    recompute: Annotated[str, one_of("none", "selective", "full")] = "none",
+    tp_comm_overlap: bool = False,
+) -> Shard:
     """Return what one of `tensor` ranks does of a workload.
 
     sequence   sequence parallelism: what tensor parallelism leaves whole is split by tokens

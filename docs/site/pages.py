@@ -42,8 +42,10 @@ def contents() -> list[Section]:
     for entry in entries:
         files = []
         for pattern in entry["pages"]:
-            found = [pattern] if "*" not in pattern else sorted(
-                path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)
+            found = (
+                [pattern]
+                if "*" not in pattern
+                else sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
             )
             files += [file for file in found if file not in taken and (file == pattern or file not in named)]
             taken.update(files)
@@ -166,8 +168,19 @@ def gallery(scripts: list[Path]) -> str:
                 shown = "\n".join(["```text", *beginning, "```", "", ""])
             cards.append(f":::{{container}} card\n{shown}[{title}]({link})\n:::")
         text += [f"## {heading}", "::::{container} cards", *cards, "::::"]
-    text += [_tree("", ["dgx1_bert", *(posixpath.relpath(page_of(s.relative_to(ROOT).as_posix()), "examples")
-                                      .removesuffix(".md") for s in scripts if s.suffix == ".py")])]
+    text += [
+        _tree(
+            "",
+            [
+                "dgx1_bert",
+                *(
+                    posixpath.relpath(page_of(s.relative_to(ROOT).as_posix()), "examples").removesuffix(".md")
+                    for s in scripts
+                    if s.suffix == ".py"
+                ),
+            ],
+        )
+    ]
     return "\n\n".join(text) + "\n"
 
 
@@ -180,8 +193,13 @@ def stage(folder: Path) -> None:
     """Write the site's source into a folder; what has not changed is left alone, so that a second build is quick."""
     pages: dict[str, str | Path] = {}
     notebooks = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
-    scripts = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "systems").glob("*.py"),
-                      *(ROOT / "examples").glob("*.toml")])
+    scripts = sorted(
+        [
+            *(ROOT / "examples").glob("*.py"),
+            *(ROOT / "examples" / "systems").glob("*.py"),
+            *(ROOT / "examples").glob("*.toml"),
+        ]
+    )
     copied: dict[str, Path] = {}
     trees = []
     for section in contents():
@@ -234,4 +252,3 @@ def _write(folder: Path, pages: dict[str, str | Path]) -> None:
                 shutil.copy2(content, path)
         elif not path.exists() or path.read_text(encoding="utf-8") != content:
             path.write_text(content, encoding="utf-8")
-

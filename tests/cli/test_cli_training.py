@@ -124,9 +124,7 @@ def test_the_bar_shows_time_updates_epoch_and_accuracy(monkeypatch):
 
 
 def test_without_a_terminal_there_are_lines(monkeypatch):
-    assert shown(monkeypatch, terminal=False) == (
-        "25.0 %: 250 ms, 10 updates, epoch 0.50, accuracy 91.2 %, loss 0.7\n"
-    )
+    assert shown(monkeypatch, terminal=False) == ("25.0 %: 250 ms, 10 updates, epoch 0.50, accuracy 91.2 %, loss 0.7\n")
 
 
 def test_short_runs_and_runs_about_time_show_nothing(capsys):

@@ -144,8 +144,13 @@ def test_a_run_says_that_interfaces_are_idle_and_nccl_ring_leaves_none():
     assert any("network interfaces: 2 of the 16 of these machines" in note for note in one.notes)
     assert not any("network interfaces" in note for note in all_of_them.notes)
     assert all_of_them.step_time < one.step_time
-    sharded = ddlsim.simulate("dgx-a100-pod", "resnet50", ddlsim.ShardedUpdate(
-        reduce_scatter="nccl_ring", all_gather="nccl_ring"), workers=16, steps=2)
+    sharded = ddlsim.simulate(
+        "dgx-a100-pod",
+        "resnet50",
+        ddlsim.ShardedUpdate(reduce_scatter="nccl_ring", all_gather="nccl_ring"),
+        workers=16,
+        steps=2,
+    )
     assert sharded.step_time < one.step_time
 
 

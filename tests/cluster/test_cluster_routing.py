@@ -100,9 +100,7 @@ def test_random_graphs(graph, policy):
         dragonfly(5, (2, 2), 1, global_links=1, local_latency=2e-6, global_latency=9e-6, **RATE),
         star(
             2,
-            host=MultiGpu(
-                n_gpus=8, inside="hybrid_cube_mesh", nvlink_bandwidth=1e9, n_pcie_switches=4, n_nics=4
-            ),
+            host=MultiGpu(n_gpus=8, inside="hybrid_cube_mesh", nvlink_bandwidth=1e9, n_pcie_switches=4, n_nics=4),
             **RATE,
         ),
         leaf_spine(

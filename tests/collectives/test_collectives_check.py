@@ -118,9 +118,7 @@ def test_any_order_and_any_subgroup(data):
     check(reorder(schedule, order))
     members = data.draw(st.permutations(range(20)))
     check(on_ranks(schedule, members[:n_ranks], 20))
-    both = parallel(
-        on_ranks(schedule, members[:n_ranks], 32), on_ranks(schedule, 20 + np.arange(n_ranks), 32)
-    )
+    both = parallel(on_ranks(schedule, members[:n_ranks], 32), on_ranks(schedule, 20 + np.arange(n_ranks), 32))
     check(both)
     assert both.n_messages == 2 * schedule.n_messages
     assert sum(map(len, both.lanes)) == sum(map(len, schedule.lanes)), "rounds are shared"
@@ -141,6 +139,7 @@ def test_sequences_and_splits(n_ranks):
 
 def test_weighted_schedules_go_together_if_they_cut_alike():
     """Chunks of 1, 2 and 5 parts, once finer; the same as 2, 4 and 10. Chunks of 1, 2 and 6 are something else."""
+
     def weighted(*weight):
         return dataclasses.replace(all_reduce.ring(3), chunk_weight=np.array(weight, dtype=float))
 
@@ -195,9 +194,7 @@ def test_bytes_follow_the_chunk_weights():
     weight = np.array([1.0, 2.0, 5.0])
     schedule = dataclasses.replace(all_reduce.ring(3), chunk_weight=weight)
     check(schedule)
-    assert schedule.bytes_sent(8.0) == pytest.approx(
-        [(8 - 1) + (8 - 2), (8 - 2) + (8 - 5), (8 - 5) + (8 - 1)]
-    )
+    assert schedule.bytes_sent(8.0) == pytest.approx([(8 - 1) + (8 - 2), (8 - 2) + (8 - 5), (8 - 5) + (8 - 1)])
     assert schedule.message_bytes(8.0, schedule.lanes[0][0], 0).tolist() == [5, 1, 2]
     assert schedule.message_bytes(8.0, schedule.lanes[0][0], 1).tolist() == [2, 5, 1]
 

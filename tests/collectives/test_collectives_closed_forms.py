@@ -90,9 +90,7 @@ def test_two_levels_add_up(n_inside, n_groups):
     n_ranks, model = n_inside * n_groups, (1e-5, 1e-9, 2e-10)
     expected = cost.hierarchical(n_inside, n_groups, 4e6, model, model)
     hosts = [r % n_groups for r in range(n_ranks)]
-    assert max(execute(build("hierarchical", n_ranks, hosts=hosts), 4e6, *model)) == pytest.approx(
-        expected, rel=1e-9
-    )
+    assert max(execute(build("hierarchical", n_ranks, hosts=hosts), 4e6, *model)) == pytest.approx(expected, rel=1e-9)
     halves = [
         max(execute(build("hierarchical", n_ranks, hosts=hosts, kind=kind), 4e6, *model))
         for kind in ("reduce_scatter", "all_gather")

@@ -113,12 +113,15 @@ def test_trees_between_nvswitches_reach_what_their_channels_carry(n, rate):
     assert 2 * (n - 1) / n * 3e11 / (second - first) == pytest.approx(rate, rel=0.01)  # 1024 chunks fill the trees
 
 
-@pytest.mark.parametrize(("algorithm", "first", "inside", "between"), [
-    # latencies; bytes that a GPU's NVLink carries each way, and its interface
-    ("nvls", 25e-6 + 18e-6, (1 + 1 / 8) / 0.85, 1 / 8),
-    ("collnet_direct", 31e-6 + 2 * (3.7e-6 + 7 * 0.4e-6), 2 * 7 / 8, 1 / 8),
-    ("nvls_tree", 25e-6 + 2 * 20.9e-6, (1 + 1 / 8) / 0.85 * 1.1177, 1.1177 / 8),  # more than 57.7 GB/s a channel
-])
+@pytest.mark.parametrize(
+    ("algorithm", "first", "inside", "between"),
+    [
+        # latencies; bytes that a GPU's NVLink carries each way, and its interface
+        ("nvls", 25e-6 + 18e-6, (1 + 1 / 8) / 0.85, 1 / 8),
+        ("collnet_direct", 31e-6 + 2 * (3.7e-6 + 7 * 0.4e-6), 2 * 7 / 8, 1 / 8),
+        ("nvls_tree", 25e-6 + 2 * 20.9e-6, (1 + 1 / 8) / 0.85 * 1.1177, 1.1177 / 8),  # more than 57.7 GB/s a channel
+    ],
+)
 def test_switches_that_add_up_carry_each_part_once(algorithm, first, inside, between):
     """Two machines: links carry what the formula says, and the slower of NVLink and interface counts."""
     cluster, at = placed("dgx-h100-pod+switch_reduces=true", 16)

@@ -30,9 +30,7 @@ def test_every_algorithm_ends_with_what_its_kind_promises(kind, name):
     assert [state.round for state in played] == list(range(len(played)))
     assert not played[0].done.all()
     assert played[-1].done.all()
-    carried = [
-        schedule.chunks(round, k)[1] for lane in schedule.lanes for round in lane for k in range(round.repeat)
-    ]
+    carried = [schedule.chunks(round, k)[1] for lane in schedule.lanes for round in lane for k in range(round.repeat)]
     assert sum(len(state.chunk) for state in played) == sum(map(len, carried))
 
 

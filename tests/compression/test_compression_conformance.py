@@ -233,9 +233,7 @@ def test_aggregate_is_the_mean_of_what_each_worker_sent(compressor):
         payloads = [compressor.follow_up(combined, state)[0] for _, state in firsts]
     mean = np.mean([compressor.decode(payload) for payload in payloads], axis=0)
     # half precision rounds the mean once more: 11 and 8 bits
-    rtol = {"FP16": 2.0**-11, "BF16": 2.0**-8}.get(
-        name(compressor).removeprefix("ErrorFeedback(inner=")[:4], 1e-5
-    )
+    rtol = {"FP16": 2.0**-11, "BF16": 2.0**-8}.get(name(compressor).removeprefix("ErrorFeedback(inner=")[:4], 1e-5)
     np.testing.assert_allclose(aggregate(compressor, payloads), mean, rtol=rtol, atol=2e-6)
 
 

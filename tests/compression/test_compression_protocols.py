@@ -83,9 +83,7 @@ def test_dgc_sends_all_of_the_momentum_sum_of_a_single_gradient():
 
 
 def sparse(n, pairs):
-    return SparsePayload(
-        n, np.array(sorted(pairs), np.int32), np.array([pairs[i] for i in sorted(pairs)], np.float32)
-    )
+    return SparsePayload(n, np.array(sorted(pairs), np.int32), np.array([pairs[i] for i in sorted(pairs)], np.float32))
 
 
 def test_merging_adds_and_keeps_the_k_largest():
@@ -338,7 +336,5 @@ def test_every_worker_needs_a_state_and_a_stream(missing):
 @pytest.mark.parametrize("sizes", [[], [4, 5]])
 def test_workers_must_have_gradients_of_one_size(sizes):
     gradients = [normal(0, n) for n in sizes]
-    with pytest.raises(
-        ConfigError, match=r"TopK: gradients of sizes \[.*\]: must be one or more, of one size"
-    ):
+    with pytest.raises(ConfigError, match=r"TopK: gradients of sizes \[.*\]: must be one or more, of one size"):
         exchange(TopK(0.5), gradients, [None] * len(sizes), [stream(0, 0, "x")] * len(sizes))

@@ -87,9 +87,7 @@ def test_tern_grad_has_three_values_and_clips_when_asked():
     assert not TernGrad(clip_sigmas=2.5).traits.unbiased
 
 
-@pytest.mark.parametrize(
-    ("n_levels", "width"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (127, 8), (2**30, 32)]
-)
+@pytest.mark.parametrize(("n_levels", "width"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (127, 8), (2**30, 32)])
 def test_qsgd_width_holds_all_codes(n_levels, width):
     """2 s + 1 codes."""
     assert QSGD(n_levels).width == width == int(np.ceil(np.log2(2 * n_levels + 1)))

@@ -98,7 +98,7 @@ def test_the_numbers_of_a_life_are_shown_and_compared():
     setup.others = OTHERS
     b = ddlsim.simulate(setup.experiment())
     assert "goodput" not in described(a)
-    assert f"<div>goodput</div><div class=\"v\">{METRICS['goodput'].write(b.goodput)}</div>" in described(b)
+    assert f'<div>goodput</div><div class="v">{METRICS["goodput"].write(b.goodput)}</div>' in described(b)
     rows = dict(re.findall(r"<tr><td>([^<]*)</td>(.*?)</tr>", differences(a, b)))
     assert METRICS["availability"].write(b.availability) in rows["availability"]
     assert f"{b.energy / a.energy:,.4g} times" in rows["energy of the run"]

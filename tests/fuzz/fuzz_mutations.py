@@ -242,8 +242,9 @@ def _elements(document):
             yield f"{i} {node.tag} with {child.tag} {j} twice", after(lambda n, i=i, j=j: n[i].append(n[i][j]))
             for k, other in enumerate(nodes[: i + 1]):
                 if other.tag != child.tag:
-                    yield f"{child.tag} {j} of {i} also in {k} {other.tag}", after(
-                        lambda n, i=i, j=j, k=k: n[k].append(n[i][j])
+                    yield (
+                        f"{child.tag} {j} of {i} also in {k} {other.tag}",
+                        after(lambda n, i=i, j=j, k=k: n[k].append(n[i][j])),
                     )
     data = ElementTree.tostring(nodes[0], encoding="utf-8")
     yield "an entity", partial(_encoded, '<!DOCTYPE x [<!ENTITY a "b">]>' + data.decode())
@@ -286,8 +287,9 @@ def _lines(document):
         numbers_inside = re.finditer(r"(?<=\S)-?\d+(?:\.\d+)?|-?\d+(?:\.\d+)?(?=\S)", line)
         for match in (*re.finditer(r"\S+", line), *numbers_inside):
             for word in WORDS:
-                yield f"line {i}: {match[0][:20]!r} -> {word[:40]!r}", partial(
-                    joined, *before, line[: match.start()], word, line[match.end() :], *after
+                yield (
+                    f"line {i}: {match[0][:20]!r} -> {word[:40]!r}",
+                    partial(joined, *before, line[: match.start()], word, line[match.end() :], *after),
                 )
         yield f"line {i} gone", partial(joined, *before, *after)
         yield f"line {i} twice", partial(joined, *before, line, line, *after)

@@ -164,8 +164,10 @@ def test_hints_name_what_a_cluster_is_made_of_and_lead_to_a_file_that_is_read(tm
 
 def test_nodes_in_a_group_are_nodes_and_the_group_is_none(tmp_path):
     group = '<node id="g" yfiles.foldertype="group"><graph id="g:"><node id="n1">'
-    text = YED.replace("LABEL", "1 Gbps").replace('<node id="n1">', group).replace(
-        '<node id="n3">', "</graph></node>" + '<node id="n3">'
+    text = (
+        YED.replace("LABEL", "1 Gbps")
+        .replace('<node id="n1">', group)
+        .replace('<node id="n3">', "</graph></node>" + '<node id="n3">')
     )
     assert links(read_graphml(write(tmp_path, text))) == links(
         read_graphml(write(tmp_path, YED.replace("LABEL", "1 Gbps")))

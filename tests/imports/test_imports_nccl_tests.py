@@ -67,8 +67,17 @@ def test_a_table_gives_two_rows_for_every_size(tmp_path):
 
 @pytest.mark.parametrize(
     "prefix",
-    ["[1,0]<stdout>:", "[1,0]<stdout>: ", "[prterun-a-7@1,0]<stdout>: ", "Mon Nov 23 00:21:41 2026[1,0]<stdout>:",
-     " 0: ", "node-a: ", "nccl-0  | ", "2024-05-01T10:11:12.123Z ", "\x1b[32m"],
+    [
+        "[1,0]<stdout>:",
+        "[1,0]<stdout>: ",
+        "[prterun-a-7@1,0]<stdout>: ",
+        "Mon Nov 23 00:21:41 2026[1,0]<stdout>:",
+        " 0: ",
+        "node-a: ",
+        "nccl-0  | ",
+        "2024-05-01T10:11:12.123Z ",
+        "\x1b[32m",
+    ],
     ids=["mpirun", "mpirun-space", "mpirun-5", "mpirun-date", "srun", "pdsh", "compose", "date", "colour"],
 )
 def test_prefixes_of_launchers_change_nothing(tmp_path, prefix):

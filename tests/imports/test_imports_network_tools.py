@@ -123,8 +123,10 @@ STREAM = """\
     ("text", "rows"),
     [
         (STREAM, [("stream", "to server", 2 * 2**30)]),
-        ("Connecting to host a\nReverse mode, remote host a is sending\n" + STREAM,
-         [("stream", "from server", 2 * 2**30)]),
+        (
+            "Connecting to host a\nReverse mode, remote host a is sending\n" + STREAM,
+            [("stream", "from server", 2 * 2**30)],
+        ),
         (
             STREAM + STREAM.replace("[  5]", "[  7]") + STREAM.replace("[  5]", "[SUM]").replace("2.00 G", "4.00 G"),
             [("stream", "to server, 2 streams", 4 * 2**30)],

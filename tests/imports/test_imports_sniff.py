@@ -142,8 +142,21 @@ def test_imported_timings_survive_the_table_of_measurements(tmp_path, kind):
         ("#bytes     #iterations    BW peak[Gb/sec]\n", "seems to be perftest (ib_write_bw)"),
         ("h:1:1 [0] NCCL INFO Bootstrap : Using eth0\n", "a log of NCCL_DEBUG without results"),
     ],
-    ids=["empty", "letter", "table", "json", "xml", "lstopo", "rocm-smi", "feeder", "astra-sim", "iperf", "gml",
-         "perftest", "nccl-debug"],
+    ids=[
+        "empty",
+        "letter",
+        "table",
+        "json",
+        "xml",
+        "lstopo",
+        "rocm-smi",
+        "feeder",
+        "astra-sim",
+        "iperf",
+        "gml",
+        "perftest",
+        "nccl-debug",
+    ],
 )
 def test_what_is_nothing_is_refused_with_what_was_tried(tmp_path, text, message):
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -251,9 +251,7 @@ def test_small_pieces_cost_their_launches(compressor, kernels):
     """A GPU takes 5 us for each kernel at least: those of encoding, and one for each of four payloads gathered (or for
     the one sum). A slow memory hides them behind the traffic."""
     device = ddlsim.load_device("v100")
-    launched, free = (
-        step_seconds(ddlsim.Compression(compressor, cost=cost), device=device) for cost in (None, FREE)
-    )
+    launched, free = (step_seconds(ddlsim.Compression(compressor, cost=cost), device=device) for cost in (None, FREE))
     assert launched - free == pytest.approx(kernels * 5e-6, rel=1e-6)
     slow = dataclasses.replace(device, memory_bandwidth=1e8)
     without = dataclasses.replace(slow, launch_time=0.0)

@@ -63,9 +63,7 @@ def test_the_speed_up_of_periodic_averaging(model, tau):
 def test_dasgd_waits_only_for_what_does_not_fit_into_the_delay(model, tau, delay, slow):
     """tau t_c + max(0, t_ar - d t_c) for tau steps: nothing but computing if the all-reduce fits into d steps."""
     compute = COMPUTE * slow
-    times, result = ends(
-        model, ddlsim.DaSGD(tau, delay), 6 * tau + delay, compute=ddlsim.Measured(compute, 1)
-    )
+    times, result = ends(model, ddlsim.DaSGD(tau, delay), 6 * tau + delay, compute=ddlsim.Measured(compute, 1))
     late = max(0.0, ring(4) - delay * compute)
     period = times[5 * tau - 1 + delay] - times[4 * tau - 1 + delay]
     assert period == pytest.approx(tau * compute + late, rel=1e-12)
@@ -121,9 +119,7 @@ def test_the_slowest_makes_all_wait_only_when_they_average(model):
 def test_dpsgd_hides_its_exchange_behind_the_gradient(model, graph, n_neighbours, slow):
     """Everybody's port carries d S bytes each way while the gradient is computed: max(t_c, 2 alpha + d S / B)."""
     n = 8 if n_neighbours == 3 else 6
-    times, result = ends(
-        model, ddlsim.DPSGD(graph), 5, n=n, latency=50e-6, compute=ddlsim.Measured(COMPUTE * slow, 1)
-    )
+    times, result = ends(model, ddlsim.DPSGD(graph), 5, n=n, latency=50e-6, compute=ddlsim.Measured(COMPUTE * slow, 1))
     step = max(COMPUTE * slow, 100e-6 + n_neighbours * ON_LINK)
     np.testing.assert_allclose(times, step * np.arange(1, 6), rtol=1e-12)
     started = math.ceil(result.nbytes_sent / (n * n_neighbours * NBYTES) - 1e-9)  # the sixth may just have begun
@@ -134,9 +130,7 @@ def test_dpsgd_hides_its_exchange_behind_the_gradient(model, graph, n_neighbours
 def test_adpsgd_makes_only_those_who_ask_wait(model, slow):
     """There and back: 2 (2 alpha + S / B), beside the gradient."""
     compute = COMPUTE * slow
-    _, result = ends(
-        model, ddlsim.ADPSGD("ring"), 40, n=2, latency=50e-6, compute=ddlsim.Measured(compute, 1)
-    )
+    _, result = ends(model, ddlsim.ADPSGD("ring"), 40, n=2, latency=50e-6, compute=ddlsim.Measured(compute, 1))
     asks, answers = result.recorder.step_end
     assert np.diff(answers) == pytest.approx(compute)
     assert np.diff(asks) == pytest.approx(max(compute, 2 * (100e-6 + ON_LINK)))

@@ -133,7 +133,11 @@ def test_every_strategy_follows_phases(case, pooled):
 
 def test_a_measured_step_is_scaled_by_the_roofline(pooled):
     experiment = ddlsim.Experiment(
-        "office-1gbe", pooled, batch_size=4, workers=1, compute=ddlsim.Measured("40 ms", 4),
+        "office-1gbe",
+        pooled,
+        batch_size=4,
+        workers=1,
+        compute=ddlsim.Measured("40 ms", 4),
         training=Training(DATA, phases=(Phase(1, 16), Phase(1, 32), Phase(1, 24, compute=ddlsim.Measured("9 ms", 4)))),
     )
     regimes = prepare(experiment).regimes

@@ -134,9 +134,7 @@ def test_contended_schedules_agree_with_the_plain_executor(algorithm, n_ranks):
         np.testing.assert_allclose(end, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(k, n) for k in KINDS for n in algorithm_names(k) if n.startswith("gloo_")]
-)
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k in KINDS for n in algorithm_names(k) if n.startswith("gloo_")])
 def test_gloo_agrees_with_the_plain_executor(kind, name):
     for n_ranks in (2, 3, 4, 7):
         schedule = build(name, n_ranks, nbytes=3e6, kind=kind)
@@ -153,19 +151,13 @@ def schedules(draw):
     for _ in range(draw(st.integers(1, 2))):
         lane = []
         for _ in range(draw(st.integers(1, 3))):
-            pairs = draw(
-                st.lists(st.tuples(rank, rank).filter(lambda p: p[0] != p[1]), min_size=1, max_size=6)
-            )
+            pairs = draw(st.lists(st.tuples(rank, rank).filter(lambda p: p[0] != p[1]), min_size=1, max_size=6))
             start = draw(st.integers(0, n_chunks - 1))
             more = {"repeat": draw(st.integers(1, 5)), "shift": draw(st.integers(0, n_chunks - 1))}
             src, dst = zip(*pairs, strict=True)
-            lane.append(
-                messages(src, dst, start, draw(st.integers(1, n_chunks)), reduce=draw(st.booleans()), **more)
-            )
+            lane.append(messages(src, dst, start, draw(st.integers(1, n_chunks)), reduce=draw(st.booleans()), **more))
         lanes.append(tuple(lane))
-    weight = draw(
-        st.none() | st.lists(st.sampled_from([1.0, 1.0, 3.0]), min_size=n_chunks, max_size=n_chunks)
-    )
+    weight = draw(st.none() | st.lists(st.sampled_from([1.0, 1.0, 3.0]), min_size=n_chunks, max_size=n_chunks))
     entry = draw(st.lists(st.sampled_from([0.0, 0.0, 0.7, 11.0]), min_size=n_ranks, max_size=n_ranks))
     return Schedule(n_ranks, n_chunks, tuple(lanes), None if weight is None else np.array(weight)), entry
 

@@ -252,9 +252,7 @@ def test_weighted_chunks_travel_with_their_own_sizes():
 FABRICS = {
     "switch": one_switch(12),
     "racks": Cluster.from_graph(two_racks(6, bandwidth="10 Gbit/s", latency="10 us", oversubscription=3)),
-    "leaf-spine": Cluster.from_graph(
-        leaf_spine(3, 4, 2, bandwidth="10 Gbit/s", latency="10 us", oversubscription=2)
-    ),
+    "leaf-spine": Cluster.from_graph(leaf_spine(3, 4, 2, bandwidth="10 Gbit/s", latency="10 us", oversubscription=2)),
     "half duplex": Cluster.from_graph(star(12, bandwidth="10 Gbit/s", latency="10 us", shared=True)),
     "slow reduction": one_switch(12, reduce_time=np.full(13, 1e-10)),
     "overhead": one_switch(12, send_overhead=np.full(13, 1e-6)),
@@ -284,9 +282,7 @@ def story(replay, fabric, schedule, order, horizons):
         while (done := network.advance(horizon)) is not None:
             seen.append((done.time, done.ids.tolist(), done.ranks.tolist()))
         if horizon < np.inf and len(seen) % 2 == 0:
-            seen.append(
-                network.send([fabric.workers[0]], [fabric.workers[7]], np.array([2e5]), horizon).tolist()
-            )
+            seen.append(network.send([fabric.workers[0]], [fabric.workers[7]], np.array([2e5]), horizon).tolist())
     return network, seen
 
 

@@ -88,9 +88,7 @@ def cases(draw):
         reduce, repeat, shift = draw(st.sampled_from([True, True, False])), draw(st.integers(1, 5)), draw(chunk)
         return messages(*lists, reduce=reduce, repeat=repeat, shift=shift, header=draw(st.sampled_from([0.0, 3e4])))
 
-    lanes = tuple(
-        tuple(a_round() for _ in range(draw(st.integers(1, 3)))) for _ in range(draw(st.integers(1, 2)))
-    )
+    lanes = tuple(tuple(a_round() for _ in range(draw(st.integers(1, 3)))) for _ in range(draw(st.integers(1, 2))))
     weight = draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0]), min_size=n_chunks, max_size=n_chunks))
     weight = [1.0] * n_chunks if sum(weight) == 0.0 else weight
     schedule = Schedule(n, n_chunks, lanes, chunk_weight=np.array(weight))

@@ -253,9 +253,7 @@ def test_calibration_sets_what_two_workers_send(draw):
     parameters = current_parameters(sprayed)
     assert parameters == pytest.approx(current_parameters(plain), rel=1e-12)
     slower = {name: 0.7 * value for name, value in parameters.items() if name.endswith((".bandwidth", ".latency"))}
-    times = [
-        ddlsim.collective_time(with_parameters(cluster, slower), "ring", "10 MB") for cluster in (sprayed, plain)
-    ]
+    times = [ddlsim.collective_time(with_parameters(cluster, slower), "ring", "10 MB") for cluster in (sprayed, plain)]
     assert times[0] == pytest.approx(times[1], rel=1e-9)
 
 

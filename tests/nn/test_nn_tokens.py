@@ -83,9 +83,7 @@ def test_parameters_lie_as_the_model_counts_them():
 @pytest.mark.parametrize("strategy", [ddlsim.AllReduce(), ddlsim.AsyncParameterServer()])
 def test_a_transformer_learns(strategy):
     training = ddlsim.Training("sentences", optimizer=ddlsim.Adam(), rate=0.003, updates=60, evaluate_every=60)
-    result = ddlsim.simulate(
-        "office-1gbe", "char-transformer", strategy, workers=2, batch_size=16, training=training
-    )
+    result = ddlsim.simulate("office-1gbe", "char-transformer", strategy, workers=2, batch_size=16, training=training)
     losses = result.history.loss
     assert losses.iloc[0] > 3.3  # log(28) = 3.33: it knows nothing
     assert losses.iloc[-1] < 2.6

@@ -48,10 +48,7 @@ def without(plan, rows):
                 yield from needed(need)
 
     lists = [list(needed(row)) for row in np.flatnonzero(keep).tolist()]
-    columns = {
-        name: getattr(plan, name)[keep]
-        for name in COLUMNS
-    }
+    columns = {name: getattr(plan, name)[keep] for name in COLUMNS}
     needs = np.array([need for each in lists for need in each], dtype=np.int64)
     return changed(plan, **columns, need_offsets=np.cumsum([0, *map(len, lists)]), needs=needs)
 
@@ -62,10 +59,7 @@ def reordered(plan, order):
     number = np.empty(len(plan), dtype=np.int64)
     number[order] = np.arange(len(plan))
     lists = [number[plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]]] for row in order.tolist()]
-    columns = {
-        name: getattr(plan, name)[order]
-        for name in COLUMNS
-    }
+    columns = {name: getattr(plan, name)[order] for name in COLUMNS}
     return changed(plan, **columns, need_offsets=np.cumsum([0, *map(len, lists)]), needs=np.concatenate(lists))
 
 

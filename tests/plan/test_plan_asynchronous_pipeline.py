@@ -57,9 +57,7 @@ def test_messages_slow_it_down_only_where_they_close_a_circle(p, seed, message):
     cluster = star(p, bandwidth=1e12, latency=message / 2)  # of each of two links
     run = pipeline(chunks, Mesh(pipeline=p), 1, "pipedream", steps=60).execute(cluster)
     each = [chunk.workload.forward_time + chunk.workload.backward_time for chunk in chunks]
-    expected = max(
-        (sum(each[i : j + 1]) + 2 * (j - i) * message) / (j - i + 1) for i in range(p) for j in range(i, p)
-    )
+    expected = max((sum(each[i : j + 1]) + 2 * (j - i) * message) / (j - i + 1) for i in range(p) for j in range(i, p))
     assert np.mean(run.step_times[-12:]) == pytest.approx(expected, rel=1e-6)
 
 

@@ -229,6 +229,7 @@ def test_other_json_is_no_empty_plan(tmp_path, text):
 
 def test_process_groups(tmp_path):
     """Of a mapping, of a file, of PyTorch's metadata, and of the ranks that use them."""
+
     def nodes(rank):
         group = "even" if rank % 2 == 0 else "odd"
         return [collective(1, 0, 10**6 * (1 + rank % 2), attribute("pg_name", 29, group))]

@@ -40,7 +40,6 @@ SENT = [16 * 2.5 * 12, 16 * 12]
 HELD = [8 * 3 * 12 * 20, 8 * 2 * 12 * 24]
 
 
-
 @pytest.fixture
 def workload(tmp_path: Path) -> Workload:
     path = tmp_path / "mixture.toml"

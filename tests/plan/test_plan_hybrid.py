@@ -112,7 +112,11 @@ def test_balance_of_vgg_splits_what_has_many_weights_for_its_inputs():
     model = load_model("vgg-a")
     layout = balanced_layout(model, 64, 256, 4.0, 4.0)
     assert {model.layers[i].name: layout.groups[i] for i in layout.split} == {
-        "conv5.0.conv": 32, "conv5.1.conv": 32, "fc6": 2, "fc7": 2, "fc8": 4
+        "conv5.0.conv": 32,
+        "conv5.1.conv": 32,
+        "fc6": 2,
+        "fc7": 2,
+        "fc8": 4,
     }
     assert balanced_layout(model, 64, 256 * 10**6, 4.0, 4.0).split == ()
 

@@ -102,12 +102,8 @@ def test_what_cannot_be_hidden_is_in_the_bound() -> None:
     assert simulate(candidate.experiment).throughput == pytest.approx(best.figures.throughput, rel=1e-6)
 
 
-
 def test_compression_is_bounded_by_computing_and_packing_only() -> None:
-    dense, packed = (
-        bound(options("switch", 1e-5, [compression])[0])
-        for compression in (None, TopK(0.01))
-    )
+    dense, packed = (bound(options("switch", 1e-5, [compression])[0]) for compression in (None, TopK(0.01)))
     assert dense.limit == "bytes that must travel"
     assert packed.limit == "what computing cannot hide"
 

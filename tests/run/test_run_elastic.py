@@ -177,9 +177,7 @@ def test_every_strategy_of_replicas_has_it(tmp_path, strategy):
 @given(data=st.data())
 def test_times_add_up_whatever_fails(share, data, tmp_path_factory):
     """Random worlds: no dead end, all seconds accounted for, groups of the workers that are there."""
-    rows = data.draw(
-        st.lists(st.tuples(st.floats(1.0, 900.0), st.integers(0, 3), st.floats(0.0, 300.0)), max_size=12)
-    )
+    rows = data.draw(st.lists(st.tuples(st.floats(1.0, 900.0), st.integers(0, 3), st.floats(0.0, 300.0)), max_size=12))
     failures = traced(
         tmp_path_factory.mktemp("world"), *sorted(rows), spares=data.draw(st.integers(0, 2)),
         notice=data.draw(st.sampled_from([0.0, 7.0])), kind=data.draw(st.sampled_from(["crash", "hang"])),

@@ -129,9 +129,7 @@ def test_those_who_are_left_learn_from_the_checkpoint_on(tmp_path, strategy, of_
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_times_add_up_whatever_fails(share, data, tmp_path_factory):
-    rows = data.draw(
-        st.lists(st.tuples(st.floats(1.0, 900.0), st.integers(0, 3), st.floats(0.0, 300.0)), max_size=12)
-    )
+    rows = data.draw(st.lists(st.tuples(st.floats(1.0, 900.0), st.integers(0, 3), st.floats(0.0, 300.0)), max_size=12))
     failures = traced(
         tmp_path_factory.mktemp("world"), *sorted(rows), spares=data.draw(st.integers(0, 2)),
         notice=data.draw(st.sampled_from([0.0, 7.0])), warning=data.draw(st.sampled_from([None, "5 s", "40 s"])),

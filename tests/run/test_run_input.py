@@ -340,9 +340,7 @@ def test_a_saved_run_goes_on_as_if_there_had_been_no_break(strategy, tmp_path):
     )  # fmt: skip
     whole = ddlsim.simulate(experiment.with_(training=ddlsim.Training("digits", rate=0.1, epochs=2)))
     ddlsim.simulate(experiment, checkpoint=tmp_path / "half")
-    rest = ddlsim.resume(
-        tmp_path / "half", experiment.with_(training=ddlsim.Training("digits", rate=0.1, epochs=2))
-    )
+    rest = ddlsim.resume(tmp_path / "half", experiment.with_(training=ddlsim.Training("digits", rate=0.1, epochs=2)))
     assert rest.recorder.updates == whole.recorder.updates
     assert [row.loss for row in rest.evaluations] == [row.loss for row in whole.evaluations]
 
@@ -372,7 +370,9 @@ SHARED = {
     "operations": {"read_samples": 1, "sample_bytes": 1.0},
     "processors": {"sample_bytes": 1.0, "prep_seconds": "4 ms", "cpu_workers": 4, "read_samples": 10**6},
     "ssd": {
-        "samples": 1000, "sample_bytes": 1e6, "read_samples": 10**6,
+        "samples": 1000,
+        "sample_bytes": 1e6,
+        "read_samples": 10**6,
         "cache": Cache("minio", "1 GB", on="ssd", read="1 GB/s"),
     },
 }

@@ -49,6 +49,7 @@ def two_layers(tmp_path_factory):
 
 def test_the_part_of_the_backward_pass_beside_an_all_reduce_takes_longer(two_layers):
     """4 ms forward, 8 ms backward, both layers alike; 4.004 MB a layer, on a link that takes 2 ms for it, twice 1/2."""
+
     def step_time(factor):
         return ddlsim.simulate(
             star(2, bandwidth="2.002 GB/s", latency="0 s"), two_layers, ddlsim.AllReduce("ring", overlap="layer"),

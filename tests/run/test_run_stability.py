@@ -30,9 +30,7 @@ from ddlsim.run.sensitivity import Stability, moved
 
 STAR = load_cluster(star(8, bandwidth="10 Gbit/s", latency="5 us"))
 #: two paths of a leaf's uplinks for each message, by a hash; trunks carry half of what machines can send
-FAT_TREE = load_cluster(
-    fat_tree(4, bandwidth="10 Gbit/s", latency="1 us", routing="ecmp", trunk_bandwidth="5 Gbit/s")
-)
+FAT_TREE = load_cluster(fat_tree(4, bandwidth="10 Gbit/s", latency="1 us", routing="ecmp", trunk_bandwidth="5 Gbit/s"))
 DRAGONFLY = load_cluster(dragonfly(3, [2, 2], 2, bandwidth="10 Gbit/s", latency="1 us", global_links=1))
 TORUS = load_cluster(torus([3, 5], bandwidth="1 Gbit/s", latency="10 us"))
 

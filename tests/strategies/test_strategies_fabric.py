@@ -100,7 +100,11 @@ def test_a_file_says_fabric_and_places(tmp_path) -> None:
     )
     by_file = ddlsim.load_experiment(path)
     assert by_file == Experiment(
-        "office-1gbe", "resnet50", LocalSGD(2), workers=(4, 5, 6), steps=4,
+        "office-1gbe",
+        "resnet50",
+        LocalSGD(2),
+        workers=(4, 5, 6),
+        steps=4,
         fabric=Fabric("double_binary_tree", cost="nccl"),
     )
 

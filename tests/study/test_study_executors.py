@@ -122,9 +122,7 @@ def start(store, notes, seconds):
     script = SCRIPT.format(here=str(HERE), notes=str(notes), store=str(store), seconds=seconds)
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     command = [sys.executable, "-c", script]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def runs(notes):

@@ -452,9 +452,7 @@ def test_a_calibrated_file_imports_no_code(tmp_path, monkeypatch):
 # ------------------------------------------------------------ several interfaces, transports, classes of links
 
 #: 8 A100 and 4 interfaces of 200 Gbit/s in each machine
-FOUR_NICS = MultiGpu(
-    8, "nvswitch", nvlink_bandwidth="300 GB/s", n_pcie_switches=4, n_nics=4, pcie_bandwidth="25 GB/s"
-)
+FOUR_NICS = MultiGpu(8, "nvswitch", nvlink_bandwidth="300 GB/s", n_pcie_switches=4, n_nics=4, pcie_bandwidth="25 GB/s")
 
 
 def machines(n_hosts, bandwidth="200 Gbit/s"):

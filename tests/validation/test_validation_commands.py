@@ -101,6 +101,7 @@ def test_errors_are_one_line(call, words, message):
     assert re.search(message, err)
     assert len(err.strip().splitlines()) == 1
 
+
 TOPOLOGY = """\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity
 GPU0\t X \tNV2\t0-23\t0
 GPU1\tNV2\t X \t0-23\t0

@@ -97,11 +97,14 @@ def test_the_order_of_options_is_judged():
 
 @pytest.mark.parametrize(
     ("changes", "what", "factor"),
-    rows([
-        ({"c0": "60 ms", "c1": "9 ms"}, "compute time", 1.5),
-        ({"bandwidth": 0.7}, "bandwidth", 0.7),
-        ({"jitter": 0.3}, "waiting", 0.3),
-    ], 1),
+    rows(
+        [
+            ({"c0": "60 ms", "c1": "9 ms"}, "compute time", 1.5),
+            ({"bandwidth": 0.7}, "bandwidth", 0.7),
+            ({"jitter": 0.3}, "waiting", 0.3),
+        ],
+        1,
+    ),
     ids=["compute", "bandwidth", "waiting"],
 )
 def test_the_cause_of_an_error_is_found(truth, changes, what, factor):

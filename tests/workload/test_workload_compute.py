@@ -142,9 +142,7 @@ def test_roofline_by_hand():
 def test_catalogue_efficiencies_give_the_throughput_they_come_from(
     device: str, model: str, batch: int, precision: str, throughput: float
 ):
-    workload = make_workload(
-        load_model(model), load_device(device), batch, compute=Roofline(), precision=precision
-    )
+    workload = make_workload(load_model(model), load_device(device), batch, compute=Roofline(), precision=precision)
     assert batch / workload.step_time == pytest.approx(throughput, rel=0.01)
 
 

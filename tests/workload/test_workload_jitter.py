@@ -135,9 +135,7 @@ ORDER: list[tuple[Callable[[int, int], float], Sampler]] = [
     ORDER,
     ids=["exponential", "shifted", "uniform", "pareto", "normal", "lognormal"],
 )
-def test_order_statistics_against_sampling(
-    expected: Callable[[int, int], float], sampler: Sampler, n: int, k: int
-):
+def test_order_statistics_against_sampling(expected: Callable[[int, int], float], sampler: Sampler, n: int, k: int):
     """Within 5 standard errors of the mean of 20,000 sampled order statistics."""
     samples = np.sort(sampler(stream(3, n, "order"), (20_000, n)), axis=1)[:, k - 1]
     error = float(samples.std()) / math.sqrt(len(samples))
