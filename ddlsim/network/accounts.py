@@ -175,7 +175,7 @@ def _channels(net: Net, routes: Records) -> tuple[Ints, Ints, Floats]:
 
 
 def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints, Floats]:
-    """Return (channel, i, share) for every channel among the hops from first[i] up to last[i], exclusive."""
+    """Return (channel, i, share) for every channel among the hops from first[i] to last[i], which is not one of them."""
     n_hops = last - first
     of = np.repeat(np.arange(len(first)), n_hops)
     place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + first[of]

@@ -19,6 +19,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     """Return a net with channels and nodes but no slots, routes, programs or instances yet."""
     n = len(capacity)
     counts = np.zeros(st.N_COUNTS, dtype=np.int64)
+    counts[st.HEAP_VALID] = 1
     counts[st.REPLAY] = 1
     counts[st.HOP_SHIFT] = 1
     counts[st.POOL_USED] = 2 * n
@@ -58,6 +59,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         flow_share=np.zeros(0),
         flow_place=no_entries,
         wire=np.zeros(0),
+        heap=np.zeros(0, dtype=st.TIMED),
         slots=np.zeros(0, dtype=st.SLOT),
         free_slots=no_places,
         fifo=np.zeros(1, dtype=st.TIMED),
@@ -197,6 +199,7 @@ def grow_slots(net: Net, n_slots: int) -> Net:
         flow_next=grown(net.flow_next, n),
         flow_end=grown(net.flow_end, n),
         soonest=grown(net.soonest, -(-n // st.BLOCK)),
+        heap=grown(net.heap, n),
         timers=grown(net.timers, n),
         fifo=_longer_ring(net, n),
         scratch=grown(net.scratch, n),

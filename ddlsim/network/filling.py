@@ -171,8 +171,7 @@ def least(keys, low, high):  # type: ignore[no-untyped-def]
 
 @called
 def soonest_ends(n_active, ends, soonest):  # type: ignore[no-untyped-def]
-    """Note the least planned end of each block of flows where it is unknown (0); return the least of all, inf if there
-    is no flow.
+    """Note the least planned end of each block of flows; return the least of all, inf if there is no flow.
 
     Times are positive, so they are in the order of their bits, and compilers use vector instructions for the least of
     integers, but not of floats, of which some could be NaN.
@@ -181,13 +180,12 @@ def soonest_ends(n_active, ends, soonest):  # type: ignore[no-untyped-def]
     size = np.uint64(BLOCK)
     first = np.inf
     for block in range((n + size - ONE) // size):
-        if soonest[block] == 0.0:
-            low = block * size
-            bits = np.int64(INFINITE)
-            for flow in range(low, min(low + size, n)):
-                end = np.float64(ends[flow]).view(np.int64)
-                bits = end if end < bits else bits
-            soonest[block] = np.int64(bits).view(np.float64)
+        low = block * size
+        bits = np.int64(INFINITE)
+        for flow in range(low, min(low + size, n)):
+            end = np.float64(ends[flow]).view(np.int64)
+            bits = end if end < bits else bits
+        soonest[block] = np.int64(bits).view(np.float64)
         first = min(first, soonest[block])
     return first
 

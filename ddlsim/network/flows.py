@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
+from ddlsim.network.heap import heap_remove
 from ddlsim.network.state import (
-    BLOCK,
     FLOWING,
+    HEAP_VALID,
     HOP_SHIFT,
     ISSUED,
     ISSUED_HOPS,
@@ -16,6 +17,7 @@ from ddlsim.network.state import (
     LOG_USED,
     N_ACTIVE,
     N_DIRTY,
+    N_HEAP,
     N_LINKED,
     N_NEW,
     NOW,
@@ -108,6 +110,7 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
     net.slots[slot].state = FLOWING
     net.flows[flow].slot = slot
     net.flow_hops[entry] = LAST
+    net.flows[flow].heap_place = -1
     net.flow_rate[flow] = np.inf
     net.flow_next[flow] = 0.0
     net.flow_end[flow] = np.inf
@@ -224,11 +227,9 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
         entry += 1
     if affected and net.flow_rate[flow] < net.reals[THRESHOLD]:
         net.reals[THRESHOLD] = net.flow_rate[flow]
+    if net.counts[HEAP_VALID] == 1:
+        net.counts[N_HEAP] = heap_remove(net.heap, net.flows, net.counts[N_HEAP], flow)
     net.counts[N_ACTIVE] -= 1
-    last = net.counts[N_ACTIVE]
-    if net.flow_end[last] == net.soonest[last // BLOCK]:
-        net.soonest[last // BLOCK] = 0.0
-    net.soonest[flow // BLOCK] = 0.0
     if flow != net.counts[N_ACTIVE]:
         renumber(net, net.counts[N_ACTIVE], flow)
     return slot
@@ -241,6 +242,10 @@ def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
     net.flow_rate[new] = net.flow_rate[old]
     net.flow_end[new] = net.flow_end[old]
     net.flows[new].slot = net.flows[old].slot
+    place = net.flows[old].heap_place
+    net.flows[new].heap_place = place
+    if net.counts[HEAP_VALID] == 1:
+        net.heap[place].item = new
     to = new << shift
     entry = old << shift
     while net.flow_hops[entry] != LAST:

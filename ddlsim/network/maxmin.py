@@ -10,10 +10,8 @@ keep the work small after a flow has come or gone:
   no influence on.
 
 Where nearly everything is connected, looking for the connected part costs more than it saves: then all flows
-above the threshold are filled again in one sweep over arrays (`SWEEPS` is 1 meanwhile).
-
-The next end is the least of blocks of flows. A block is looked through only where its least is unknown (0), because
-the flow that had it ends later now or is gone: with thousands of flows that is as fast as a heap.
+above the threshold are filled again in one sweep over arrays, and ends are found by scanning instead of with
+a heap (`HEAP_VALID` is 0 meanwhile).
 
 ``flow_next`` is the rate that a flow gets; negative while the filling has not frozen it yet.
 """
@@ -36,13 +34,16 @@ from ddlsim.network.filling import (
     soonest_ends,
 )
 from ddlsim.network.flows import end_flow, link_bytes, mark_dirty
+from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
     BLOCK,
     EPOCH,
+    HEAP_VALID,
     HOP_SHIFT,
     LAST,
     N_ACTIVE,
     N_DIRTY,
+    N_HEAP,
     N_NEW,
     NARROWEST,
     NOW,
@@ -52,7 +53,6 @@ from ddlsim.network.state import (
     ROUND_TRANSFER_MIN,
     SHAPED,
     SPLIT,
-    SWEEPS,
     THRESHOLD,
     USUALLY_FOUND,
     Net,
@@ -129,10 +129,10 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
     else:
         end = now + max(net.flow_end[flow] - now, 0.0) * (old / rate)
         net.counts[RERATED] += 1
-    block = flow // BLOCK
-    net.soonest[block] = 0.0 if net.flow_end[flow] == net.soonest[block] else min(net.soonest[block], end)
     net.flow_rate[flow] = rate
     net.flow_end[flow] = end
+    if net.counts[HEAP_VALID] == 1:
+        net.counts[N_HEAP] = heap_set(net.heap, net.flows, net.counts[N_HEAP], end, flow)
 
 
 @inlined
@@ -202,8 +202,6 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
         )  # fmt: skip
         fill_component(net, n, found)
     net.counts[RERATED] += set_all_rates(n_old, net.reals[NOW], rates, nexts, ends)
-    for block in range(n_old // BLOCK + 1):
-        net.soonest[block] = 0.0
     for flow in range(n_old, n_active):
         set_rate(net, flow, net.flow_next[flow])
     return found
@@ -220,7 +218,7 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
         epoch = net.counts[EPOCH]
         threshold = net.reals[THRESHOLD] * (1.0 - 1e-12)
         found = 0
-        if net.counts[SWEEPS] == 1 and epoch % PROBE != 0:
+        if net.counts[HEAP_VALID] == 0 and epoch % PROBE != 0:
             found = sweep(net, threshold)
         else:
             for i in range(n_dirty):
@@ -240,22 +238,51 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def choose(net: Net, found):  # type: ignore[no-untyped-def]
-    """Choose between searches and sweeps by how many flows a solve usually has to fill again."""
+    """Choose between heap and sweep by how many flows a solve usually has to fill again."""
     net.counts[USUALLY_FOUND] += (16 * found - net.counts[USUALLY_FOUND]) >> 3
     usually = net.counts[USUALLY_FOUND] >> 4
-    if net.counts[SWEEPS] == 0:
-        net.counts[SWEEPS] = 1 if usually > 32 and usually * 4 > net.counts[N_ACTIVE] else 0
+    if net.counts[HEAP_VALID] == 1:
+        if usually > 32 and usually * 4 > net.counts[N_ACTIVE]:
+            drop_heap(net)
     elif usually * 16 < net.counts[N_ACTIVE]:
-        net.counts[SWEEPS] = 0
+        build_heap(net)
+
+
+@inlined
+def drop_heap(net: Net):  # type: ignore[no-untyped-def]
+    """From now on, ends are found by scanning."""
+    for i in range(net.counts[N_HEAP]):
+        net.flows[net.heap[i].item].heap_place = -1
+    net.counts[N_HEAP] = 0
+    net.counts[HEAP_VALID] = 0
+
+
+@inlined
+def build_heap(net: Net):  # type: ignore[no-untyped-def]
+    """From now on, ends are found with the heap."""
+    n = net.counts[N_ACTIVE]
+    for flow in range(n):
+        net.heap[flow].time = net.flow_end[flow]
+        net.heap[flow].item = flow
+        net.flows[flow].heap_place = flow
+    net.counts[N_HEAP] = n
+    for i in range(n // 2 - 1, -1, -1):
+        heap_down(net.heap, net.flows, i, n)
+    net.counts[HEAP_VALID] = 1
 
 
 @inlined
 def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
     """Take the flows that end by `limit` off their channels; return how many slots `scratch` lists.
 
-    Only blocks in which a flow may end are looked through.
+    Called after :func:`next_end`, so that only blocks in which a flow ends are looked through.
     """
     n = 0
+    if net.counts[HEAP_VALID] == 1:
+        while net.counts[N_ACTIVE] > 0 and net.heap[0].time <= limit:
+            net.scratch[n] = end_flow(net, net.heap[0].item)
+            n += 1
+        return n
     size = np.uint64(BLOCK)
     high = np.uint64(net.counts[N_ACTIVE])
     while high > ZERO:
@@ -272,5 +299,8 @@ def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
 
 @inlined
 def next_end(net: Net):  # type: ignore[no-untyped-def]
-    """Return when the next flow ends, inf if there is none."""
-    return soonest_ends(net.counts[N_ACTIVE], net.flow_end, net.soonest)
+    """Return when the next flow ends, inf if there is none; :func:`end_flows` relies on what is noted on the way."""
+    n = net.counts[N_ACTIVE]
+    if net.counts[HEAP_VALID] == 1:
+        return net.heap[0].time if n > 0 else np.inf
+    return soonest_ends(n, net.flow_end, net.soonest)

@@ -27,7 +27,8 @@ Records = npt.NDArray[Any]  # structured; compiled code reads fields as attribut
 N_FREE = 0  # free slots on the free stack
 N_ACTIVE = 1  # flows that now use bandwidth; they have the numbers 0 .. N_ACTIVE - 1
 N_NEW = 2  # how many of them (the last ones) have been added at this instant and have no rate yet
-SWEEPS = 4  # 1: all flows are filled again, wherever they are; 0: those connected to what has changed
+N_HEAP = 3  # entries in the heap of planned ends
+HEAP_VALID = 4  # 1: the heap holds every active flow; 0: ends are found by scanning
 FIFO_HEAD = 5  # timers whose times came in order
 FIFO_TAIL = 6
 N_TIMER_HEAP = 7  # timers that did not
@@ -162,8 +163,8 @@ DETOUR = record(
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
 #: a single message
 SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n")
-#: slot: the message
-FLOW = record(slot="n")
+#: slot: the message; heap_place: in the heap of ends
+FLOW = record(slot="n", heap_place="n")
 #: an entry of a heap or of the ring buffer; the item is a flow or a slot
 TIMED = record(time="f", item="i")
 #: messages send:send_end are sent in the step; the messages tables[recv:recv_end] are received; next: the
@@ -225,11 +226,12 @@ class Net(NamedTuple):
     flow_rate: Floats
     flow_next: Floats  # the rate that the filling gives it; negative: not yet. Else any number >= 0
     flow_end: Floats  # planned end
-    soonest: Floats  # the least of them among each BLOCK flows, 0 where that is not known
+    soonest: Floats  # the least of them among each BLOCK flows, as of the last search for the next end (without heap)
     flow_hops: Entries  # (n_slots << HOP_SHIFT,) channels, then LAST
     flow_share: Floats  # as flow_hops: the share of its bytes that takes the channel; empty unless SPLIT
     flow_place: Entries  # (n_slots << HOP_SHIFT,) place in each channel's list
     wire: Floats  # (n_slots,) bytes that a message puts on the wire; empty unless SHAPED
+    heap: Records  # TIMED, planned ends of flows
     slots: Records  # SLOT
     free_slots: Places
     fifo: Records  # TIMED, timers of slots that came in order (ring buffer)

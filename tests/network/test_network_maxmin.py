@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from network_reference import Paths, fair_rates, finish_times, run_flows
 
 from ddlsim.network import Network
-from ddlsim.network.state import NARROWEST, SWEEPS
+from ddlsim.network.state import HEAP_VALID, NARROWEST
 
 
 def test_two_flows_share_the_link_they_both_cross():
@@ -128,7 +128,7 @@ def test_rates_at_hubs_are_those_of_the_filling_to_the_last_bit(seed):
         network = Network(fabric)
         network.engine.net.reals[NARROWEST] = narrowest
         ends.append(run_flows(network, fabric, starts, nbytes.tolist(), check=False)[0])
-    assert network.engine.net.counts[SWEEPS] == 1
+    assert network.engine.net.counts[HEAP_VALID] == 0
     assert (ends[0] == ends[1]).all()
 
 
