@@ -1,7 +1,7 @@
 """What the network has carried at any moment, what is still on its way, and two counts of the same bytes.
 
 The kernel books a message on its channels when it ends, and busy seconds when a channel falls idle. Nothing here runs
-while it works: reading the accounts adds the part that is still open.
+while it works: the part that is still open is added when somebody reads.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _channels(net: Net, routes: Records) -> tuple[Ints, Ints, Floats]:
 
 
 def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints, Floats]:
-    """Return (channel, i, share) for every channel among the hops from first[i] to last[i], which is not one of them."""
+    """Return (channel, i, share) for every channel among the hops from first[i] up to last[i], exclusive."""
     n_hops = last - first
     of = np.repeat(np.arange(len(first)), n_hops)
     place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + first[of]
