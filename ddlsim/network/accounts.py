@@ -1,7 +1,7 @@
 """What the network has carried at any moment, what is still on its way, and two counts of the same bytes.
 
 The kernel books a message on its channels when it ends, and busy seconds when a channel falls idle. Nothing here runs
-while it works: the part that is still open is added when somebody reads.
+while it works: reading the accounts adds the part that is still open.
 """
 
 from __future__ import annotations
