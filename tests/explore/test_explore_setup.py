@@ -151,7 +151,7 @@ def test_the_first_choice_of_a_setting_is_what_the_class_does():
     assert "ring" in found["algorithm"].choices
     found = {setting.name: setting for setting in settings_of(ddlsim.Parallel)}
     assert found["pipeline"].kind == "count"
-    assert found["pipeline"].about == "stages"
+    assert found["pipeline"].about == "number of stages"
     assert found["sequence"].kind == "flag"
     assert "pipedream" in found["order"].choices
 
