@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.workload.layers import LAYER_TYPES, Dropout, LayerSpec, Slice
+from ddlsim.workload.layers import LAYER_TYPES, Attention, Dropout, LayerSpec, Slice
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
@@ -129,4 +129,9 @@ def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout:
     scores = heads * layer.out_shape[0] * int(getattr(spec, "context", layer.in_shape[0]))
     if heads and dropout:
         inner, fixed = inner + scores, float(scores)
-    return replace(layer, stored_nbytes=FP32_NBYTES * (stored + inner), fixed_nbytes=fixed, heads=heads, scores=scores)
+    rotated = spec.rotated(layer.in_shape) if isinstance(spec, Attention) and heads else 0.0
+    causal = bool(heads) and isinstance(spec, Attention) and spec.causal
+    nbytes = FP32_NBYTES * (stored + inner)
+    return replace(
+        layer, stored_nbytes=nbytes, fixed_nbytes=fixed, heads=heads, scores=scores, causal=causal, rotated=rotated
+    )

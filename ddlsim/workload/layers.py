@@ -107,9 +107,13 @@ class Attention(Spec):
         n, n_kv, scores = s * d, s * k, self.heads * s * s
         # x to q, k, v: 2 n + 2 kv; scores written, softmax in and out, read again: 4 scores; mix and project: 3 n + kv
         moved, stored = 5.0 * n + 3.0 * n_kv + 4.0 * scores, 3.0 * n + 2.0 * n_kv + scores
-        if self.rotary:  # q and k read and written once more, in place
-            moved += 2.0 * (n + n_kv)
+        moved += self.rotated(in_shape)
         return Cost(in_shape, tensors, 2.0 * s * d * (d + k) + 2.0 * s * s * d, moved, stored)
+
+    def rotated(self, in_shape: Shape) -> float:
+        """Return the numbers that rotary positions read and write: queries and keys once more, in place."""
+        s, d = in_shape
+        return 2.0 * s * (d + _kv_features(d, self.heads, self.kv_heads, in_shape)) if self.rotary else 0.0
 
 
 @dataclass(frozen=True)

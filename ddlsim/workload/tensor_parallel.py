@@ -25,7 +25,7 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
-from ddlsim.workload.products import Floats, has_kernels, kernel_times, score_times
+from ddlsim.workload.products import Floats, kernel_times, score_times
 from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, check_split, rank_tensors, roles
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
@@ -112,7 +112,7 @@ def tensor_parallel(
     split takes 1/t of its time, which is too little where small products leave a device idle. Raises ConfigError for a
     model without attention, for heads or features that `tensor` does not divide, and for a sequence that it does not.
     """
-    model, device = workload.model, workload.device
+    model = workload.model
     if tensor > 1 and not any(layer.heads for layer in model.layers):
         raise ConfigError(f"tensor = {tensor}: splits attention and the dense layers behind it; {model.name} has none")
     if sequence and tensor == 1:
@@ -124,7 +124,7 @@ def tensor_parallel(
     if sequence and tokens % tensor:
         raise ConfigError(f"sequence = True: {tokens} tokens cannot be shared evenly by tensor = {tensor} ranks")
     kinds = roles(model.layers)
-    if device is not None and has_kernels(model, device, workload.precision):
+    if workload.by_kernel:
         forward, backward = _kernel_seconds(workload, tensor, sequence)
     else:
         share = _shares(model, kinds, tensor, sequence)
@@ -159,13 +159,10 @@ def _holding(workload: Workload, tensor: int, sequence: bool, recompute: str) ->
 
 def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Floats, Floats]:
     """Return forward and backward seconds by kernel; of a known step, its layers scaled by how these change."""
-    device = workload.device
-    assert device is not None
-    args = (workload.model, device, workload.batch_size, workload.precision)
-    split = kernel_times(*args, tensor=tensor, sequence=sequence, flash=workload.flash)
+    split = kernel_times(workload.model, workload.timing(tensor, sequence=sequence))
     if not workload.known:
         return split[0] / workload.speed, split[1] / workload.speed
-    whole = kernel_times(*args, flash=workload.flash)
+    whole = kernel_times(workload.model, workload.timing())
     one, two = (
         known * np.divide(part, all_of_it, out=np.ones_like(part), where=all_of_it > 0.0)
         for known, part, all_of_it in zip((workload.forward, workload.backward), split, whole, strict=True)
@@ -197,14 +194,14 @@ def _again(workload: Workload, forward: Floats, recompute: str, tensor: int) -> 
 
 def _scores_again(workload: Workload, forward: Floats, tensor: int) -> Floats:
     """Return the seconds of each layer's attention matrices, their softmax and what is mixed with them."""
-    model, device = workload.model, workload.device
-    if device is None or not has_kernels(model, device, workload.precision):
+    model = workload.model
+    if not workload.by_kernel:
         share = [_core_flops(layer) / layer.flops if layer.heads else 0.0 for layer in model.layers]
         again: Floats = forward * np.array(share)
         return again
-    seconds = score_times(model, device, workload.batch_size, workload.precision, tensor) / workload.speed
+    seconds = score_times(model, workload.timing(tensor)) / workload.speed
     if workload.known:
-        whole, _ = kernel_times(model, device, workload.batch_size, workload.precision, flash=workload.flash)
+        whole, _ = kernel_times(model, workload.timing())
         seconds *= workload.speed * np.divide(workload.forward, whole, out=np.ones_like(whole), where=whole > 0.0)
     return seconds
 
