@@ -75,7 +75,7 @@ def recommend(
     samples: Annotated[float | None, opt("To process: epochs * data set size.")] = None,
     workers: Annotated[str | None, opt('To try, e.g. "8,16,32".', "--workers", "-n")] = None,
     batch_size: Annotated[str | None, opt('To try, e.g. "32,64".', "--batch-size", "-b")] = None,
-    price: Annotated[list[str] | None, opt('Of a machine, "24.48 USD/h"; several: one for each cluster.')] = None,
+    price: Annotated[list[str] | None, opt('Of a machine, "24.48 USD/h", or a cloud, "aws"; or one a cluster.')] = None,
     precision: Annotated[str | None, opt("fp32, tf32, fp16 or bf16 (fp32).", offers=completing.PRECISIONS)] = None,
     optimizer: Optimizer = None,
     split: Annotated[

@@ -188,3 +188,17 @@ def test_a_bundled_cluster_with_a_published_price():
     """Eight p3.2xlarge at 3.06 USD/h."""
     result = ddlsim.simulate("aws-p3-2xlarge", "resnet50", steps=2)
     assert 3600.0 * cost_rate(result) == pytest.approx(8 * 3.06)
+
+
+def test_a_cloud_s_price_is_that_of_a_machine_s_devices():
+    """Eight H100 on AWS are a p5.48xlarge, also where a run uses four of them; study files and --price take it too."""
+    cluster = ddlsim.load_cluster("aws-p5-48xlarge+n_hosts=2")
+    priced = cluster.with_costs(price="aws")
+    assert priced.host_price is not None
+    assert (3600.0 * priced.host_price).tolist() == pytest.approx([55.04, 55.04])
+    result = ddlsim.simulate(priced, "resnet50", workers=4, steps=1)
+    assert 3600.0 * result.cost_rate == pytest.approx(55.04)
+    with pytest.raises(ddlsim.ConfigError, match="'aws' has no price for device 'knl-7230'"):
+        ddlsim.load_cluster("theta").with_costs(price="aws")
+    with pytest.raises(ddlsim.ConfigError, match="does not name its devices, so a price of 'aws' is not known"):
+        ddlsim.load_cluster(star(2, bandwidth="1 Gbit/s", latency="1 us")).with_costs(price="aws")
