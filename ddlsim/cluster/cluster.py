@@ -395,17 +395,13 @@ class Cluster:
     ) -> Cluster:
         """Return this cluster with prices and power draws; what is None stays as it is.
 
-        price         of every machine but storages, "3.06 USD/h" (a number: USD/s); or the name of a cloud, "aws", for
-                      what it asks for the machine's devices on demand (``ddlsim devices h100`` lists prices)
+        price         of every machine but storages, "3.06 USD/h" (a number: USD/s)
         device_price  of every device that a worker can use, beside its machine's price
         switch_power  what every switch between the machines draws, "150 W"
         """
         new: dict[str, Floats] = {}
         if price is not None:
-            if isinstance(price, str) and price.isidentifier():
-                new["host_price"] = self._cloud_prices(price)
-            else:
-                new["host_price"] = np.full(len(self.host_names), nonnegative(price, "price", "price"))
+            new["host_price"] = np.full(len(self.host_names), nonnegative(price, "price", "price"))
             new["host_price"][self.host_of[self.storages]] = np.nan
         if device_price is not None:
             new["device_price"] = np.full(self.n_nodes, np.nan)
@@ -414,21 +410,6 @@ class Cluster:
             watts = nonnegative(switch_power, "power", "switch_power")
             new["switch_power"] = np.where(self.is_fabric_switch, watts, np.nan)
         return dataclasses.replace(self, **new)  # type: ignore[arg-type]  # only arrays
-
-    def _cloud_prices(self, cloud: str) -> Floats:
-        """Return what a cloud asks for the devices of each machine, in USD/s, NaN for machines without workers."""
-        from ddlsim.workload.devices import load_device  # clusters need the catalogue only here
-
-        prices = np.full(len(self.host_names), np.nan)
-        for node in self.workers.tolist():
-            name, host = self.device_of[node], self.host_of[node]
-            if name is None:
-                raise ConfigError(
-                    f"price: cluster {self.name!r} does not name its devices, so a price of {cloud!r} is not known; "
-                    "give one, '3.06 USD/h'"
-                )
-            prices[host] = np.nan_to_num(prices[host]) + load_device(name).price_in(cloud)
-        return prices
 
     @cached_property
     def is_switch_port(self) -> Bools:

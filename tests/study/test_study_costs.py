@@ -6,7 +6,7 @@ import pytest
 
 import ddlsim
 from ddlsim.cluster import Host, MultiGpu, star
-from ddlsim.run.costs import cost_rate, energy_assumptions
+from ddlsim.run.costs import cost_rate, energy_assumptions, priced
 
 V100 = dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=40.0)
 
@@ -191,14 +191,16 @@ def test_a_bundled_cluster_with_a_published_price():
 
 
 def test_a_cloud_s_price_is_that_of_a_machine_s_devices():
-    """Eight H100 on AWS are a p5.48xlarge, also where a run uses four of them; study files and --price take it too."""
+    """Eight H100 on AWS are a p5.48xlarge, also where a run uses four of them."""
     cluster = ddlsim.load_cluster("aws-p5-48xlarge+n_hosts=2")
-    priced = cluster.with_costs(price="aws")
-    assert priced.host_price is not None
-    assert (3600.0 * priced.host_price).tolist() == pytest.approx([55.04, 55.04])
-    result = ddlsim.simulate(priced, "resnet50", workers=4, steps=1)
-    assert 3600.0 * result.cost_rate == pytest.approx(55.04)
+    aws = priced(cluster, "aws")
+    assert aws.host_price is not None
+    assert (3600.0 * aws.host_price).tolist() == pytest.approx([55.04, 55.04])
+    base = ddlsim.Experiment(cluster, "resnet50", workers=4, steps=1)
+    table = ddlsim.Study(base, {"cluster.price": ["aws", "2 USD/h"]}).run(jobs=1)
+    costs = table.frame["cost_per_sample"]
+    assert costs[0] / costs[1] == pytest.approx(55.04 / 2.0)
     with pytest.raises(ddlsim.ConfigError, match="'aws' has no price for device 'knl-7230'"):
-        ddlsim.load_cluster("theta").with_costs(price="aws")
-    with pytest.raises(ddlsim.ConfigError, match="does not name its devices, so a price of 'aws' is not known"):
-        ddlsim.load_cluster(star(2, bandwidth="1 Gbit/s", latency="1 us")).with_costs(price="aws")
+        priced(ddlsim.load_cluster("theta"), "aws")
+    with pytest.raises(ddlsim.ConfigError, match="does not name its devices, so what 'aws' asks is not known"):
+        priced(ddlsim.load_cluster(star(2, bandwidth="1 Gbit/s", latency="1 us")), "aws")
