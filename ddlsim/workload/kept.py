@@ -126,12 +126,18 @@ def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout:
     if layer.type == "max_pool" and layer.input_grad:
         fixed = INDEX_NBYTES * n_out
     heads = int(getattr(spec, "heads", 0)) if tokens else 0
+    head_size = heads and (getattr(spec, "head_size", None) or layer.in_shape[-1] // heads)
     scores = heads * layer.out_shape[0] * int(getattr(spec, "context", layer.in_shape[0]))
     if heads and dropout:
         inner, fixed = inner + scores, float(scores)
-    rotated = spec.rotated(layer.in_shape) if isinstance(spec, Attention) and heads else 0.0
-    causal = bool(heads) and isinstance(spec, Attention) and spec.causal
-    nbytes = FP32_NBYTES * (stored + inner)
+    attention = spec if isinstance(spec, Attention) and heads else None
     return replace(
-        layer, stored_nbytes=nbytes, fixed_nbytes=fixed, heads=heads, scores=scores, causal=causal, rotated=rotated
+        layer,
+        stored_nbytes=FP32_NBYTES * (stored + inner),
+        fixed_nbytes=fixed,
+        heads=heads,
+        head_size=head_size,
+        scores=scores,
+        causal=attention is not None and attention.causal,
+        rotated=0.0 if attention is None else attention.rotated(layer.in_shape),
     )

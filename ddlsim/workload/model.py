@@ -31,10 +31,11 @@ class Layer:
     layers need fewer multiplications than ``macs`` in fp32.
 
     ``fixed_nbytes`` stay until the backward pass as well, and are as many in every precision: masks of dropout, a byte
-    an element, and the fp32 logits of a loss over tokens. ``heads`` are those of an attention layer, ``scores`` the
-    elements of its matrices of all heads together, of which half are masked if it is ``causal``, ``rotated`` the numbers
-    that rotary positions read and write; else all are 0. ``unit`` numbers the entries of the file's top
-    level (each repetition of a residual by itself): between two of them only the output of the first is alive.
+    an element, and the fp32 logits of a loss over tokens. ``heads`` are those of an attention layer, ``head_size`` the
+    features of one, ``scores`` the elements of its matrices of all heads together, of which half are masked if it is
+    ``causal``, ``rotated`` the numbers that rotary positions and norms of queries and keys read and write; else all are
+    0. ``unit`` numbers the entries of the file's top level (each repetition of a residual by itself): between two of
+    them only the output of the first is alive.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Layer:
     causal: bool = False
     rotated: float = 0.0
     unit: int = 0
+    head_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,8 @@ def _shape(layer: Layer, name: str, n: int) -> tuple[int, ...]:
     if layer.type == "conv":
         return layer.out_shape[0], n // layer.out_shape[0]
     if layer.type == "dense":
+        return layer.out_shape[-1], n // layer.out_shape[-1]
+    if name == "out.weight":  # of heads whose features together may be more than a token's
         return layer.out_shape[-1], n // layer.out_shape[-1]
     if layer.type in ("attention", "cross_attention", "swiglu", "mixture_of_experts"):  # projections of the features
         return n // layer.in_shape[-1], layer.in_shape[-1]

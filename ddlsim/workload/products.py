@@ -85,6 +85,8 @@ SWIGLU_TRAFFIC = (3.0, 5.0)
 #: tokens by which a sequence must be longer for half of what fused attention loses on short ones, forward and backward:
 #: measured on H100 and H200, sequences of 2,048 to 32,768 tokens in heads of 128 (accuracy/data/gpu_h100.json)
 ATTENTION_RAMPS = (300.0, 1100.0)
+#: fused attention in heads of fewer than 128 features reaches this power of their share of 128 (the same measurements)
+HEAD_EXPONENT = 0.6
 
 
 class Product(NamedTuple):
@@ -171,14 +173,15 @@ def _attention_products(layer: Layer, batch_size: float, tensor: int) -> tuple[P
     (tokens, h), (entering, _) = (layer.out_shape[0], layer.out_shape[1]), layer.in_shape
     context = layer.scores / (layer.heads * tokens)
     tensors = rank_tensors(layer, ATTENTION, tensor)
+    width = layer.heads * layer.head_size  # of all queries, which may be more or less than h
     projected = sum(n for name, n in tensors if name.endswith("weight") and not name.startswith("out")) / h
     first = [Product(batch_size * entering, projected, h)]
     if entering != tokens:  # queries are of the layer's own tokens, keys and values of those that it attends to
-        others = Product(batch_size * context, projected - h / tensor, h)
-        first = [Product(batch_size * tokens, h / tensor, h), others]
-    heads, size = batch_size * layer.heads / tensor, h / layer.heads
+        others = Product(batch_size * context, projected - width / tensor, h)
+        first = [Product(batch_size * tokens, width / tensor, h), others]
+    heads, size = batch_size * layer.heads / tensor, layer.head_size
     scores = [Product(tokens, context, size, heads, True), Product(tokens, size, context, heads, True)]
-    return (*first, *scores, Product(batch_size * tokens, h, h / tensor))
+    return (*first, *scores, Product(batch_size * tokens, h, width / tensor))
 
 
 class Timing(NamedTuple):
@@ -265,7 +268,7 @@ def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
         rates = timing.kernels.attention[kernel]
         flops = sum(2.0 * m * n * k * copies for m, n, k, copies, _ in core) * (0.5 if layer.causal else 1.0)
         ramps = [1.0 + ramp / layer.out_shape[0] for ramp in ATTENTION_RAMPS]
-        peak = device.peak_flops[product_type(timing.base)]
+        peak = device.peak_flops[product_type(timing.base)] * min(1.0, layer.head_size / 128.0) ** HEAD_EXPONENT
         # the matrix is computed again (Dao et al. 2022, section 3.1): five products instead of four
         return flops / (peak * rates.forward) * ramps[0], 2.5 * flops / (peak * rates.backward) * ramps[1]
     forward = sum(timing.product(each, timing.base) for each in core)
