@@ -152,7 +152,8 @@ def _fms(row: Row) -> tuple[float, str, float]:
     gpus, shard = row["gpus"], 8 if row["sharding"] == "hsdp" else None
     strategy = FSDP(micro_batch=row["local_batch"], shard=shard, recompute={"full": "early-stop"}.get(row["recompute"], row["recompute"]))
     cluster = {"a100-80g": "roce-a100-80g", "h100": "roce-h100"}[row["system"]]
-    result = _run(f"{cluster}+n_hosts={gpus // 8}", f"{row['model']}+seq={row['sequence']}", strategy,
+    nic = row["nic_gbit_per_s"] / 8
+    result = _run(f"{cluster}+n_hosts={gpus // 8}+n_nics=8+bandwidth={nic} Gbit/s", f"{row['model']}+seq={row['sequence']}", strategy,
                   gpus * row["local_batch"], gpus, "torchtitan-compile", gradient_dtype="bf16")  # fmt: skip
     return row["tokens_per_s_gpu"], "tokens/s per GPU", result.throughput * row["sequence"] / gpus
 
@@ -164,11 +165,12 @@ def _large(row: Row) -> tuple[float, str, float]:
         tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), micro_batch=row["micro"],
         interleave=row["interleave"], cut="layers" , recompute=row["recompute"], sequence=modern and tensor > 1,
         tp_comm_overlap=modern and tensor > 1, sharded=modern, overlap="megatron" if modern else "none",
-        p2p="overlapped" if modern else "exchange",
+        p2p={"megatron": "overlapped", "deepspeed": "in turns"}.get(row["framework"], "exchange"),
     )  # fmt: skip
+    model = row["model"].replace("nemotron4", "nemotron-4")
     cluster = {"h100": f"dgx-h100-pod+n_leaves={8 * -(-gpus // 256)}", "a100": f"selene+n_leaves={8 * -(-gpus // 160)}"}[row["machine"]]
     stack = "megatron" if modern else "megatron-2021"
-    result = _run(cluster, row["model"], strategy, row["batch"], gpus, stack, precision="bf16" if modern else "fp16")
+    result = _run(cluster, model, strategy, row["batch"], gpus, stack, precision="bf16" if modern else "fp16")
     return row["seconds"], "s", result.step_time
 
 

@@ -29,7 +29,7 @@ from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.model import Layer, Model, load_model
 from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
-from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES, LOW_PRECISIONS, base_precision, product_type
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES, GRADIENT_TYPES, LOW_PRECISIONS, base_precision, product_type
 from ddlsim.workload.products import (
     Floats,
     Ints,
@@ -178,6 +178,11 @@ class Workload:
     def by_kernel(self) -> bool:
         """Whether the kernels of the model's layers are known on the device."""
         return self.device is not None and has_kernels(self.model, self.device, self.precision)
+
+    @property
+    def loss_nbytes(self) -> float:
+        """Bytes per logit at the peak of a loss over tokens."""
+        return self.stack.loss_nbytes if self.by_kernel else FP32_NBYTES
 
     @property
     def slowdown(self) -> OverlapSlowdown:

@@ -13,23 +13,26 @@ from typing import NamedTuple
 class LowPrecision(NamedTuple):
     """Operands of fewer than 16 bits.
 
-    peak      key of the device's ``peak_flops`` and of its kernels' ``gemm``
-    operand   bytes per element, scales included
-    quantise  bytes moved per element to quantise an operand: its maximum read, values read, and written twice, as rows
-              and as columns are scaled or transposed for the products of the backward pass
+    peak       key of the device's ``peak_flops`` and of its kernels' ``gemm``
+    operand    bytes per element, scales included
+    quantise   bytes moved per element to quantise an operand for the products of both passes
+    transpose  bytes per element of a transposed copy, on devices whose products take operands in one layout only: those
+               without 4-bit products (Hopper: NVIDIA, Transformer Engine, "FP8 GEMMs ... TN layout")
     """
 
     peak: str
     operand: float
     quantise: float
+    transpose: float = 0.0
 
 
-#: "fp8": a scale per tensor, of its current maximum; "mxfp8": a scale of a byte per 32 elements, found while casting
-#: (OCP Microscaling Formats 1.0); "nvfp4": a scale of a byte per 16 elements and one per tensor
+#: "fp8": a scale per tensor, of its current maximum, which is read first; "mxfp8": a scale of a byte per 32 elements of
+#: a row, and once more of a column (OCP Microscaling Formats 1.0); "nvfp4": the same per 16 elements, after the maximum
+#: of the tensor
 LOW_PRECISIONS = {
-    "fp8": LowPrecision("fp8", 1.0, 2.0 + 2.0 + 2.0),
-    "mxfp8": LowPrecision("fp8", 1.0 + 1 / 32, 2.0 + 2.0 * (1.0 + 1 / 32)),
-    "nvfp4": LowPrecision("fp4", 0.5 + 1 / 16, 2.0 + 2.0 + 2.0 * (0.5 + 1 / 16)),
+    "fp8": LowPrecision("fp8", 1.0, 2.0 + 2.0 + 1.0, 1.0),
+    "mxfp8": LowPrecision("fp8", 1.0 + 1 / 32, 2.0 * (2.0 + 1.0 + 1 / 32)),
+    "nvfp4": LowPrecision("fp4", 0.5 + 1 / 16, 2.0 + 2.0 * (2.0 + 0.5 + 1 / 16)),
 }
 #: of an activation, a weight or a gradient, by precision (tf32 is kept in 32 bits)
 ELEMENT_NBYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0} | dict.fromkeys(LOW_PRECISIONS, 2.0)

@@ -327,18 +327,19 @@ def _layer_times(
         nbytes = timing.stack.loss_traffic / timing.stack.elementwise * math.prod(layer.out_shape) * batch_size / tensor
         moved = LOSS_FORWARD * nbytes, (1.0 - LOSS_FORWARD) * nbytes
     late = timing.stack.rank_delay * (tensor - 1) if role in (ATTENTION, ROW) else 0.0
-    quantised = _quantised(products, precision, timing.stack)
+    quantised = _quantised(products, precision, timing)
     return (
         forward + timing.streamed(moved[0] + quantised[0]) + late,
         backward + timing.streamed(moved[1] + quantised[1]) + late,
     )
 
 
-def _quantised(products: Sequence[Product], precision: str, stack: Stack) -> tuple[float, float]:
+def _quantised(products: Sequence[Product], precision: str, timing: Timing) -> tuple[float, float]:
     """Return the bytes moved to quantise the operands of products, forward and backward."""
     if precision not in LOW_PRECISIONS:
         return 0.0, 0.0
-    nbytes = LOW_PRECISIONS[precision].quantise
-    weights = sum(k * n for _, n, k, _, _ in products) if stack.quantised_weights == "micro-batch" else 0.0
+    low = LOW_PRECISIONS[precision]
+    nbytes = low.quantise + (0.0 if "fp4" in timing.device.peak_flops else low.transpose)
+    weights = sum(k * n for _, n, k, _, _ in products) if timing.stack.quantised_weights == "micro-batch" else 0.0
     inputs = max(m * k for m, _, k, _, _ in products)  # several products of a layer share their input
     return nbytes * (inputs + weights), nbytes * sum(m * n for m, n, _, _, _ in products)

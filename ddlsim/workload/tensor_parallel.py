@@ -26,7 +26,18 @@ from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.products import Floats, kernel_times, score_times
-from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, check_split, rank_tensors, roles
+from ddlsim.workload.roles import (
+    ATTENTION,
+    COLUMN,
+    INNER,
+    ROW,
+    VOCABULARY,
+    blocks,
+    check_split,
+    rank_tensors,
+    roles,
+    saved_products,
+)
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 Pass = Literal["forward", "backward"]
@@ -96,14 +107,15 @@ def tensor_parallel(
     tensor: Count,
     *,
     sequence: bool = False,
-    recompute: Annotated[str, one_of("none", "selective", "full")] = "none",
+    recompute: Annotated[str, one_of("none", "selective", "operators", "full")] = "none",
     tp_comm_overlap: bool = False,
 ) -> Shard:
     """Return what one of `tensor` ranks does of a workload.
 
     sequence   sequence parallelism: what tensor parallelism leaves whole is split by tokens
-    recompute  what the backward pass computes again: attention's matrices ("selective") or transformer layers ("full",
-               and with them their two all-reduces)
+    recompute  what the backward pass computes again: attention's matrices ("selective"), every second product and all
+               element-wise work of transformer layers ("operators"), or these layers ("full", and with them their two
+               all-reduces)
     tp_comm_overlap
                what sequence parallelism exchanges travels beside products, in chunks (:mod:`ddlsim.workload.beside`)
 
@@ -153,8 +165,9 @@ def tensor_parallel(
 
 def _holding(workload: Workload, tensor: int, sequence: bool, recompute: str) -> Holding:
     return Holding(
-        workload.rule or "momentum", tensor=tensor, sequence=sequence, recompute=recompute, flash=workload.flash
-    )
+        workload.rule or "momentum", tensor=tensor, sequence=sequence, recompute=recompute, flash=workload.flash,
+        loss_nbytes=workload.loss_nbytes,
+    )  # fmt: skip
 
 
 def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Floats, Floats]:
@@ -189,6 +202,14 @@ def _again(workload: Workload, forward: Floats, recompute: str, tensor: int) -> 
             again[first:end] = forward[first:end]
     elif recompute == "selective":
         again = _scores_again(workload, forward, tensor)
+    elif recompute == "operators":
+        layers, core = workload.model.layers, _scores_again(workload, forward, tensor)
+        kept = saved_products(layers)
+        for first, end in blocks(layers):
+            for i in range(first, end):
+                total = sum(width for width, _ in kept[i])
+                repeated = sum(width for width, saved in kept[i] if not saved)
+                again[i] = (forward[i] - core[i]) * (repeated / total if total else 1.0)
     return again
 
 
