@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from ddlsim.arguments import Count, Density, Positive, checked, quantity
+from ddlsim.arguments import Count, Density, NotNegative, Positive, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import read_toml
 from ddlsim.schema import PLAIN, UNIMPORTED
@@ -42,10 +42,12 @@ class AttentionRates:
 
     FLOPs are those of entries that are not masked: 2 h s^2 forward for s tokens and h features under a causal mask, and
     2.5 times those backward, as the matrix is computed again (Dao et al. 2022, arXiv:2205.14135, section 3.1).
+    Heads of d < 128 features reach (d / 128) to the power of `narrow` of these.
     """
 
     forward: Density
     backward: Density
+    narrow: NotNegative = 0.0
 
 
 @checked

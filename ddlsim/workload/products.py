@@ -85,8 +85,6 @@ SWIGLU_TRAFFIC = (3.0, 5.0)
 #: tokens by which a sequence must be longer for half of what fused attention loses on short ones, forward and backward:
 #: measured on H100 and H200, sequences of 2,048 to 32,768 tokens in heads of 128 (accuracy/data/gpu_h100.json)
 ATTENTION_RAMPS = (300.0, 1100.0)
-#: fused attention in heads of fewer than 128 features reaches this power of their share of 128 (the same measurements)
-HEAD_EXPONENT = 0.6
 
 
 class Product(NamedTuple):
@@ -268,7 +266,7 @@ def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
         rates = timing.kernels.attention[kernel]
         flops = sum(2.0 * m * n * k * copies for m, n, k, copies, _ in core) * (0.5 if layer.causal else 1.0)
         ramps = [1.0 + ramp / layer.out_shape[0] for ramp in ATTENTION_RAMPS]
-        peak = device.peak_flops[product_type(timing.base)] * min(1.0, layer.head_size / 128.0) ** HEAD_EXPONENT
+        peak = device.peak_flops[product_type(timing.base)] * min(1.0, layer.head_size / 128.0) ** rates.narrow
         # the matrix is computed again (Dao et al. 2022, section 3.1): five products instead of four
         return flops / (peak * rates.forward) * ramps[0], 2.5 * flops / (peak * rates.backward) * ramps[1]
     forward = sum(timing.product(each, timing.base) for each in core)
