@@ -3,8 +3,8 @@
     python -m accuracy.judge FILE [--json OUT]
 
 FILE has the columns of one of the five files of published runs: Megatron-Bridge, torchtitan, fms-fsdp, MaxText
-(``.csv``), or large runs (``.yaml``). Every row is simulated on the catalogue's device, the bundled cluster and the named
-stack. Rows that cannot be run are listed with the reason. ``OUT`` is ``{"rows": [{"published", "predicted", "unit",
+(``.csv``), or large runs (``.yaml``). Every row is simulated on the catalogue's device, the bundled cluster and the
+named stack. Rows that cannot be run are listed with the reason. ``OUT`` is ``{"rows": [{"published", "predicted", "unit",
 "reason"}, ...]}`` in the order of the file.
 """
 
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-import ddlsim
 from ddlsim import FSDP, ConfigError, DdlsimError, Parallel, simulate
 
 __all__ = ["Judged", "judge", "main", "read"]
@@ -52,7 +51,20 @@ def read(path: Path) -> tuple[str, list[Row]]:
     """Return the kind of a file, told by its columns, and its rows."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in (".yaml", ".yml"):
-        names = "case model machine gpus tensor pipeline interleave micro batch framework recompute seconds".split()
+        names = [
+            "case",
+            "model",
+            "machine",
+            "gpus",
+            "tensor",
+            "pipeline",
+            "interleave",
+            "micro",
+            "batch",
+            "framework",
+            "recompute",
+            "seconds",
+        ]
         return "large", [dict(zip(names, row, strict=True)) for row in yaml.safe_load(text)["rows"]]
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     rows = list(csv.DictReader(lines))
@@ -150,7 +162,11 @@ def _again(recompute: str) -> str:
 
 def _fms(row: Row) -> tuple[float, str, float]:
     gpus, shard = row["gpus"], 8 if row["sharding"] == "hsdp" else None
-    strategy = FSDP(micro_batch=row["local_batch"], shard=shard, recompute={"full": "early-stop"}.get(row["recompute"], row["recompute"]))
+    strategy = FSDP(
+        micro_batch=row["local_batch"],
+        shard=shard,
+        recompute={"full": "early-stop"}.get(row["recompute"], row["recompute"]),
+    )
     cluster = {"a100-80g": "roce-a100-80g", "h100": "roce-h100"}[row["system"]]
     nic = row["nic_gbit_per_s"] / 8
     result = _run(f"{cluster}+n_hosts={gpus // 8}+n_nics=8+bandwidth={nic} Gbit/s", f"{row['model']}+seq={row['sequence']}", strategy,
@@ -168,7 +184,10 @@ def _large(row: Row) -> tuple[float, str, float]:
         p2p={"megatron": "overlapped", "deepspeed": "in turns"}.get(row["framework"], "exchange"),
     )  # fmt: skip
     model = row["model"].replace("nemotron4", "nemotron-4")
-    cluster = {"h100": f"dgx-h100-pod+n_leaves={8 * -(-gpus // 256)}", "a100": f"selene+n_leaves={8 * -(-gpus // 160)}"}[row["machine"]]
+    cluster = {
+        "h100": f"dgx-h100-pod+n_leaves={8 * -(-gpus // 256)}",
+        "a100": f"selene+n_leaves={8 * -(-gpus // 160)}",
+    }[row["machine"]]
     stack = "megatron" if modern else "megatron-2021"
     result = _run(cluster, model, strategy, row["batch"], gpus, stack, precision="bf16" if modern else "fp16")
     return row["seconds"], "s", result.step_time

@@ -32,8 +32,8 @@ from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.products import has_kernels
-from ddlsim.workload.stacks import default_stack, load_stack
 from ddlsim.workload.resized import resized
+from ddlsim.workload.stacks import default_stack, load_stack
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.table_placement import exchange_left_out
 

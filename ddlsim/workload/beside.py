@@ -95,6 +95,7 @@ def _seconds(workload: Workload, products: Sequence[Product], communicating: int
     assert workload.device is not None
     assert workload.device.kernels is not None
     units = workload.device.kernels.units - communicating
-    return sum(
-        product_time(each, workload.device, workload.precision, workload.stack.gemm, units) for each in products
-    ) / workload.speed
+    return (
+        sum(product_time(each, workload.device, workload.precision, workload.stack.gemm, units) for each in products)
+        / workload.speed
+    )

@@ -29,7 +29,14 @@ from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.model import Layer, Model, load_model
 from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
-from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES, GRADIENT_TYPES, LOW_PRECISIONS, base_precision, product_type
+from ddlsim.workload.precision import (
+    ELEMENT_NBYTES,
+    FP32_NBYTES,
+    GRADIENT_TYPES,
+    LOW_PRECISIONS,
+    base_precision,
+    product_type,
+)
 from ddlsim.workload.products import (
     Floats,
     Ints,
@@ -136,8 +143,9 @@ class Workload:
     the part of its time in which it computes norms of layers, ``device`` and ``speed`` what computes, ``known`` whether
     the time of the step or the efficiency was given or measured, ``timed`` whether the user set the time of the
     step, which splitting a layer does not change, ``stack`` the software that computes, ``flash`` whether attention
-    writes no matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers, ``stall`` the part of the forward pass in
-    which the device waits for samples because other devices of its machine take theirs.
+    writes no matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers,
+    ``stall`` the part of the forward pass in which the device waits for samples because other devices of its machine
+    take theirs.
     """
 
     model: Model

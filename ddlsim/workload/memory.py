@@ -282,7 +282,7 @@ def _largest_unit(layers: Sequence[Layer], sizes: Sequence[float]) -> float:
 
 
 def _loss_nbytes(layers: Sequence[Layer], holding: Holding) -> float:
-    """Return the bytes that a loss over tokens takes of a sample beside its fp32 logits, before layers are recomputed."""
+    """Return the bytes that a loss over tokens takes of a sample beside its fp32 logits."""
     extra = (holding.loss_nbytes - FP32_NBYTES) / FP32_NBYTES / holding.tensor
     return max((extra * layer.fixed_nbytes for layer in layers if layer.type in ("dense", "tied_dense")), default=0.0)
 

@@ -42,7 +42,7 @@ WINOGRAD = 2.25
 
 
 def roofline_times(
-    model: Model, device: Device, batch_size: int, precision: str, efficiency: float, memory_efficiency: float
+    model: Model, device: Device, batch_size: float, precision: str, efficiency: float, memory_efficiency: float
 ) -> tuple[Floats, Floats]:
     """Return forward and backward seconds, each (n_layers,), for a batch.
 
@@ -99,8 +99,8 @@ class Product(NamedTuple):
 
 def has_kernels(model: Model, device: Device, precision: str) -> bool:
     """Return whether the kernels of this model's layers are known: of transformers, on calibrated devices."""
-    kernels = device.kernels
-    return kernels is not None and kernels.fraction(precision) is not None and any(l.heads for l in model.layers)
+    known = device.kernels is not None and device.kernels.fraction(precision) is not None
+    return known and any(layer.heads for layer in model.layers)
 
 
 def check_kernels(model: Model, device: Device, precision: str) -> None:
@@ -113,7 +113,9 @@ def check_kernels(model: Model, device: Device, precision: str) -> None:
         raise ConfigError(f"PerKernel: the kernels of {device.name} in {precision} are not known; {which}")
 
 
-def product_time(product: Product, device: Device, precision: str, share: float = 1.0, units: int | None = None) -> float:
+def product_time(
+    product: Product, device: Device, precision: str, share: float = 1.0, units: int | None = None
+) -> float:
     """Return the seconds of a matrix product on a device whose kernels are known.
 
     share  of the device's rate of products that its software reaches
@@ -151,7 +153,8 @@ def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, p
         names = [n for n in device_names() if (kernels := load_device(n).kernels) and kernels.fraction(precision)]
         which = f"{machine.name} in {precision} are not known; they are of {', '.join(names)}"
         raise ConfigError(f"gemm_efficiency: the kernels of {which}")
-    return 2.0 * m * n * k / (product_time(Product(m, n, k), machine, precision) * machine.peak_flops[product_type(precision)])
+    peak = machine.peak_flops[product_type(precision)]
+    return 2.0 * m * n * k / (product_time(Product(m, n, k), machine, precision) * peak)
 
 
 def layer_products(layer: Layer, role: str, batch_size: float, tensor: int = 1) -> tuple[Product, ...]:
@@ -280,7 +283,8 @@ def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
     matrices = timing.batch_size * layer.heads / timing.tensor
     fused = not stack.fused_softmax or matrices % stack.fused_softmax == 0
     traffic = (MATRIX_TRAFFIC if fused else UNFUSED_TRAFFIC) + (DROPPED_TRAFFIC if layer.fixed_nbytes else 0.0)
-    softmax = ELEMENT_NBYTES[timing.base] * traffic * layer.scores * timing.batch_size / timing.tensor / timing.bandwidth
+    nbytes = ELEMENT_NBYTES[timing.base] * traffic * layer.scores * timing.batch_size / timing.tensor
+    softmax = nbytes / timing.bandwidth
     return forward + softmax, backward + softmax
 
 
