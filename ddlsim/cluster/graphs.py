@@ -112,7 +112,7 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
         raise ConfigError(f"{where}: grid = {shown(grid)} must be a list of sizes like [8, 8]")
     routing = check_policy(str(graph.graph.get("routing", "shortest")), where)
     nodes = _node_columns(graph, where)
-    n_places = len(index) - (nodes["node_kind"][-1] == "switch")  # which may join several tori
+    n_places = sum(kind != "switch" for kind in nodes["node_kind"])  # a switch may join several tori
     if routing == "dimension-order" and math.prod(grid) != n_places:
         raise ConfigError(f"{where}: routing = 'dimension-order' needs grid = [sizes] that number the {n_places} nodes")
     links = _link_columns(graph, index, where)

@@ -216,7 +216,7 @@ def _grid_links(cluster: Cluster) -> Ints:
     Where a switch joins tori, there are none in the first dimension.
     """
     joined = bool(cluster.is_fabric_switch.any())
-    shape, n = cluster.grid, cluster.n_nodes - joined
+    shape, n = cluster.grid, sum(kind != "switch" for kind in cluster.node_kind)
     where = f"cluster {cluster.name!r}"
     if int(np.prod(shape)) != n or not shape:
         raise ConfigError(f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it")
