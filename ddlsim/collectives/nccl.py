@@ -40,9 +40,14 @@ GENERATIONS = {
 #: those before Volta, which know no LL128
 OLD = ("k40", "k80", "m40", "m60", "p4", "p100", "gtx", "titan-x")
 #: which share of an NVLink's nominal bandwidth NCCL counts, by how the names of GPUs begin (``src/graph/topo.h``)
-NVLINK_SHARE = {"p100": 18 / 20, "v100": 20 / 25, "a100": 20 / 25, "a800": 20 / 25} | dict.fromkeys(
-    ("h100", "h200", "h800", "gh200"), 20.6 / 25
-)
+NVLINK_SHARE = {
+    "p100": 18 / 20,
+    "v100": 20 / 25,
+    "a100": 20 / 25,
+    "a800": 20 / 25,
+    **dict.fromkeys(("h100", "h20", "h800", "gh200"), 20.6 / 25),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), 40.1 / 50),
+}
 
 
 @dataclass(frozen=True)
