@@ -142,7 +142,7 @@ class Builder:
             mean = self._slot(self.state, f"{layer.name}.running_mean", (n,), 0.0, momentum=spec.momentum)
             variance = self._slot(self.state, f"{layer.name}.running_var", (n,), 1.0, momentum=spec.momentum)
             return [nn.BatchNorm2d(n, _space(shape), spec.eps, spec.momentum, weight, shift, mean, variance, buffers)]
-        if isinstance(spec, specs.Activation):
+        if isinstance(spec, specs.Activation) and spec.type != "squared_relu":
             in_place = spec.type == "relu" and bool(built.layers) and isinstance(built.layers[-1], _FRESH)
             return [nn.Elementwise(spec.type, in_place, buffers)]
         if isinstance(spec, specs.Dropout) and not spec.whole_channels:
@@ -177,8 +177,9 @@ class Builder:
                 raise self._cannot(name, f"no embedding of {spec.units} tokens and {shape[-1]} features comes before")
             bias = self._slot(self.parameters, f"{name}.bias", (spec.units,), 0.0) if spec.bias else None
             return nn.Dense(shape[-1], spec.units, self.embedding, bias, True, buffers)
-        for key, value in (("kv_heads", spec.kv_heads), ("rotary", spec.rotary), ("bias", not spec.bias)):
-            if value:
+        trained = specs.Attention(spec.heads, spec.fused, spec.causal)
+        for key in ("kv_heads", "head_size", "rotary", "qk_norm", "out_bias", "bias"):
+            if getattr(spec, key) != getattr(trained, key):
                 raise self._cannot(name, f"attention with {key} set has costs but no gradients; leave it out")
         d = shape[-1]
         projections = ("qkv",) if spec.fused else ("query", "key", "value")

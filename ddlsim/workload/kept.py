@@ -126,7 +126,9 @@ def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout:
     if layer.type == "max_pool" and layer.input_grad:
         fixed = INDEX_NBYTES * n_out
     heads = int(getattr(spec, "heads", 0)) if tokens else 0
+    head_size = heads and (getattr(spec, "head_size", None) or layer.in_shape[-1] // heads)
     scores = heads * layer.out_shape[0] * int(getattr(spec, "context", layer.in_shape[0]))
     if heads and dropout:
         inner, fixed = inner + scores, float(scores)
-    return replace(layer, stored_nbytes=FP32_NBYTES * (stored + inner), fixed_nbytes=fixed, heads=heads, scores=scores)
+    kept = FP32_NBYTES * (stored + inner)
+    return replace(layer, stored_nbytes=kept, fixed_nbytes=fixed, heads=heads, head_size=head_size, scores=scores)

@@ -76,13 +76,18 @@ class MixtureOfExperts(Spec):
 class Attention(Spec):
     """Multi-head self-attention with its four projections (Vaswani et al. 2017, section 3.2).
 
-    fused     query, key and value projections are one tensor, as in GPT-2
-    kv_heads  heads that keys and values have, each shared by heads / kv_heads queries (grouped-query attention, Ainslie
-              et al. 2023, arXiv:2305.13245); None: as many as there are
-    rotary    queries and keys are rotated by their position (Su et al. 2021, arXiv:2104.09864), which learns nothing
+    fused      query, key and value projections are one tensor, as in GPT-2
+    kv_heads   heads of keys and values, each shared by heads / kv_heads queries (grouped-query attention, Ainslie et
+               al. 2023, arXiv:2305.13245); None: the same number as of queries
+    head_size  features of a head; None: the features of a token divided by heads
+    out_bias   bias of the output projection; None: as `bias`, which is that of query, key and value (Qwen2 has only it)
+    qk_norm    RMS normalisation of queries and keys, of each head with one shared scale per projection ("head": Qwen3,
+               Gemma 3) or over all of them ("all": OLMo 2); None: there is none
+    rotary     queries and keys are rotated by their position (Su et al. 2021, arXiv:2104.09864), which learns nothing
 
-    Per sample of s tokens and d features, k = d kv_heads / heads of them in keys and values: 2 s d (d + k) MACs in the
-    projections and 2 s^2 d in scores and mixing (causal masks save nothing of it: all is computed).
+    Per sample of s tokens and d features, w = heads head_size of them in queries and k = kv_heads head_size in keys:
+    2 s d (w + k) MACs in the projections and 2 s^2 w in scores and mixing. Causal masks and sliding windows save none
+    of it.
     """
 
     heads: int
@@ -91,8 +96,11 @@ class Attention(Spec):
     kv_heads: int | None = None
     bias: bool = True
     rotary: bool = False
+    head_size: int | None = None
+    out_bias: bool | None = None
+    qk_norm: Literal["head", "all"] | None = None
     type: Literal["attention"] = "attention"
-    positive = ("heads", "kv_heads")
+    positive = ("heads", "kv_heads", "head_size")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,15 +109,22 @@ class Attention(Spec):
     def cost(self, in_shape: Shape) -> Cost:
         need_tokens(in_shape)
         s, d = in_shape
-        k = _kv_features(d, self.heads, self.kv_heads, in_shape)
-        inputs = (("qkv", d + 2 * k),) if self.fused else (("query", d), ("key", k), ("value", k))
-        tensors = _projections((*inputs, ("out", d)), d, bias=self.bias)
-        n, n_kv, scores = s * d, s * k, self.heads * s * s
-        # x to q, k, v: 2 n + 2 kv; scores written, softmax in and out, read again: 4 scores; mix and project: 3 n + kv
-        moved, stored = 5.0 * n + 3.0 * n_kv + 4.0 * scores, 3.0 * n + 2.0 * n_kv + scores
+        size = self.head_size or _head_size(d, self.heads, in_shape)
+        w, k = self.heads * size, (self.kv_heads or self.heads) * size
+        inputs = (("qkv", w + 2 * k),) if self.fused else (("query", w), ("key", k), ("value", k))
+        tensors = _projections(inputs, d, bias=self.bias)
+        tensors += _projections((("out", d),), w, bias=self.bias if self.out_bias is None else self.out_bias)
+        n, n_query, n_kv, scores = s * d, s * w, s * k, self.heads * s * s
+        # x to q, k, v: n + q + 2 kv; scores written, softmax in and out, read again: 4 scores; mix and project:
+        # n + 2 q + kv
+        moved, stored = 2.0 * n + 3.0 * n_query + 3.0 * n_kv + 4.0 * scores, n + 2.0 * n_query + 2.0 * n_kv + scores
         if self.rotary:  # q and k read and written once more, in place
-            moved += 2.0 * (n + n_kv)
-        return Cost(in_shape, tensors, 2.0 * s * d * (d + k) + 2.0 * s * s * d, moved, stored)
+            moved += 2.0 * (n_query + n_kv)
+        if self.qk_norm is not None:  # both are kept, before and after
+            moved, stored = moved + 2.0 * (n_query + n_kv), stored + n_query + n_kv
+            scales = (size, size) if self.qk_norm == "head" else (w, k)
+            tensors += (("query_norm.scale", scales[0]), ("key_norm.scale", scales[1]))
+        return Cost(in_shape, tensors, 2.0 * s * d * (w + k) + 2.0 * s * s * w, moved, stored)
 
 
 @dataclass(frozen=True)
@@ -138,7 +153,7 @@ class CrossAttention(Spec):
         t = in_shape[0] - c
         if t < 1:
             raise ConfigError(f"context = {c}: must leave tokens of the {in_shape[0]} of its input that attend to it")
-        k = _kv_features(d, self.heads, self.kv_heads, in_shape)
+        k = _head_size(d, self.heads, in_shape) * (self.kv_heads or self.heads)
         tensors = _projections((("query", d), ("key", k), ("value", k), ("out", d)), d, bias=self.bias)
         n, n_context, n_kv, scores = t * d, c * d, c * k, self.heads * t * c
         # as self-attention, but that what keys and values are made of is read beside what queries are made of
@@ -148,7 +163,10 @@ class CrossAttention(Spec):
 
 @dataclass(frozen=True)
 class SwiGLU(Spec):
-    """silu(x W) * (x V): the gated first half of a feed-forward network (Shazeer 2020, arXiv:2002.05202)."""
+    """silu(x W) * (x V): the gated first half of a feed-forward network (Shazeer 2020, arXiv:2002.05202).
+
+    With GELU in place of SiLU (GeGLU) it costs the same.
+    """
 
     units: int
     bias: bool = False
@@ -181,11 +199,11 @@ def _check_heads(heads: int, kv_heads: int | None) -> None:
         raise ConfigError(f"kv_heads = {kv_heads}: must divide heads = {heads}")
 
 
-def _kv_features(features: int, heads: int, kv_heads: int | None, in_shape: Shape) -> int:
-    """Return how many features keys and values have together over their heads."""
+def _head_size(features: int, heads: int, in_shape: Shape) -> int:
+    """Return the features of a head."""
     if features % heads:
         raise ConfigError(f"heads = {heads} must divide the {features} features of input shape {in_shape}")
-    return features // heads * (kv_heads or heads)
+    return features // heads
 
 
 def _projections(widths: tuple[tuple[str, int], ...], features: int, *, bias: bool) -> tuple[tuple[str, int], ...]:
@@ -477,9 +495,9 @@ class LayerNorm(Spec):
 
 @dataclass(frozen=True)
 class Activation(Spec):
-    """Element-wise non-linearity. ReLU works in place."""
+    """Element-wise non-linearity. ReLU works in place. The square of a ReLU (So et al. 2021) is not trained."""
 
-    type: Literal["relu", "gelu", "tanh", "sigmoid"]
+    type: Literal["relu", "gelu", "tanh", "sigmoid", "squared_relu"]
 
     def cost(self, in_shape: Shape) -> Cost:
         n = float(math.prod(in_shape))

@@ -61,7 +61,7 @@ def layer_nbytes(
         stored, fixed = stored - FP32_NBYTES * layer.scores * (2.0 if fixed > 0.0 else 1.0), 0.0
     if role == ATTENTION and (times := copies(layer, tensor)) > 1:  # keys and values are replicated
         context = layer.scores / (layer.heads * layer.out_shape[0])
-        stored += (times - 1) * FP32_NBYTES * 2.0 * context * kv_heads(layer) * layer.out_shape[1] / layer.heads
+        stored += (times - 1) * FP32_NBYTES * 2.0 * context * kv_heads(layer) * layer.head_size
     split = role in (ATTENTION, COLUMN, INNER) or (role == VOCABULARY and layer.type != "embedding")
     return (stored * element + fixed) / (tensor if split or (sequence and len(layer.out_shape) == 2) else 1)
 

@@ -31,9 +31,10 @@ class Layer:
     layers need fewer multiplications than ``macs`` in fp32.
 
     ``fixed_nbytes`` stay until the backward pass as well, and are as many in every precision: masks of dropout, a byte
-    an element, and the fp32 logits of a loss over tokens. ``heads`` are those of an attention layer, ``scores`` the
-    elements of its matrices of all heads together; else both are 0. ``unit`` numbers the entries of the file's top
-    level (each repetition of a residual by itself): between two of them only the output of the first is alive.
+    an element, and the fp32 logits of a loss over tokens. ``heads`` are those of an attention layer, ``head_size`` the
+    features of one, ``scores`` the elements of its matrices of all heads together; else they are 0. ``unit`` numbers
+    the entries of the file's top level (each repetition of a residual by itself): between two of them only the output
+    of the first is alive.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Layer:
     heads: int = 0
     scores: int = 0
     unit: int = 0
+    head_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,8 @@ def _shape(layer: Layer, name: str, n: int) -> tuple[int, ...]:
     if layer.type == "conv":
         return layer.out_shape[0], n // layer.out_shape[0]
     if layer.type == "dense":
+        return layer.out_shape[-1], n // layer.out_shape[-1]
+    if name == "out.weight":  # of heads whose features together may be more than a token's
         return layer.out_shape[-1], n // layer.out_shape[-1]
     if layer.type in ("attention", "cross_attention", "swiglu", "mixture_of_experts"):  # projections of the features
         return n // layer.in_shape[-1], layer.in_shape[-1]

@@ -6,8 +6,8 @@ one of the shapes of a graph: ``residual`` (``body``, ``shortcut``), ``concat`` 
 (``body``: a head with its own loss). ``option = "aux"`` on any entry leaves it out unless asked for. A ``concat`` with
 ``copy = false`` carries several tensors side by side and moves none of them.
 
-``[parameters]`` are values for ``"$names"`` anywhere in input, layers and blocks; ``[sizes.NAME]`` are other values of
-them, which make the model ``FILE-NAME``.
+``[parameters]`` are values for ``"$names"`` anywhere in input, layers and blocks, and may depend on others
+(``head_size = "$dim / $heads"``); ``[sizes.NAME]`` are other values of them, which make the model ``FILE-NAME``.
 
 Names: a layer without one is called after its type and a running number (``conv1``). The name of an entry
 that contains others is their prefix, numbered from 0 if there is a ``repeat`` (``layer1.0.conv1``); entries
@@ -375,17 +375,21 @@ def chosen_values(
     for key, text in settings:
         if key not in names:
             raise unknown_name("parameter", key, names, where)
-        values[key] = _setting(key, text, where)
+        values[key] = _setting(key, text, where, values.get(key))
+    try:
+        values = {key: substitute(value, values, set()) for key, value in values.items()}
+    except ConfigError as error:
+        raise ConfigError(f"{where}: parameters: {error}") from None
     if missing := sorted(names - set(values)):
         which = ", ".join(f"{prefix}{name}" for name in sizes)
         raise ConfigError(f"{where}: {missing[0]} has no value; choose a size ({which}) or add +{missing[0]}=...")
     return values, size, tuple(f"{key}={text}" for key, text in settings), tuple(parts)
 
 
-def _setting(key: str, text: str, where: str) -> object:
-    """Return the value in ``key=value``: a number or a list."""
+def _setting(key: str, text: str, where: str, default: object) -> object:
+    """Return the value in ``key=value``: a number or a list, or the name of a block or type if the file has one."""
     value = parse_value(text)
-    if isinstance(value, str):
+    if isinstance(value, str) and (not isinstance(default, str) or "$" in default):
         raise ConfigError(f"{where}: {key} = {shown(text)}: must be a number, like {key}=1024")
     return value
 
@@ -504,7 +508,7 @@ def _input_shape(sizes: Sequence[int | str], values: Values, path: Path) -> tupl
 def _check_used(values: Values, table: Entry, path: Path) -> None:
     """Raise ConfigError for a parameter that would have no effect."""
     used: set[str] = set()
-    substitute([table.get(key) for key in ("input", "layers", "blocks")], {}, used)
+    substitute([table.get(key) for key in ("input", "layers", "blocks", "parameters")], {}, used)
     for name in values:
         if name not in used:
             raise ConfigError(f'{path}: parameters: {name!r} is used nowhere; write "${name}" where it counts')

@@ -158,14 +158,15 @@ def _attention_products(layer: Layer, batch_size: float, tensor: int) -> tuple[P
     (tokens, h), (entering, _) = (layer.out_shape[0], layer.out_shape[1]), layer.in_shape
     context = layer.scores / (layer.heads * tokens)
     tensors = rank_tensors(layer, ATTENTION, tensor)
+    width = layer.heads * layer.head_size  # of all queries, which may be more or less than h
     projected = sum(n for name, n in tensors if name.endswith("weight") and not name.startswith("out")) / h
     first = [Product(batch_size * entering, projected, h)]
     if entering != tokens:  # queries are of the layer's own tokens, keys and values of those that it attends to
-        others = Product(batch_size * context, projected - h / tensor, h)
-        first = [Product(batch_size * tokens, h / tensor, h), others]
-    heads, size = batch_size * layer.heads / tensor, h / layer.heads
+        others = Product(batch_size * context, projected - width / tensor, h)
+        first = [Product(batch_size * tokens, width / tensor, h), others]
+    heads, size = batch_size * layer.heads / tensor, layer.head_size
     scores = [Product(tokens, context, size, heads, True), Product(tokens, size, context, heads, True)]
-    return (*first, *scores, Product(batch_size * tokens, h, h / tensor))
+    return (*first, *scores, Product(batch_size * tokens, h, width / tensor))
 
 
 def kernel_times(

@@ -128,11 +128,11 @@ def rank_tensors(layer: Layer, role: str, tensor: int) -> tuple[tuple[str, float
     times = copies(layer, tensor) if role == ATTENTION else 1
     if times == 1:
         return _shared_out(layer.tensors, role, tensor)
-    kept = {"key": float(times), "value": float(times), "qkv": 1.0, "query": 1.0, "out": 1.0}
+    kept = {"key": float(times), "value": float(times)}
     kv = 2.0 * kv_heads(layer) / layer.heads  # of keys and values together, in heads of queries
     kept["qkv"] = (1.0 + times * kv) / (1.0 + kv)
     return tuple(
-        (name, n * kept[name.partition(".")[0]] / tensor if _is_split(role, name) else float(n))
+        (name, n * kept.get(name.partition(".")[0], 1.0) / tensor if _is_split(role, name) else float(n))
         for name, n in layer.tensors
     )
 
@@ -143,8 +143,8 @@ def _shared_out(tensors: tuple[tuple[str, int], ...], role: str, tensor: int) ->
 
 
 def _is_split(role: str, name: str) -> bool:
-    if role == ATTENTION:
-        return name != "out.bias"
+    if role == ATTENTION:  # scales of normalised queries and keys are small, and whole on every rank
+        return name != "out.bias" and not name.endswith(".scale")
     if role == ROW:
         return name != "bias"
     return role == COLUMN or (role == VOCABULARY and name not in ("positions", "types"))

@@ -211,7 +211,7 @@ def _scores_again(workload: Workload, forward: Floats, tensor: int) -> Floats:
 
 def _core_flops(layer: Layer) -> float:
     """Return the FLOPs of a sample's attention matrices and of what is mixed with them: 4 s^2 h."""
-    return 4.0 * layer.scores * layer.out_shape[1] / layer.heads
+    return 4.0 * layer.scores * layer.head_size
 
 
 def _collectives(

@@ -43,6 +43,38 @@ PUBLISHED: dict[str, tuple[int, float | None]] = {
     "llama-3-8b": (8_030_261_248, None),
     "llama-3-70b": (70_553_706_496, None),
     "llama-3-405b": (405_853_388_800, None),
+    **{
+        f"llama-{size}": (n, None)
+        for size, n in (
+            ("2-7b", 6_738_415_616),
+            ("2-13b", 13_015_864_320),
+            ("2-34b", 33_743_970_304),
+            ("2-70b", 68_976_648_192),
+            ("3.1-8b", 8_030_261_248),
+            ("3.1-70b", 70_553_706_496),
+            ("3.1-405b", 405_853_388_800),
+            ("3.2-1b", 1_235_814_400),
+            ("3.2-3b", 3_212_749_824),
+        )
+    },
+    "olmo-3-7b": (7_298_011_136, None),
+    "olmo-3-32b": (32_233_522_176, None),
+    "qwen3-0.6b": (596_049_920, None),
+    "qwen3-1.7b": (1_720_574_976, None),
+    "qwen3-4b": (4_022_468_096, None),
+    "qwen3-8b": (8_190_735_360, None),
+    "qwen3-14b": (14_768_307_200, None),
+    "qwen3-32b": (32_762_123_264, None),
+    "mistral-7b": (7_241_732_096, None),
+    "mistral-nemo-12b": (12_247_782_400, None),
+    "gemma-2b": (2_506_172_416, None),
+    "gemma-7b": (8_537_680_896, None),
+    "gemma-2-2b": (2_614_341_888, None),
+    "gemma-2-9b": (9_241_705_984, None),
+    "gemma-2-27b": (27_227_128_320, None),
+    "gemma-3-1b": (999_885_952, None),
+    "bloom-176b": (176_247_271_424, None),
+    "bloom-7b1": (7_069_016_064, None),
     "mixtral-8x7b": (46_702_792_704, None),
     "mixtral-8x22b": (140_620_634_112, None),
     "mpt-125m": (125_311_488, None),
@@ -87,6 +119,17 @@ ROUNDED = {
     "megatron-core-70b": (70e9, 0.005),
     "megatron-core-177b": (177e9, 0.002),
     "megatron-core-462b": (462e9, 0.002),
+    "nemotron-4-15b": (15.7e9, 0.005),  # 3.2e9 and 12.5e9
+    "nemotron-4-340b": (341.0e9, 0.0002),  # 9.4e9 and 331.6e9
+    "maxtext-16b": (16e9, 0.02),
+    "maxtext-22b": (22e9, 0.01),
+    "maxtext-32b": (32e9, 0.02),
+    "maxtext-52b": (52e9, 0.01),
+    "maxtext-64b": (64e9, 0.02),
+    "maxtext-128b": (128e9, 0.03),
+    "maxtext-256b": (256e9, 0.03),
+    "maxtext-512b": (512e9, 0.03),
+    "maxtext-1024b": (1024e9, 0.03),
     "amoebanet-d-18-208": (82e6, 0.01),
     "amoebanet-d-18-416": (319.0e6, 0.0001),
     "amoebanet-d-18-544": (542.7e6, 0.0001),
@@ -195,8 +238,22 @@ def test_shapes(model: str, layer: str, shape: tuple[int, ...]):
 
 #: models whose structure is walked: of families with sizes the smallest
 STRUCTURES = sorted(
-    {name for name in PUBLISHED if not name.startswith(("gpt2-", "llama-", "mpt-", "mixtral-8x22b"))}
-    | {"llama-7b", "mpt-125m", "transformer-base", "amoebanet-d", "unet", "overfeat-fast", "dlrm-criteo"}
+    {
+        name
+        for name in PUBLISHED
+        if not name.startswith(("gpt2-", "llama-", "mpt-", "mixtral-8x22b", "qwen3-", "bloom-"))
+    }
+    | {
+        "llama-7b",
+        "qwen3-0.6b",
+        "bloom-7b1",
+        "mpt-125m",
+        "transformer-base",
+        "amoebanet-d",
+        "unet",
+        "overfeat-fast",
+        "dlrm-criteo",
+    }
 )
 
 

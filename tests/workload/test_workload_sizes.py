@@ -61,6 +61,36 @@ def test_names_of_bundled_sizes():
     assert load_model("dlrm-criteo-large").name == "dlrm-criteo-large"
 
 
+def test_parameters_that_follow_from_others():
+    """Any model of a family, from the numbers of its table alone."""
+    numbers = "layers=32+dim=4096+hidden=28672+heads=64"
+    assert load_model(f"maxtext+{numbers}+head_size=128").layers == load_model("maxtext-16b").layers
+    plain = load_model("maxtext+layers=48+dim=6144+hidden=24576+heads=24+head_size=256+mlp=ungated")
+    assert plain.layers == load_model("maxtext-22b").layers
+    assert load_model(f"llama+{numbers}").layers[2].head_size == 64  # 4096 / 64, and as many key-value heads as heads
+    assert load_model(f"llama+{numbers}+head_size=128").n_params == load_model("maxtext-16b").n_params
+    tied = load_model("llama-7b+output=tied_dense")
+    assert load_model("llama-7b").n_params - tied.n_params == 32000 * 4096
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("mlp=plain", "unknown block 'plain'; known: decoder, gated, ungated"),
+        ("head_size=big", "head_size = 'big': must be a number"),
+        ("kv_heads=one", "kv_heads = 'one': must be a number"),
+        ("kv_heads=5", "kv_heads = 5: must divide heads = 64"),
+    ],
+)
+def test_values_that_a_family_cannot_have(options: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_model(f"maxtext-16b+{options}")
+    with pytest.raises(
+        ConfigError, match=r"parameters: '\$dim / \$heads' is no whole number with dim = 100, heads = 3"
+    ):
+        load_model("llama-7b+dim=100+heads=3")
+
+
 def test_a_bundled_model_is_read_once_and_a_file_every_time(tmp_path):
     assert load_model("gpt2-xl") is load_model("gpt2-xl")
     path = _file(tmp_path)

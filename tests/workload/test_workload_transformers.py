@@ -7,8 +7,12 @@ import math
 import pytest
 
 from ddlsim.errors import ConfigError
+from ddlsim.nn.network import build_network
 from ddlsim.workload.layers import Attention, CrossAttention, MixtureOfExperts, RMSNorm, Slice, SwiGLU
+from ddlsim.workload.memory import layer_nbytes
 from ddlsim.workload.model import Model, load_model, tensor_shapes
+from ddlsim.workload.products import layer_products
+from ddlsim.workload.roles import ATTENTION, kv_heads, rank_tensors
 
 #: of the models whose layers are GPT-2's: width h, layers L, vocabulary V, sequence s
 GPT = {
@@ -204,3 +208,51 @@ def test_joining_without_a_copy_moves_nothing(tmp_path):
     path.write_text(text.replace("COPY", "copy = 0,"))
     with pytest.raises(ConfigError, match="copy = 0: must be true or false"):
         load_model(path)
+
+
+WIDE = """
+title = "Heads of another size"
+input = [8]
+layers = [
+  { type = "embedding", vocabulary = 100, dim = 12 },
+  { type = "residual", body = [
+    { type = "attention", heads = 4, kv_heads = 2, head_size = 5, qk_norm = "$norm", out_bias = false },
+  ] },
+  { type = "dense", units = 100, bias = false },
+]
+
+[parameters]
+norm = "head"
+"""
+
+
+@pytest.mark.parametrize(("norm", "scales"), [("head", (5, 5)), ("all", (20, 10))])
+def test_attention_with_heads_of_another_size(tmp_path, norm: str, scales: tuple[int, int]):
+    """Eight tokens of 12 features, 4 heads of 5: 20 features of queries, 10 of keys."""
+    path = tmp_path / "wide.toml"
+    path.write_text(WIDE)
+    model = load_model(f"{path}+norm={norm}")
+    layer = model.layers[1]
+    assert dict(layer.tensors) == {
+        "query.weight": 240, "query.bias": 20, "key.weight": 120, "key.bias": 10, "value.weight": 120, "value.bias": 10,
+        "out.weight": 240, "query_norm.scale": scales[0], "key_norm.scale": scales[1],
+    }  # fmt: skip
+    assert dict(tensor_shapes(model))["attention1.out.weight"] == (12, 20)
+    assert (layer.heads, layer.head_size, kv_heads(layer)) == (4, 5, 2)
+    assert layer.macs == 8 * 12 * (20 + 10 + 10 + 20) + 2 * 8 * 8 * 20
+    products = layer_products(layer, ATTENTION, 3)
+    assert sum(p.m * p.n * p.k * p.copies for p in products) == 3 * layer.macs
+    half = layer_products(layer, ATTENTION, 3, tensor=2)
+    assert [(p.n, p.k, p.copies) for p in half] == [(20, 12, 1), (8, 5, 6), (5, 8, 6), (12, 10, 1)]
+    # q, mixed values, k, v, and both before normalisation; the sum behind needs no output
+    assert layer.stored_nbytes == 4 * (8 * (20 + 20 + 2 * 10 + 30) + 4 * 8 * 8)
+    shard = dict(rank_tensors(layer, ATTENTION, 4))  # two ranks have a copy of each key head
+    assert (shard["query.weight"], shard["key.weight"], shard["query_norm.scale"]) == (60, 60, scales[0])
+    assert layer_nbytes(layer, "fp32", ATTENTION, 4) == (layer.stored_nbytes + 4 * 2 * 8 * 10) / 4
+
+
+def test_heads_of_another_size_are_not_trained(tmp_path):
+    path = tmp_path / "wide.toml"
+    path.write_text(WIDE.replace("title", "trainable = true\ntitle").replace("kv_heads = 2, ", ""))
+    with pytest.raises(ConfigError, match="attention with head_size set has costs but no gradients"):
+        build_network(path, 0)
