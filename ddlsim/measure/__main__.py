@@ -164,7 +164,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
     if not _is_first():
         return
     from ddlsim.measure.fit import device_of, fit_summary
-    from ddlsim.measure.kernels import profile_device
+    from ddlsim.measure.kernels import measure_device
 
     start = time.perf_counter()
 
@@ -176,7 +176,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
         elapsed = f"[{time.perf_counter() - start:4.0f} of {seconds:.0f} s]"
         print(f"{elapsed} {section}: {len(measured[section])} rows", file=sys.stderr, flush=True)
 
-    measured = profile_device(seconds, show)
+    measured = measure_device(seconds, show)
     device = device_of(measured)
     device.save(out)
     for line in fit_summary(measured, device):

@@ -1,101 +1,118 @@
 """A device of a measured profile: the few numbers of :class:`~ddlsim.workload.devices.Kernels`, by least squares.
 
-A wave of tiles takes its arithmetic and `tile_time`: one fraction of the peak for each precision, one tile and one
-time for all, fitted by logarithms. Products that are over before the host has issued the next say nothing of the
-device and are left out. Whole steps are not fitted, so that they can be the check.
+A wave of tiles takes its arithmetic and `tile_time`: one fraction of the peak for each type, one tile and one time for
+all, fitted by logarithms. Products that are over before the host has issued the next say nothing of the device and are
+left out. Whole steps are not fitted, so that they can be the check (:func:`predictions`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
+from ddlsim.workload.compute import PerKernel, make_workload
 from ddlsim.workload.devices import AttentionRates, Device, Kernels, device_names, load_device
+from ddlsim.workload.model import load_model
+from ddlsim.workload.precision import ELEMENT_NBYTES, LOW_PRECISIONS, product_type
+from ddlsim.workload.products import ATTENTION_RAMPS, Product, product_time
+from ddlsim.workload.stacks import load_stack
 
 Profile = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
 Floats = npt.NDArray[np.float64]
-#: tokens at which attention reaches half of its rate, forward and backward
-RAMPS = (300.0, 1100.0)
 #: tiles of a product; those that fit best count
 TILES = ((128, 128), (256, 128))
-#: PyTorch's name of a backend -> that of its kernel
+#: PyTorch's backend -> name of its kernel
 ATTENTION = {"flash": "flash-2", "cudnn": "cudnn", "efficient": "efficient"}
-#: precision of products -> (bytes of an operand's number, of the result's)
-NBYTES = {
-    "bf16": (2.0, 2.0), "fp16": (2.0, 2.0), "tf32": (4.0, 4.0), "fp32": (4.0, 4.0),
-    "fp8": (1.0, 2.0), "fp4": (0.5, 2.0),
-}  # fmt: skip
 #: kernels that do nothing but stream
 STREAMING = ("copy", "add", "gelu")
+#: bytes that AdamW moves per parameter where all numbers are bf16: four are read, three written
+ADAMW_NBYTES = 14.0
+
+
+class Prediction(NamedTuple):
+    """What was measured and what the library predicts on the fitted device, in s; `what` is "product" or "step"."""
+
+    what: str
+    label: str
+    measured: float
+    predicted: float
+
+
+def predictions(profile: Profile, device: Device) -> Iterator[Prediction]:
+    """Yield the products, which were fitted, and whole steps in bf16, which were not."""
+    assert device.kernels is not None
+    for row in _products(profile, device):
+        m, n, k, precision = row["m"], row["n"], row["k"], row["precision"]
+        seconds = product_time(Product(m, n, k), device, precision)
+        yield Prediction("product", f"{m} x {k} by {k} x {n} in {precision}", row["seconds"], seconds)
+    kernels = {row.get("usual", "").partition("_")[0].lower() for row in profile.get("attention", ())}
+    usual = tuple(ATTENTION[name] for name in ATTENTION if name in kernels)
+    stack = replace(load_stack("pytorch"), attention=usual or tuple(ATTENTION.values()))
+    for row in profile.get("steps", ()):
+        if "seconds" in row and row["model"].startswith("llama+") and "bf16" in device.kernels.gemm:
+            model = load_model(row["model"])
+            work = make_workload(model, device, row["batch"], PerKernel(), "bf16", stack=stack)
+            update = ADAMW_NBYTES * model.n_params / (device.memory_bandwidth * device.kernels.streaming)
+            seconds = work.forward_time + work.backward_time + update
+            yield Prediction("step", f"{row['model']}, batch {row['batch']}", row["seconds"], seconds)
 
 
 def device_of(profile: Profile) -> Device:
-    """Return the device that a profile describes: fitted kernels on the data sheet's numbers.
+    """Return the device that a profile describes: fitted kernels, and the data sheet of the catalogue's device.
 
-    The data sheet is that of the catalogue's device of the same name. Of others the profile gives the peaks (the best
-    rates that products reached), bandwidth and memory. Raises ConfigError for a profile without products.
+    Of a device that the catalogue does not have, the peaks are the best rates that products reached. Raises ConfigError
+    for a profile without products or memory-bound kernels.
     """
-    measured = [row for row in profile.get("gemm", ()) if "seconds" in row]
-    rows = [{**row, "precision": {"nvfp4": "fp4"}.get(row["precision"], row["precision"])} for row in measured]
-    rows = [row for row in rows if row["precision"] in NBYTES]
-    if not rows:
-        raise ConfigError(f"profile of {profile.get('device', 'a device')}: has no products; measure it again")
-    base = _catalogued(profile) or _uncatalogued(profile, rows)
-    units, source = int(profile["multiprocessors"]), f"measured with PyTorch {profile['torch']}"
-    streaming = _streaming(profile) / base.memory_bandwidth
-    rows = _busy([row for row in rows if row["precision"] in base.peak_flops])
-    fitted = [(*_fit_products(rows, base, units, tile, streaming), tile) for tile in TILES]
-    gemm, tile_time, _, tile = min(fitted, key=lambda each: each[2])
+    base = _catalogued(profile) or _uncatalogued(profile)
+    units, streaming = int(profile["multiprocessors"]), _streaming(profile) / base.memory_bandwidth
+    rows, source = _products(profile, base), f"measured with PyTorch {profile['torch']}"
+    fits = [(*_fitted(rows, base, units, tile, streaming), tile) for tile in TILES]
+    gemm, tile_time, _, tile = min(fits, key=lambda fit: fit[2])
     kernels = Kernels(
         gemm=gemm, units=units, tile=tile, tile_time=tile_time, attention=_attention(profile, base, units),
-        streaming=_rounded(min(1.0, streaming)), source=f"{source} ({profile['device']})",
+        streaming=_rounded(min(1.0, streaming)), source=f"{source}: {profile['device']}",
     )  # fmt: skip
     launch = min(row["seconds"] for row in profile["launch"] if "per kernel" in row["what"])
     return replace(
-        base, name=f"{base.name}-measured", title=f"{profile['device']}, measured", launch_time=_rounded(launch), kernels=kernels,
-        sources=(*base.sources, f"kernels and launch_time: {source}"),
+        base, name=f"{base.name}-measured", title=f"{profile['device']}, measured", launch_time=_rounded(launch),
+        kernels=kernels, sources=(*base.sources, f"kernels and launch_time: {source}"),
     )  # fmt: skip
 
 
 def _catalogued(profile: Profile) -> Device | None:
-    """Return the catalogue's device with this name, of several that with the nearest memory."""
+    """Return the catalogue's device whose name is in the profile's; of several the one with the nearest memory."""
     words = set(re.findall("[a-z0-9]+", profile["device"].lower()))
-    found = [
-        load_device(name) for name in device_names()
+    names = [
+        name for name in device_names()
         if {part for part in name.split("-") if not re.fullmatch("[0-9]+g", part)} <= words
     ]  # fmt: skip
     nbytes = float(profile.get("memory_nbytes") or 0.0)
-    return min(found, key=lambda device: abs(device.memory_nbytes - nbytes), default=None)
+    return min(map(load_device, names), key=lambda device: abs(device.memory_nbytes - nbytes), default=None)
 
 
-def _uncatalogued(profile: Profile, rows: Sequence[Mapping[str, Any]]) -> Device:
+def _uncatalogued(profile: Profile) -> Device:
     peaks: dict[str, float] = {}
-    for row in rows:
-        peaks[row["precision"]] = max(peaks.get(row["precision"], 0.0), row["flops"] / row["seconds"])
+    for row in profile.get("gemm", ()):
+        if "seconds" in row:
+            kind = product_type(row["precision"])
+            peaks[kind] = _rounded(max(peaks.get(kind, 0.0), row["flops"] / row["seconds"]))
     power = profile.get("power_w")
-    name = "-".join(re.findall("[a-z0-9]+", profile["device"].lower()))
     return Device(
-        name=name or "device", title=profile["device"], peak_flops=peaks, memory_nbytes=profile["memory_nbytes"],
-        memory_bandwidth=_streaming(profile), power_w=power or 0.0, efficiency=dict.fromkeys(peaks, 1.0),
-        efficiency_basis="as matrix products", pcie_generation=None,
-        sources=("peaks: the best rates of matrix products; memory_bandwidth: that of copies, both as measured",
-                 "power_w: nvidia-smi's limit" if power else "power_w: not known, write it here"),
+        name="-".join(re.findall("[a-z0-9]+", profile["device"].lower())), title=profile["device"], peak_flops=peaks,
+        memory_nbytes=profile["memory_nbytes"], memory_bandwidth=_streaming(profile), power_w=power or 0.0,
+        efficiency=dict.fromkeys(peaks, 1.0), efficiency_basis="as matrix products",
+        sources=(
+            "peak_flops: the best measured rates of matrix products; memory_bandwidth: that of copies",
+            "power_w: the limit that nvidia-smi tells" if power else "power_w: not known; set it here",
+        ),
     )  # fmt: skip
-
-
-def _streaming(profile: Profile) -> float:
-    """Return the bytes/s at which large element-wise kernels run: the median over those of the largest sizes."""
-    rows = [row for row in profile["memory"] if row.get("kernel") in STREAMING]
-    if not rows:
-        raise ConfigError(f"profile of {profile['device']}: has no memory-bound kernels; measure it again")
-    largest = max(row["elements"] for row in rows)
-    return _rounded(np.median([row["nbytes"] / row["seconds"] for row in rows if row["elements"] >= largest / 4]))
 
 
 def _rounded(value: float) -> float:
@@ -103,56 +120,76 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _busy(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the products that take more than twice as long as the shortest of their precision, which the host limits."""
+def _streaming(profile: Profile) -> float:
+    """Return the bytes/s at which large element-wise kernels run: the median over those of the largest sizes."""
+    rows = [row for row in profile.get("memory", ()) if row.get("kernel") in STREAMING]
+    if not rows:
+        raise ConfigError(f"profile of {profile['device']}: has no memory-bound kernels; measure it again")
+    least = max(row["elements"] for row in rows) / 4
+    return _rounded(np.median([row["nbytes"] / row["seconds"] for row in rows if row["elements"] >= least]))
+
+
+def _products(profile: Profile, device: Device) -> Rows:
+    """Return the products of types that the device has, which take over twice as long as the shortest of their type."""
+    rows = [row for row in profile.get("gemm", ()) if "seconds" in row]
+    rows = [row for row in rows if product_type(row["precision"]) in device.peak_flops]
     least: dict[str, float] = {}
     for row in rows:
         least[row["precision"]] = min(row["seconds"], least.get(row["precision"], np.inf))
-    return [row for row in rows if row["seconds"] > 2.0 * least[row["precision"]]]
+    rows = [row for row in rows if row["seconds"] > 2.0 * least[row["precision"]]]
+    if not rows:
+        raise ConfigError(f"profile of {profile['device']}: has no products of matrices; measure it for longer")
+    return rows
 
 
-def _fit_products(
-    rows: Sequence[Mapping[str, Any]], device: Device, units: int, tile: tuple[int, int], streaming: float
+def _fitted(
+    rows: Rows, device: Device, units: int, tile: tuple[int, int], streaming: float
 ) -> tuple[dict[str, float], float, float]:
-    """Return the fractions of the peaks by precision, the seconds of a tile, and the mean error."""
+    """Return the fractions of the peaks by type, the s of a tile, and the mean error."""
     from scipy.optimize import least_squares
 
-    names = sorted({row["precision"] for row in rows})
-    which = np.array([names.index(row["precision"]) for row in rows])
+    kinds = [product_type(row["precision"]) for row in rows]
+    names = sorted(set(kinds))
+    which, peaks = (
+        np.array([names.index(kind) for kind in kinds]),
+        np.array([device.peak_flops[kind] for kind in kinds]),
+    )
     m, n, k, seconds = np.array([[row[key] for key in ("m", "n", "k", "seconds")] for row in rows], dtype=float).T
-    (high, wide), nbytes = tile, np.array([NBYTES[row["precision"]] for row in rows]).T
-    peaks = np.array([device.peak_flops[row["precision"]] for row in rows])
-    tiles = np.minimum(*(np.ceil(m / a) * np.ceil(n / b) for a, b in ((high, wide), (wide, high))))
+    results = np.array([ELEMENT_NBYTES[row["precision"]] for row in rows])
+    low = [LOW_PRECISIONS.get(row["precision"]) for row in rows]
+    operands = np.array([size if each is None else each.operand for size, each in zip(results, low, strict=True)])
+    moved = (operands * (m * k + k * n) + results * m * n) / (device.memory_bandwidth * streaming)
+    tiles = np.minimum(*(np.ceil(m / a) * np.ceil(n / b) for a, b in (tile, tile[::-1])))
     waves = np.ceil(tiles / units)
-    arithmetic = waves * 2.0 * high * wide * k / (peaks / units)
-    moved = (nbytes[0] * (m * k + k * n) + nbytes[1] * m * n) / (device.memory_bandwidth * streaming)
+    arithmetic = waves * 2.0 * tile[0] * tile[1] * k / (peaks / units)
 
     def off(point: Floats) -> Floats:
-        return np.log(np.maximum(arithmetic / point[which] + waves * point[-1] * 1e-6, moved) / seconds)
+        times = np.maximum(arithmetic / point[which] + waves * point[-1] * 1e-6, moved)
+        logarithms: Floats = np.log(times / seconds)
+        return logarithms
 
-    start, bounds = [0.7] * len(names), ([0.01] * len(names) + [0.0], [1.0] * len(names) + [1e4])
-    point = least_squares(off, [*start, 1.0], bounds=bounds, loss="soft_l1", f_scale=0.02).x
+    bounds = [0.01] * len(names) + [0.0], [1.0] * len(names) + [1e4]
+    point = least_squares(off, [0.7] * len(names) + [1.0], bounds=bounds, loss="soft_l1", f_scale=0.02).x
     fractions = dict(zip(names, map(_rounded, point[:-1]), strict=True))
     return fractions, _rounded(point[-1] * 1e-6), float(np.abs(np.expm1(off(point))).mean())
 
 
 def _attention(profile: Profile, device: Device, units: int) -> dict[str, AttentionRates]:
     """Return the rates of causal attention by kernel, of the widest heads, where all multiprocessors have work."""
-    peak = device.peak_flops.get("bf16") or device.peak_flops.get("fp16") or max(device.peak_flops.values())
-    seconds: dict[tuple[str, int, int, int, int], dict[str, float]] = {}
-    for row in profile.get("attention", ()):
-        if "seconds" in row and row["causal"] and row["backend"] in ATTENTION:
-            key = ATTENTION[row["backend"]], row["batch"], row["heads"], row["length"], row["head_width"]
-            seconds.setdefault(key, {})[row["passes"]] = row["seconds"]
-    rates: dict[str, list[tuple[float, float]]] = {}
-    widest = max((key[-1] for key in seconds), default=0)
-    for (kernel, batch, heads, length, width), passes in seconds.items():
-        if width < widest or batch * heads * length < 900 * units or len(passes) < 2:
-            continue
-        flops = 2.0 * batch * heads * length**2 * width
-        backward = passes["forward+backward"] - passes["forward"]
-        per_pass = (flops / passes["forward"], 2.5 * flops / backward)
-        ramped = [rate / peak * (length + ramp) / length for rate, ramp in zip(per_pass, RAMPS, strict=True)]
-        rates.setdefault(kernel, []).append((ramped[0], ramped[1]))
-    means = {kernel: np.exp(np.log(np.array(each)).mean(axis=0)) for kernel, each in rates.items()}
+    peak = next((device.peak_flops[name] for name in ("bf16", "fp16") if name in device.peak_flops), None)
+    rows = [row for row in profile.get("attention", ()) if "seconds" in row and row["causal"]]
+    rows = [row for row in rows if row["batch"] * row["heads"] * row["length"] >= 900 * units]
+    seconds: dict[tuple[str, float, int], dict[str, float]] = {}
+    for row in rows:
+        if row["backend"] in ATTENTION and row["head_width"] == max(row["head_width"] for row in rows):
+            flops = 2.0 * row["batch"] * row["heads"] * row["length"] ** 2 * row["head_width"]
+            seconds.setdefault((row["backend"], flops, row["length"]), {})[row["passes"]] = row["seconds"]
+    rates: dict[str, list[list[float]]] = {}
+    for (backend, flops, length), passes in seconds.items():
+        if peak is not None and len(passes) == 2:
+            forward, both = passes["forward"], passes["forward+backward"]
+            reached = flops / forward / peak, 2.5 * flops / (both - forward) / peak
+            ramped = [rate * (1.0 + ramp / length) for rate, ramp in zip(reached, ATTENTION_RAMPS, strict=True)]
+            rates.setdefault(ATTENTION[backend], []).append(ramped)
+    means = {kernel: np.exp(np.mean(np.log(ramped), axis=0)) for kernel, ramped in rates.items()}
     return {kernel: AttentionRates(*map(_rounded, np.minimum(mean, 1.0))) for kernel, mean in means.items()}
