@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -163,7 +163,7 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
         raise ConfigError("--only kernels: PyTorch is not installed; pip install torch")
     if not _is_first():
         return
-    from ddlsim.measure.fit import device_of, fit_summary
+    from ddlsim.measure.fit import device_of, predictions
     from ddlsim.measure.kernels import measure_device
 
     start = time.perf_counter()
@@ -177,10 +177,14 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
         print(f"{elapsed} {section}: {len(measured[section])} rows", file=sys.stderr, flush=True)
 
     measured = measure_device(seconds, show)
-    device = device_of(measured)
+    device = replace(device_of(measured), name=Path(out).stem)
     device.save(out)
-    for line in fit_summary(measured, device):
-        print(line, file=sys.stderr)
+    compared = list(predictions(measured, device))
+    errors = [abs(each.predicted / each.measured - 1.0) for each in compared if each.what == "product"]
+    print(f"{len(errors)} products: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.0%}", file=sys.stderr)
+    for each in (each for each in compared if each.what == "step"):
+        times = f"measured {each.measured * 1e3:.4g} ms, predicted {each.predicted * 1e3:.4g} ms"
+        print(f"{each.label}: {times} ({each.predicted / each.measured - 1.0:+.0%})", file=sys.stderr)
     print(f"wrote {out}", file=sys.stderr)
 
 
