@@ -181,7 +181,9 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
     device.save(out)
     compared = list(predictions(measured, device))
     errors = [abs(each.predicted / each.measured - 1.0) for each in compared if each.what == "product"]
-    print(f"{len(errors)} products: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.0%}", file=sys.stderr)
+    print(
+        f"{len(errors)} products: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.0%}", file=sys.stderr
+    )
     for each in (each for each in compared if each.what == "step"):
         times = f"measured {each.measured * 1e3:.4g} ms, predicted {each.predicted * 1e3:.4g} ms"
         print(f"{each.label}: {times} ({each.predicted / each.measured - 1.0:+.0%})", file=sys.stderr)

@@ -52,13 +52,12 @@ def predictions(profile: Profile, device: Device) -> Iterator[Prediction]:
         m, n, k, precision = row["m"], row["n"], row["k"], row["precision"]
         seconds = product_time(Product(m, n, k), device, precision)
         yield Prediction("product", f"{m} x {k} by {k} x {n} in {precision}", row["seconds"], seconds)
-    kernels = {row.get("usual", "").partition("_")[0].lower() for row in profile.get("attention", ())}
-    usual = tuple(ATTENTION[name] for name in ATTENTION if name in kernels)
-    stack = replace(load_stack("pytorch"), attention=usual or tuple(ATTENTION.values()))
+    usual = {row["usual"].partition("_")[0].lower() for row in profile.get("attention", ()) if "usual" in row}
+    stack = replace(load_stack("pytorch"), attention=tuple(ATTENTION[name] for name in ATTENTION if name in usual))
     for row in profile.get("steps", ()):
-        if "seconds" in row and row["model"].startswith("llama+") and "bf16" in device.kernels.gemm:
+        if "seconds" in row and "+layers=" in row["model"] and "bf16" in device.kernels.gemm:
             model = load_model(row["model"])
-            work = make_workload(model, device, row["batch"], PerKernel(), "bf16", stack=stack)
+            work = make_workload(model, device, row["batch"], compute=PerKernel(), precision="bf16", stack=stack)
             update = ADAMW_NBYTES * model.n_params / (device.memory_bandwidth * device.kernels.streaming)
             seconds = work.forward_time + work.backward_time + update
             yield Prediction("step", f"{row['model']}, batch {row['batch']}", row["seconds"], seconds)
@@ -67,32 +66,37 @@ def predictions(profile: Profile, device: Device) -> Iterator[Prediction]:
 def device_of(profile: Profile) -> Device:
     """Return the device that a profile describes: fitted kernels, and the data sheet of the catalogue's device.
 
-    Of a device that the catalogue does not have, the peaks are the best rates that products reached. Raises ConfigError
-    for a profile without products or memory-bound kernels.
+    Of a device that the catalogue does not have, the peaks are the rates that ever larger products approach. Raises
+    ConfigError for a profile without products or memory-bound kernels.
     """
-    base = _catalogued(profile) or _uncatalogued(profile)
+    catalogued = _catalogued(profile)
+    base = catalogued or _uncatalogued(profile)
     units, streaming = int(profile["multiprocessors"]), _streaming(profile) / base.memory_bandwidth
     rows, source = _products(profile, base), f"measured with PyTorch {profile['torch']}"
     fits = [(*_fitted(rows, base, units, tile, streaming), tile) for tile in TILES]
     gemm, tile_time, _, tile = min(fits, key=lambda fit: fit[2])
+    if catalogued is None:
+        rates = {kind: _rounded(base.peak_flops[kind] * fraction) for kind, fraction in gemm.items()}
+        base, gemm = replace(base, peak_flops={**base.peak_flops, **rates}), dict.fromkeys(gemm, 1.0)
     kernels = Kernels(
-        gemm=gemm, units=units, tile=tile, tile_time=tile_time, attention=_attention(profile, base, units),
-        streaming=_rounded(min(1.0, streaming)), source=f"{source}: {profile['device']}",
-    )  # fmt: skip
+        gemm={kind: _rounded(min(1.0, fraction)) for kind, fraction in gemm.items()},
+        units=units,
+        tile=tile,
+        tile_time=tile_time,
+        attention=_attention(profile, base, units),
+        streaming=_rounded(min(1.0, streaming)),
+        source=f"{source}: {profile['device']}",
+    )
     launch = min(row["seconds"] for row in profile["launch"] if "per kernel" in row["what"])
-    return replace(
-        base, name=f"{base.name}-measured", title=f"{profile['device']}, measured", launch_time=_rounded(launch),
-        kernels=kernels, sources=(*base.sources, f"kernels and launch_time: {source}"),
-    )  # fmt: skip
+    sources = (*base.sources, f"kernels and launch_time: {source}")
+    name, title = f"{base.name}-measured", f"{profile['device']}, measured"
+    return replace(base, name=name, title=title, launch_time=_rounded(launch), kernels=kernels, sources=sources)
 
 
 def _catalogued(profile: Profile) -> Device | None:
     """Return the catalogue's device whose name is in the profile's; of several the one with the nearest memory."""
     words = set(re.findall("[a-z0-9]+", profile["device"].lower()))
-    names = [
-        name for name in device_names()
-        if {part for part in name.split("-") if not re.fullmatch("[0-9]+g", part)} <= words
-    ]  # fmt: skip
+    names = [name for name in device_names() if set(re.sub("-[0-9]+g$", "", name).split("-")) <= words]
     nbytes = float(profile.get("memory_nbytes") or 0.0)
     return min(map(load_device, names), key=lambda device: abs(device.memory_nbytes - nbytes), default=None)
 
@@ -105,14 +109,19 @@ def _uncatalogued(profile: Profile) -> Device:
             peaks[kind] = _rounded(max(peaks.get(kind, 0.0), row["flops"] / row["seconds"]))
     power = profile.get("power_w")
     return Device(
-        name="-".join(re.findall("[a-z0-9]+", profile["device"].lower())), title=profile["device"], peak_flops=peaks,
-        memory_nbytes=profile["memory_nbytes"], memory_bandwidth=_streaming(profile), power_w=power or 0.0,
-        efficiency=dict.fromkeys(peaks, 1.0), efficiency_basis="as matrix products",
+        name="-".join(re.findall("[a-z0-9]+", profile["device"].lower())),
+        title=profile["device"],
+        peak_flops=peaks,
+        memory_nbytes=profile["memory_nbytes"],
+        memory_bandwidth=_rounded(_streaming(profile)),
+        power_w=power or 0.0,
+        efficiency=dict.fromkeys(peaks, 1.0),
+        efficiency_basis="as matrix products",
         sources=(
-            "peak_flops: the best measured rates of matrix products; memory_bandwidth: that of copies",
+            "peak_flops: rates of large matrix products, memory_bandwidth: that of copies, both as measured",
             "power_w: the limit that nvidia-smi tells" if power else "power_w: not known; set it here",
         ),
-    )  # fmt: skip
+    )
 
 
 def _rounded(value: float) -> float:
@@ -126,7 +135,7 @@ def _streaming(profile: Profile) -> float:
     if not rows:
         raise ConfigError(f"profile of {profile['device']}: has no memory-bound kernels; measure it again")
     least = max(row["elements"] for row in rows) / 4
-    return _rounded(np.median([row["nbytes"] / row["seconds"] for row in rows if row["elements"] >= least]))
+    return float(np.median([row["nbytes"] / row["seconds"] for row in rows if row["elements"] >= least]))
 
 
 def _products(profile: Profile, device: Device) -> Rows:
@@ -168,9 +177,9 @@ def _fitted(
         logarithms: Floats = np.log(times / seconds)
         return logarithms
 
-    bounds = [0.01] * len(names) + [0.0], [1.0] * len(names) + [1e4]
+    bounds = [0.01] * len(names) + [0.0], [2.0] * len(names) + [1e4]
     point = least_squares(off, [0.7] * len(names) + [1.0], bounds=bounds, loss="soft_l1", f_scale=0.02).x
-    fractions = dict(zip(names, map(_rounded, point[:-1]), strict=True))
+    fractions = dict(zip(names, point[:-1].tolist(), strict=True))
     return fractions, _rounded(point[-1] * 1e-6), float(np.abs(np.expm1(off(point))).mean())
 
 

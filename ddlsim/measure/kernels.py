@@ -245,7 +245,12 @@ def _scaled(timer: Timer, m: int, n: int, k: int, name: str) -> Call:
 
     sets = range(_n_buffers(SCALED[name] * (m * k + n * k) + 2 * m * n))
     a, b = [operand(m) for _ in sets], [operand(n).t() for _ in sets]
-    how = {"scale_a": scale(m), "scale_b": scale(n), "out_dtype": torch.bfloat16, "use_fast_accum": name == "fp8"}
+    how: dict[str, Any] = {
+        "scale_a": scale(m),
+        "scale_b": scale(n),
+        "out_dtype": torch.bfloat16,
+        "use_fast_accum": name == "fp8",
+    }
     return lambda i: torch._scaled_mm(a[i % len(a)], b[i % len(b)], **how)
 
 
@@ -269,15 +274,14 @@ def attention(timer: Timer) -> Iterator[Row]:
     """
     for batch, heads, length, width in ATTENTION:
         made = [torch.randn((batch, heads, length, width), device=timer.device, dtype=torch.bfloat16) for _ in range(4)]
-        *qkv, gradient = made
-        for x in qkv:
-            x.requires_grad_()
+        *operands, gradient = made
+        qkv: Any = [x.requires_grad_() for x in operands]
         about = {"batch": batch, "heads": heads, "length": length, "head_width": width, "precision": "bf16"}
         about["usual"] = SDPBackend(torch._fused_sdp_choice(*qkv, is_causal=True)).name
         for causal in (True, False):
             flops = 4.0 * batch * heads * length * length * width * (0.5 if causal else 1.0)
 
-            def forward(_: int, qkv: Sequence[Tensor] = qkv, causal: bool = causal) -> Tensor:
+            def forward(_: int, qkv: Any = qkv, causal: bool = causal) -> Tensor:
                 return F.scaled_dot_product_attention(*qkv, is_causal=causal)
 
             def both(i: int, run: Any = forward, qkv: Any = qkv, gradient: Tensor = gradient) -> object:
@@ -341,45 +345,48 @@ def optimizers(timer: Timer) -> Iterator[Row]:
                     parameter.grad = torch.randn_like(parameter)
                 rule = make(parameters, **{how: True})
                 about = {"optimizer": name, "implementation": how, "parameters": n, "tensors": parts}
-                yield {**about, "precision": "fp32", **timer.median(lambda _, rule=rule: rule.step(), graph=False)}
+                yield {**about, "precision": "fp32", **timer.median(_stepping(rule), graph=False)}
 
 
-class Llama(nn.Module):
-    """The language model of models/llama.toml, eager."""
+def _stepping(rule: torch.optim.Optimizer) -> Call:
+    return lambda _: rule.step()
 
-    def __init__(self, layers: int, dim: int, hidden: int, heads: int, kv_heads: int, vocabulary: int) -> None:
-        super().__init__()
-        self.width, self.sizes = dim // heads, [dim, kv_heads * dim // heads, kv_heads * dim // heads]
-        self.embedding, self.norm = nn.Embedding(vocabulary, dim), nn.RMSNorm(dim)
-        self.logits = nn.Linear(dim, vocabulary, bias=False)
-        shapes = ((dim, sum(self.sizes)), (dim, dim), (dim, 2 * hidden), (hidden, dim))
-        self.blocks = nn.ModuleList(
-            nn.ModuleList([*(nn.Linear(*shape, bias=False) for shape in shapes), nn.RMSNorm(dim), nn.RMSNorm(dim)])
-            for _ in range(layers)
-        )
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the loss of a batch, (batch, length) tokens."""
-        x = self.embedding(tokens)
-        angles = torch.outer(torch.arange(tokens.shape[1], device=x.device), torch.ones(self.width, device=x.device))
-        cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+def llama(layers: int, dim: int, hidden: int, heads: int, kv_heads: int, vocabulary: int) -> Any:
+    """Return the modules of a language model as in models/llama.toml, which :func:`loss` computes."""
+    shapes = ((dim, dim + 2 * kv_heads * dim // heads), (dim, dim), (dim, 2 * hidden), (hidden, dim))
+    blocks = (
+        nn.ModuleList([*(nn.Linear(*shape, bias=False) for shape in shapes), nn.RMSNorm(dim), nn.RMSNorm(dim)])
+        for _ in range(layers)
+    )
+    ends = nn.ModuleList([nn.Embedding(vocabulary, dim), nn.RMSNorm(dim), nn.Linear(dim, vocabulary, bias=False)])
+    return nn.ModuleDict({"ends": ends, "blocks": nn.ModuleList(blocks)})
 
-        def rotated(y: Tensor) -> Tensor:
-            first, second = y.chunk(2, -1)
-            return y * cosine + torch.cat((-second, first), -1) * sine
 
-        for qkv, out, up, down, norm1, norm2 in self.blocks:
-            parts = qkv(norm1(x)).split(self.sizes, -1)
-            q, k, v = (part.unflatten(-1, (-1, self.width)).transpose(1, 2) for part in parts)
-            y = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True, enable_gqa=True)
-            x = x + out(y.transpose(1, 2).flatten(2))
-            gate, y = up(norm2(x)).chunk(2, -1)
-            x = x + down(F.silu(gate) * y)
-        return F.cross_entropy(self.logits(self.norm(x)).flatten(0, 1), tokens.flatten())
+def loss(model: Any, tokens: Tensor, heads: int) -> Tensor:
+    """Return the loss of a batch, (batch, length) tokens, eager."""
+    embedding, norm, logits = model["ends"]
+    x = embedding(tokens)
+    width = x.shape[-1] // heads
+    angles = torch.outer(torch.arange(tokens.shape[1], device=x.device), torch.ones(width, device=x.device))
+    cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+    def rotated(y: Tensor) -> Tensor:
+        first, second = y.chunk(2, -1)
+        return y * cosine + torch.cat((-second, first), -1) * sine
+
+    for qkv, out, up, down, norm1, norm2 in model["blocks"]:
+        y = qkv(norm1(x)).unflatten(-1, (-1, width)).transpose(1, 2)
+        q, k, v = y.split([heads, (y.shape[1] - heads) // 2, (y.shape[1] - heads) // 2], 1)
+        y = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True, enable_gqa=True)
+        x = x + out(y.transpose(1, 2).flatten(2))
+        gate, y = up(norm2(x)).chunk(2, -1)
+        x = x + down(F.silu(gate) * y)
+    return F.cross_entropy(logits(norm(x)).flatten(0, 1), tokens.flatten())
 
 
 #: layers, dim, hidden, heads, kv_heads, vocabulary; length, batches
-LLAMAS = [
+LLAMAS: list[Any] = [
     (2, 128, 512, 2, 2, 1024, 128, (4,)),
     (12, 768, 2048, 12, 12, 32000, 1024, (1, 8, 32)),
     (24, 2048, 5504, 16, 16, 32000, 2048, (1, 2, 4, 8)),
@@ -393,31 +400,31 @@ def whole_steps(timer: Timer) -> Iterator[Row]:
     for *sizes, length, batches in LLAMAS if timer.is_gpu else LLAMAS[:1]:
         names = ("layers", "dim", "hidden", "heads", "kv_heads", "vocabulary", "seq")
         name = "+".join(f"{key}={value}" for key, value in zip(names, (*sizes, length), strict=True))
-        about = {"model": f"llama+{name}", "mode": "bf16", "optimizer": "adamw"}
-        try:
-            with torch.device(timer.device):
-                model = Llama(*sizes).to(torch.bfloat16)
-            about["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-            rule = torch.optim.AdamW(model.parameters(), fused=True)
-            for batch in batches:
-                if timer.is_over:
-                    return
-                tokens = torch.randint(sizes[-1], (batch, length), device=timer.device)
+        about: Row = {"model": f"llama+{name}", "mode": "bf16", "optimizer": "adamw"}
+        for batch in batches:
+            if timer.is_over:
+                return
+            try:
+                yield {**about, "batch": batch, **_step(timer, sizes, (batch, length))}
+            except RuntimeError as error:  # no memory for it
+                yield {**about, "batch": batch, **_failed(error)}
+            gc.collect()  # or it counts in the next peak
 
-                def step(_: int, model: nn.Module = model, tokens: Tensor = tokens, rule: Any = rule) -> None:
-                    model(tokens).backward()
-                    rule.step()
-                    rule.zero_grad(set_to_none=True)
 
-                if timer.is_gpu:
-                    torch.cuda.reset_peak_memory_stats()
-                yield {**about, "batch": batch, **timer.median(step, graph=False)} | (
-                    {"peak_bytes": torch.cuda.max_memory_allocated()} if timer.is_gpu else {}
-                )
-        except RuntimeError as error:  # no memory for it
-            yield about | _failed(error)
-        model = rule = step = None  # type: ignore[assignment]  # or they count in the next peak
-        gc.collect()
+def _step(timer: Timer, sizes: Sequence[int], shape: tuple[int, int]) -> Row:
+    with torch.device(timer.device):
+        model, tokens = llama(*sizes).to(torch.bfloat16), torch.randint(sizes[-1], shape)
+    rule = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step(_: int) -> None:
+        loss(model, tokens, sizes[3]).backward()
+        rule.step()
+        rule.zero_grad(set_to_none=True)
+
+    if timer.is_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    measured = {"parameters": sum(each.numel() for each in model.parameters()), **timer.median(step, graph=False)}
+    return measured | ({"peak_bytes": torch.cuda.max_memory_allocated()} if timer.is_gpu else {})
 
 
 #: section -> (what measures it, its share of the time)
