@@ -274,17 +274,16 @@ def attention(timer: Timer) -> Iterator[Row]:
     """
     for batch, heads, length, width in ATTENTION:
         made = [torch.randn((batch, heads, length, width), device=timer.device, dtype=torch.bfloat16) for _ in range(4)]
-        *operands, gradient = made
-        qkv: Any = [x.requires_grad_() for x in operands]
+        gradient, (q, k, v) = made[0], (x.requires_grad_() for x in made[1:])
         about = {"batch": batch, "heads": heads, "length": length, "head_width": width, "precision": "bf16"}
-        about["usual"] = SDPBackend(torch._fused_sdp_choice(*qkv, is_causal=True)).name
+        about["usual"] = SDPBackend(torch._fused_sdp_choice(q, k, v, is_causal=True)).name
         for causal in (True, False):
             flops = 4.0 * batch * heads * length * length * width * (0.5 if causal else 1.0)
 
-            def forward(_: int, qkv: Any = qkv, causal: bool = causal) -> Tensor:
-                return F.scaled_dot_product_attention(*qkv, is_causal=causal)
+            def forward(_: int, q: Tensor = q, k: Tensor = k, v: Tensor = v, causal: bool = causal) -> Tensor:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-            def both(i: int, run: Any = forward, qkv: Any = qkv, gradient: Tensor = gradient) -> object:
+            def both(i: int, run: Any = forward, qkv: Any = (q, k, v), gradient: Tensor = gradient) -> object:
                 return torch.autograd.grad(run(i), qkv, gradient)
 
             for name, backend in BACKENDS.items() if timer.is_gpu else [("flash", SDPBackend.FLASH_ATTENTION)]:
