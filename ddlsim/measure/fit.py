@@ -87,10 +87,17 @@ def device_of(profile: Profile) -> Device:
         streaming=_rounded(min(1.0, streaming)),
         source=f"{source}: {profile['device']}",
     )
-    launch = min(row["seconds"] for row in profile["launch"] if "per kernel" in row["what"])
+    launched = (row["seconds"] for row in profile.get("launch", ()) if "per kernel" in row.get("what", ""))
     sources = (*base.sources, f"kernels and launch_time: {source}")
     name, title = f"{base.name}-measured", f"{profile['device']}, measured"
-    return replace(base, name=name, title=title, launch_time=_rounded(launch), kernels=kernels, sources=sources)
+    return replace(
+        base,
+        name=name,
+        title=title,
+        launch_time=_rounded(min(launched, default=base.launch_time)),
+        kernels=kernels,
+        sources=sources,
+    )
 
 
 def _catalogued(profile: Profile) -> Device | None:

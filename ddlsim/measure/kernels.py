@@ -33,6 +33,7 @@ class Timer:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.is_gpu = device, device.type == "cuda"
+        self.stream = torch.cuda.Stream() if self.is_gpu else None
         self.begin(0.0)
 
     def begin(self, seconds: float) -> None:
@@ -76,10 +77,10 @@ class Timer:
         return _row([self.once(run, repeats) / n_calls for _ in range(5)])
 
     def _captured(self, run: Callable[[], object]) -> Callable[[], object] | None:
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
             run()
-            stream.synchronize()
+            self.wait()
             try:  # torch.cuda.graph() would collect garbage each time
                 graph.capture_begin()
                 try:
@@ -110,10 +111,11 @@ def measure_device(seconds: float, progress: Callable[[Mapping[str, Any]], None]
         start = time.perf_counter()
         timer.begin((end - start) * share / shares)
         shares -= share
+        rows = profile[name] = []
         try:
-            profile[name] = list(section(timer))
-        except (RuntimeError, NotImplementedError) as error:  # the other sections are worth having
-            profile[name] = [_failed(error)]
+            rows.extend(section(timer))  # what comes before an error stays
+        except (RuntimeError, NotImplementedError) as error:  # no memory, say
+            rows.append(_failed(error))
         gc.collect()
         if timer.is_gpu:
             torch.cuda.empty_cache()
