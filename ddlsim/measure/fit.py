@@ -53,7 +53,9 @@ def predictions(profile: Profile, device: Device) -> Iterator[Prediction]:
         seconds = product_time(Product(m, n, k), device, precision)
         yield Prediction("product", f"{m} x {k} by {k} x {n} in {precision}", row["seconds"], seconds)
     usual = {row["usual"].partition("_")[0].lower() for row in profile.get("attention", ()) if "usual" in row}
-    stack = replace(load_stack("pytorch"), attention=tuple(ATTENTION[name] for name in ATTENTION if name in usual))
+    kernels = tuple(ATTENTION[name] for name in ATTENTION if name in usual)
+    # logits stay in bf16, each element-wise operation is a kernel, and no other GPU slows products down
+    stack = replace(load_stack("pytorch"), attention=kernels, gemm=1.0, elementwise=2.0, loss_traffic=14.0)
     for row in profile.get("steps", ()):
         if "seconds" in row and "+layers=" in row["model"] and "bf16" in device.kernels.gemm:
             model = load_model(row["model"])
@@ -191,21 +193,28 @@ def _fitted(
 
 
 def _attention(profile: Profile, device: Device, units: int) -> dict[str, AttentionRates]:
-    """Return the rates of causal attention by kernel, of the widest heads, where all multiprocessors have work."""
+    """Return the rates of causal attention by kernel, where all multiprocessors have work."""
     peak = next((device.peak_flops[name] for name in ("bf16", "fp16") if name in device.peak_flops), None)
-    rows = [row for row in profile.get("attention", ()) if "seconds" in row and row["causal"]]
-    rows = [row for row in rows if row["batch"] * row["heads"] * row["length"] >= 900 * units]
-    seconds: dict[tuple[str, float, int], dict[str, float]] = {}
-    for row in rows:
-        if row["backend"] in ATTENTION and row["head_width"] == max(row["head_width"] for row in rows):
-            flops = 2.0 * row["batch"] * row["heads"] * row["length"] ** 2 * row["head_width"]
-            seconds.setdefault((row["backend"], flops, row["length"]), {})[row["passes"]] = row["seconds"]
-    rates: dict[str, list[list[float]]] = {}
-    for (backend, flops, length), passes in seconds.items():
+    seconds: dict[tuple[str, int, float, int], dict[str, float]] = {}
+    for row in profile.get("attention", ()):
+        tokens = row.get("batch", 0) * row.get("heads", 0) * row.get("length", 0)
+        if "seconds" in row and row["causal"] and row["backend"] in ATTENTION and tokens >= 900 * units:
+            key = (row["backend"], row["head_width"], 2.0 * tokens * row["length"] * row["head_width"], row["length"])
+            seconds.setdefault(key, {})[row["passes"]] = row["seconds"]
+    logarithms: dict[str, dict[int, list[Floats]]] = {}
+    for (backend, width, flops, length), passes in seconds.items():
         if peak is not None and len(passes) == 2:
             forward, both = passes["forward"], passes["forward+backward"]
-            reached = flops / forward / peak, 2.5 * flops / (both - forward) / peak
-            ramped = [rate * (1.0 + ramp / length) for rate, ramp in zip(reached, ATTENTION_RAMPS, strict=True)]
-            rates.setdefault(ATTENTION[backend], []).append(ramped)
-    means = {kernel: np.exp(np.mean(np.log(ramped), axis=0)) for kernel, ramped in rates.items()}
-    return {kernel: AttentionRates(*map(_rounded, np.minimum(mean, 1.0))) for kernel, mean in means.items()}
+            rates = np.array([flops / forward, 2.5 * flops / (both - forward)]) / peak
+            ramped = rates * (1.0 + np.array(ATTENTION_RAMPS) / length)
+            logarithms.setdefault(ATTENTION[backend], {}).setdefault(width, []).append(np.log(ramped))
+    return {kernel: _rates(by_width) for kernel, by_width in logarithms.items()}
+
+
+def _rates(by_width: Mapping[int, Sequence[Floats]]) -> AttentionRates:
+    """Return the rates of the widest heads, and by which power narrower ones reach less; given logarithms of rates."""
+    means = {width: np.mean(each, axis=0) for width, each in by_width.items()}
+    widest = max(means)
+    lost = [(means[widest] - mean).mean() / np.log(widest / width) for width, mean in means.items() if width < widest]
+    forward, backward = np.minimum(np.exp(means[widest]), 1.0)
+    return AttentionRates(_rounded(forward), _rounded(backward), _rounded(max(0.0, np.mean(lost))) if lost else 0.0)

@@ -37,11 +37,12 @@ def made(device, sizes=(512, 1024, 2048, 4096, 8192)):
         for m in sizes for n in sizes for k in sizes
     ]  # fmt: skip
     attention = []
-    for length in (2048, 8192):
-        about = {"backend": "cudnn", "batch": 2, "heads": 64, "length": length, "head_width": 128, "causal": True}
-        flops, rates = 2.0 * 128 * length**2 * 128, kernels.attention["cudnn"]
-        forward = flops / peak / rates.forward * (1.0 + ATTENTION_RAMPS[0] / length)
-        backward = 2.5 * flops / peak / rates.backward * (1.0 + ATTENTION_RAMPS[1] / length)
+    for length, width in ((2048, 128), (8192, 128), (4096, 64)):
+        about = {"backend": "cudnn", "batch": 2, "heads": 64, "length": length, "head_width": width, "causal": True}
+        flops, rates = 2.0 * 128 * length**2 * width, kernels.attention["cudnn"]
+        narrow = (width / 128) ** rates.narrow
+        forward = flops / peak / rates.forward / narrow * (1.0 + ATTENTION_RAMPS[0] / length)
+        backward = 2.5 * flops / peak / rates.backward / narrow * (1.0 + ATTENTION_RAMPS[1] / length)
         attention.append({**about, "passes": "forward", "seconds": forward})
         attention.append({**about, "passes": "forward+backward", "seconds": forward + backward})
     nbytes = 1e9
@@ -58,7 +59,7 @@ def made(device, sizes=(512, 1024, 2048, 4096, 8192)):
 @pytest.mark.parametrize("tile", [(128, 128), (256, 128)])
 def test_known_numbers_come_back(tile):
     """Of a GPU of the catalogue: its data sheet stays, its kernels are found from the times alone."""
-    rates = AttentionRates(0.6, 0.5)
+    rates = AttentionRates(0.6, 0.5, 0.4)
     kernels = Kernels({"bf16": 0.7, "fp8": 0.6}, 132, tile, "made", 2e-6, {"cudnn": rates}, 0.85)
     h100 = replace(ddlsim.load_device("h100"), title="NVIDIA H100 80GB HBM3", kernels=kernels)
     device = device_of(made(h100))
@@ -124,4 +125,4 @@ def test_steps_are_predicted_and_not_fitted():
     usual = measured | {"steps": [step], "attention": [{"usual": "CUDNN_ATTENTION"}]}
     (found,) = [each for each in predictions(usual, device) if each.what == "step"]
     assert found.label == "llama-2-7b+layers=8, batch 2"
-    assert math.isclose(found.predicted, found.measured, rel_tol=0.15)
+    assert math.isclose(found.predicted, found.measured, rel_tol=0.05)
