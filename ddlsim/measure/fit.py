@@ -189,7 +189,7 @@ def _fitted(
     bounds = [0.01] * len(names) + [0.0], [2.0] * len(names) + [1e4]
     point = least_squares(off, [0.7] * len(names) + [1.0], bounds=bounds, loss="soft_l1", f_scale=0.02).x
     fractions = dict(zip(names, point[:-1].tolist(), strict=True))
-    return fractions, _rounded(point[-1] * 1e-6), float(np.abs(np.expm1(off(point))).mean())
+    return fractions, round(float(point[-1]) * 1e-6, 9), float(np.abs(np.expm1(off(point))).mean())
 
 
 def _attention(profile: Profile, device: Device, units: int) -> dict[str, AttentionRates]:
