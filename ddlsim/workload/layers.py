@@ -254,6 +254,26 @@ class Embedding(Spec):
 
 
 @dataclass(frozen=True)
+class PatchEmbedding(Spec):
+    """Patches of ``patch`` x ``patch`` pixels as tokens, behind a class token, with learned positions (Dosovitskiy et
+    al. 2021, An image is worth 16x16 words, arXiv:2010.11929)."""
+
+    patch: int
+    dim: int
+    type: Literal["patch_embedding"] = "patch_embedding"
+    positive = ("patch", "dim")
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_map(in_shape)
+        if len(in_shape) != 3 or any(size % self.patch for size in in_shape[1:]):
+            raise ConfigError(f"patch = {self.patch}: must divide height and width of the input {in_shape}")
+        n_tokens = 1 + math.prod(size // self.patch for size in in_shape[1:])
+        n_weights = self.dim * in_shape[0] * self.patch**2
+        tensors = (("weight", n_weights), ("bias", self.dim), ("class", self.dim), ("positions", n_tokens * self.dim))
+        return streaming(in_shape, (n_tokens, self.dim), tensors, float(n_weights * (n_tokens - 1)))
+
+
+@dataclass(frozen=True)
 class TiedEmbedding(Spec):
     """Token embedding by the table of another layer, so it owns nothing (Press and Wolf 2017)."""
 
