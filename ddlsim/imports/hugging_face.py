@@ -242,7 +242,7 @@ def _vision(config: _Config) -> Read:
         "input": [config.count("num_channels", 3), image, image],
         "layers": [
             embedding, {"block": "encoder", "name": "layers", "repeat": "$layers"},
-            {"type": "layer_norm"}, {"type": "take", "count": 1}, *head,
+            {"type": "layer_norm"}, {"type": "take", "count": 1}, {"type": "flatten"}, *head,
         ],
         "blocks": {"encoder": {"layers": encoder}},
         "parameters": {"layers": layers},

@@ -39,7 +39,7 @@ _OPTIONS = re.compile(r"((?:\+\w+=[^+\s]*)*)\s*$")
 
 
 def is_foreign(source: str | Path) -> bool:
-    """Return whether a source of :func:`load_model` is for this module."""
+    """Return whether a source of a model is for this module."""
     if isinstance(source, str) and _CONTENT.search(source):
         return True
     stem, _ = split_options(str(source))
