@@ -82,7 +82,7 @@ class Attention(Spec):
     head_size  features of a head; None: the features of a token divided by heads
     out_bias   bias of the output projection; None: as `bias`, which is that of query, key and value (Qwen2 has only it)
     qk_norm    RMS normalisation of queries and keys, of each head with one shared scale per projection ("head": Qwen3,
-               Gemma 3) or over all of them ("all": OLMo 2); None: there is none
+               Gemma 3) or over all of them ("all": OLMo 2)
     rotary     queries and keys are rotated by their position (Su et al. 2021, arXiv:2104.09864), which learns nothing
 
     Per sample of s tokens and d features, w = heads head_size of them in queries and k = kv_heads head_size in keys:
@@ -98,7 +98,7 @@ class Attention(Spec):
     rotary: bool = False
     head_size: int | None = None
     out_bias: bool | None = None
-    qk_norm: Literal["head", "all"] | None = None
+    qk_norm: Literal["none", "head", "all"] = "none"
     type: Literal["attention"] = "attention"
     positive = ("heads", "kv_heads", "head_size")
 
@@ -120,7 +120,7 @@ class Attention(Spec):
         moved, stored = 2.0 * n + 3.0 * n_query + 3.0 * n_kv + 4.0 * scores, n + 2.0 * n_query + 2.0 * n_kv + scores
         if self.rotary:  # q and k read and written once more, in place
             moved += 2.0 * (n_query + n_kv)
-        if self.qk_norm is not None:  # both are kept, before and after
+        if self.qk_norm != "none":  # both are kept, before and after
             moved, stored = moved + 2.0 * (n_query + n_kv), stored + n_query + n_kv
             scales = (size, size) if self.qk_norm == "head" else (w, k)
             tensors += (("query_norm.scale", scales[0]), ("key_norm.scale", scales[1]))
