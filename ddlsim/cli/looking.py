@@ -90,18 +90,39 @@ def models(as_json: Json = False) -> None:
 
 
 @app.command()
-def devices(as_json: Json = False) -> None:
-    """List the device catalogue."""
-    from ddlsim.readable import si, size
+def devices(
+    name: Annotated[str | None, arg("Only this one, with its prices.", offers=completing.devices)] = None,
+    as_json: Json = False,
+) -> None:
+    """List the device catalogue, or what clouds ask for one device.
+
+    Example: ddlsim devices h100
+    """
+    from ddlsim.readable import size
 
     rows: list[dict[str, object]] = []
+    if name is not None:
+        device = ddlsim.load_device(name)
+        if not as_json:
+            typer.echo(f"{device.title}\n" + "\n".join(f"  source  {source}" for source in device.sources))
+        for price in device.prices:
+            hourly = {"USD/h": 3600.0 * price.price, "per device": 3600.0 * price.price / price.n_devices}
+            rows.append(
+                {"cloud": price.cloud, "instance": price.instance, "devices": price.n_devices}
+                | {key: value if as_json else f"{value:.2f}" for key, value in hourly.items()}
+                | {"month": price.date, "source": price.source}
+            )
+        if rows or as_json:
+            print_table(rows, as_json)
+        return
     for name in ddlsim.device_names():
         device = ddlsim.load_device(name)
         peak = dict(device.peak_flops)
+        line = ", ".join(f"{precision} {flops / 1e12:.5g}" for precision, flops in peak.items())
         rows.append(
             {
                 "name": name,
-                "peak": peak if as_json else ", ".join(f"{p} {si(v, 'FLOP/s', 3)}" for p, v in peak.items()),
+                **({"peak": peak} if as_json else {"TFLOP/s": line}),
                 "memory": device.memory_nbytes if as_json else size(device.memory_nbytes),
                 "title": device.title,
             }

@@ -75,7 +75,7 @@ def recommend(
     samples: Annotated[float | None, opt("To process: epochs * data set size.")] = None,
     workers: Annotated[str | None, opt('To try, e.g. "8,16,32".', "--workers", "-n")] = None,
     batch_size: Annotated[str | None, opt('To try, e.g. "32,64".', "--batch-size", "-b")] = None,
-    price: Annotated[list[str] | None, opt('Of a machine, "24.48 USD/h"; several: one for each cluster.')] = None,
+    price: Annotated[list[str] | None, opt('Of a machine, "24.48 USD/h", or a cloud, "aws"; or one a cluster.')] = None,
     precision: Annotated[str | None, opt("fp32, tf32, fp16 or bf16 (fp32).", offers=completing.PRECISIONS)] = None,
     optimizer: Optimizer = None,
     split: Annotated[
@@ -139,6 +139,8 @@ def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:
 
 def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
     """Return the clusters with the prices of their machines, as far as prices are given."""
+    from ddlsim.run.costs import priced
+
     loaded = [ddlsim.load_cluster(cluster) for cluster in clusters]
     if len(prices) not in (0, 1, len(loaded)):
         raise ConfigError(
@@ -149,7 +151,7 @@ def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
         return loaded
     if len(prices) == 1:
         prices = prices * len(loaded)
-    return [cluster.with_costs(price=price) for cluster, price in zip(loaded, prices, strict=True)]
+    return [priced(cluster, price) for cluster, price in zip(loaded, prices, strict=True)]
 
 
 def _counts(option: str, text: str | None, least: int = 1) -> list[int] | None:

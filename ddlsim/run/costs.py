@@ -2,10 +2,11 @@
 
 Paid for is every machine that holds a worker or that the run's traffic touches, for the run's whole time: the
 machine's price, and those of the devices in it that workers use. The machine's price may stand in the cluster file or
-in :meth:`ddlsim.Cluster.with_costs`; where there is none, the prices of the workers' devices count alone. Storages
-without a price of their own cost nothing. Machines with workers that may be taken away (spot instances) have their
-`discount`; they are paid for also while they are away. Each spare costs as much as the dearest machine with workers.
-Jobs that use a machine or a switch at the same time share its price and power (:func:`shares`).
+in :meth:`ddlsim.Cluster.with_costs`, or be a cloud's (:func:`priced`); where there is none, the prices of the workers'
+devices count alone. Storages without a price of their own cost nothing. Machines with workers that may be taken away
+(spot instances) have their `discount`; they are paid for also while they are away. Each spare costs as much as the
+dearest machine with workers. Jobs that use a machine or a switch at the same time share its price and power
+(:func:`shares`).
 
 Energy is that of the workers' devices (their busy power while they compute, their idle power at all other times) and
 of the switches between the machines that the traffic touches. A device of unknown idle power is assumed to
@@ -19,6 +20,7 @@ are out of service while an elastic group goes on without them draw nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -79,6 +81,26 @@ def shares(cluster: Cluster, runs: Sequence[tuple[float, float, Sequence[int], F
         for i in there:
             borne[i] += weights[i] / np.maximum(total, 1.0) * (last - first)
     return [seconds / max(end - start, 1e-300) for seconds, (start, end, *_) in zip(borne, runs, strict=True)]
+
+
+def priced(cluster: Cluster, price: float | str) -> Cluster:
+    """Return the cluster with this price of every machine, "3.06 USD/h", or what a cloud, "aws", asks for its devices.
+
+    Raises ConfigError for a device that the cloud does not have, or that the cluster does not name.
+    """
+    if not (isinstance(price, str) and price.isidentifier()):
+        return cluster.with_costs(price=price)
+    devices = [_device(cluster, node, None) for node in cluster.workers.tolist()]
+    if None in devices:
+        raise ConfigError(
+            f"price: cluster {cluster.name!r} does not name its devices, so what {price!r} asks is not known; give a "
+            "price, '3.06 USD/h'"
+        )
+    hosts = cluster.host_of[cluster.workers]
+    prices = np.full(len(cluster.host_names), np.nan)
+    prices[hosts] = 0.0
+    np.add.at(prices, hosts, [device.price_in(price) for device in devices if device is not None])
+    return dataclasses.replace(cluster, host_price=prices)
 
 
 def host_price(

@@ -27,6 +27,7 @@ from ddlsim.cluster.quantity import fraction, nonnegative, positive
 from ddlsim.compression import Compression
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.run.costs import priced
 from ddlsim.run.experiment import Experiment
 from ddlsim.units import parse
 from ddlsim.workload.devices import Device, load_device
@@ -184,6 +185,8 @@ def _cluster(cluster: Cluster, tree: Mapping[str, object]) -> Cluster:
             raise _unknown(name, kinds, "cluster")
         elif name in _NODE_FIELDS:
             cluster = _with_nodes(cluster, name, branch)
+        elif name == "price":
+            cluster = priced(cluster, branch)  # type: ignore[arg-type]  # refuses what is no quantity
         elif name in _COST_FIELDS:
             cluster = cluster.with_costs(**{name: branch})  # type: ignore[arg-type]  # refuses what is no quantity
         else:

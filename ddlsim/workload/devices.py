@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from ddlsim.arguments import Count, Density, Positive, checked, quantity
-from ddlsim.errors import unknown_name
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import read_toml
 from ddlsim.schema import PLAIN, UNIMPORTED
 
 _Time = Annotated[float, quantity("time", zero=True, si=True)]
 _Power = Annotated[float, quantity("power", zero=True, si=True)]
+_T = TypeVar("_T")
 _CATALOGUE = Path(__file__).with_name("devices.toml")
 
 
@@ -66,17 +67,30 @@ class Kernels:
 
 @checked
 @dataclass(frozen=True)
+class Price:
+    """What a cloud asked in a month ("2026-11") for an instance with `n_devices` devices, on demand, in USD/s."""
+
+    cloud: str
+    instance: str
+    n_devices: Count
+    price: Annotated[float, quantity("price", si=True)]
+    date: str
+    source: str
+
+
+@checked
+@dataclass(frozen=True)
 class Device:
     """A processor that a worker computes on.
 
-    ``peak_flops`` maps a precision ("fp32", "tf32", "fp16", "bf16") to FLOP/s; ``efficiency`` to the
+    ``peak_flops`` maps a precision ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4") to FLOP/s; ``efficiency`` to the
     fraction of that peak which the arithmetic of convolutional networks achieves while it is not limited by
     memory, ``efficiency_basis`` saying how that is known. Bytes, bytes/s and watts otherwise.
 
     ``power_w`` is what it draws while it computes (the datasheet's limit), ``idle_power_w`` what it draws while it
-    waits, ``price`` what it costs to use, in USD/s; None: not known. ``launch_time`` is what
-    each of several kernels takes at least, one after the other, in s. ``kernels`` is what is known of the layers of
-    transformers; None: nothing, they take the roofline's time. `pcie_generation` is that of its bus.
+    waits, ``price`` what it costs to use, in USD/s; None: not known. ``prices`` are what clouds ask. ``launch_time`` is
+    what each of several kernels takes at least, one after the other, in s. ``kernels`` is what is known of the layers
+    of transformers; None: nothing, they take the roofline's time. `pcie_generation` is that of its bus.
     """
 
     name: str
@@ -94,6 +108,18 @@ class Device:
     launch_time: _Time = 0.0
     kernels: Kernels | None = None
     pcie_generation: Count | None = None
+    prices: tuple[Price, ...] = ()
+
+    def price_in(self, cloud: str) -> float:
+        """Return a cloud's lowest price per device, in USD/s. Raises ConfigError, with the known clouds, for others."""
+        asked = [price.price / price.n_devices for price in self.prices if price.cloud == cloud]
+        if not asked:
+            clouds = sorted({price.cloud for price in self.prices})
+            raise ConfigError(
+                f"price: {cloud!r} has no price for device {self.name!r} in the catalogue; give one, '3.06 USD/h'"
+                + (f", or name one of {', '.join(clouds)}" if clouds else "")
+            )
+        return min(asked)
 
 
 DeviceLike = Annotated[str | Device, "a name such as 'v100', or a Device"]
@@ -121,10 +147,7 @@ def device_names() -> list[str]:
 @cache
 def _catalogue() -> Mapping[str, Device]:
     tables: dict[str, Any] = read_toml(_CATALOGUE)
-    curves: dict[str, list[Curve]] = {}
-    for table in tables["curves"]:
-        for name in table.pop("devices"):
-            curves.setdefault(name, []).append(PLAIN.build(Curve, table, "curves"))
+    curves, prices = _of_devices(tables["curves"], Curve), _of_devices(tables["prices"], Price)
     kernels: dict[str, Kernels] = {}
     for table in tables["kernels"]:
         made = PLAIN.build(Kernels, {key: value for key, value in table.items() if key != "devices"}, "kernels")
@@ -132,8 +155,18 @@ def _catalogue() -> Mapping[str, Device]:
     return {
         name: replace(
             PLAIN.build(Device, {"name": name, **table}, name),
-            curves=tuple(curves.get(name, ())),
+            curves=curves.get(name, ()),
+            prices=prices.get(name, ()),
             kernels=kernels.get(name),
         )
         for name, table in tables["devices"].items()
     }
+
+
+def _of_devices(tables: list[dict[str, Any]], kind: type[_T]) -> dict[str, tuple[_T, ...]]:
+    """Return the objects that tables state for the devices they name, by device."""
+    found: dict[str, tuple[_T, ...]] = {}
+    for table in tables:
+        made = PLAIN.build(kind, {key: value for key, value in table.items() if key != "devices"}, kind.__name__)
+        found |= {name: (*found.get(name, ()), made) for name in table["devices"]}
+    return found

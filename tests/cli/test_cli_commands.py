@@ -113,6 +113,16 @@ def test_lists_name_everything(command, names):
     assert [row["name"] for row in json.loads(run(command, "--json"))] == list(names())
 
 
+def test_devices_print_the_prices_of_one():
+    text = run("devices", "gb200")
+    assert "GB200 NVL72 data sheet" in text
+    assert ["oci", "BM.GPU.GB200.4", "4", "64.00", "16.00", "2026-09"] in [
+        line.split()[:6] for line in text.splitlines()
+    ]
+    assert {row["cloud"] for row in json.loads(run("devices", "gb200", "--json"))} == {"oci", "coreweave"}
+    assert "cloud" not in run("devices", "p40")  # no price, no table
+
+
 def test_algorithms():
     assert "halving_doubling" in run("algorithms")
     assert {row["kind"] for row in json.loads(run("algorithms", "--json"))} >= {"all_reduce", "all_to_all"}
@@ -270,7 +280,7 @@ def test_run_leaves_out_what_would_help():
         (["run", "office-1gbe", "--batch-size"], "option '--batch-size' requires an argument; ddlsim -h"),
         (["show", "modle"], "no such command 'modle'"),
         (["--nope"], "ddlsim: no such option: --nope; ddlsim -h"),
-        (["devices", "v100"], "extra argument"),
+        (["devices", "v100", "h100"], "extra argument"),
     ],
 )
 def test_words_that_a_command_does_not_take_are_one_line(monkeypatch, capsys, arguments, text):

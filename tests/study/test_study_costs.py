@@ -6,7 +6,7 @@ import pytest
 
 import ddlsim
 from ddlsim.cluster import Host, MultiGpu, star
-from ddlsim.run.costs import cost_rate, energy_assumptions
+from ddlsim.run.costs import cost_rate, energy_assumptions, priced
 
 V100 = dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=40.0)
 
@@ -188,3 +188,19 @@ def test_a_bundled_cluster_with_a_published_price():
     """Eight p3.2xlarge at 3.06 USD/h."""
     result = ddlsim.simulate("aws-p3-2xlarge", "resnet50", steps=2)
     assert 3600.0 * cost_rate(result) == pytest.approx(8 * 3.06)
+
+
+def test_a_cloud_s_price_is_that_of_a_machine_s_devices():
+    """Eight H100 on AWS are a p5.48xlarge, also where a run uses four of them."""
+    cluster = ddlsim.load_cluster("aws-p5-48xlarge+n_hosts=2")
+    aws = priced(cluster, "aws")
+    assert aws.host_price is not None
+    assert (3600.0 * aws.host_price).tolist() == pytest.approx([55.04, 55.04])
+    base = ddlsim.Experiment(cluster, "resnet50", workers=4, steps=1)
+    table = ddlsim.Study(base, {"cluster.price": ["aws", "2 USD/h"]}).run(jobs=1)
+    costs = table.frame["cost_per_sample"]
+    assert costs[0] / costs[1] == pytest.approx(55.04 / 2.0)
+    with pytest.raises(ddlsim.ConfigError, match="'aws' has no price for device 'knl-7230'"):
+        priced(ddlsim.load_cluster("theta"), "aws")
+    with pytest.raises(ddlsim.ConfigError, match="does not name its devices, so what 'aws' asks is not known"):
+        priced(ddlsim.load_cluster(star(2, bandwidth="1 Gbit/s", latency="1 us")), "aws")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -186,9 +187,9 @@ def test_tensors_lie_in_declaration_order():
 def test_every_device_is_complete():
     for name in device_names():
         device = load_device(name)
-        assert set(device.efficiency) == set(device.peak_flops)
+        assert set(device.efficiency) == set(device.peak_flops) - {"fp8", "fp4"}
         assert all(0.0 < value <= 1.0 for value in device.efficiency.values())
-        assert 1e11 < device.peak_flops["fp32"] < 1e14
+        assert 1e11 < device.peak_flops["fp32"] < 2e14
         assert 1e10 < device.memory_bandwidth < 1e13
         assert device.memory_nbytes > 4e9
         assert device.power_w > 0.0
@@ -201,6 +202,43 @@ def test_published_device_numbers():
     assert V100.peak_flops["fp16"] == 125e12
     assert V100.memory_nbytes == 16 * 2**30
     assert load_device("k80").memory_bandwidth == 240e9
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp8", "fp4", "memory_gb"),
+    [
+        ("h100", 989.5, 1979.0, None, 85.9),
+        ("h20", 148.0, 296.0, None, 96.0),
+        ("b200", 2250.0, 4500.0, 9000.0, 180.0),
+        ("gb200", 2500.0, 5000.0, 10_000.0, 186.0),
+        ("gb300", 2500.0, 5000.0, 15_000.0, 279.0),
+        ("mi300x", 1307.4, 2614.9, None, 192.0),
+        ("mi355x", 2516.6, 5033.2, 10_066.3, 288.0),
+        ("tpu-v5p", 459.0, 459.0, None, 102.0),
+    ],
+)
+def test_rates_of_data_sheets_are_dense(name: str, bf16: float, fp8: float, fp4: float | None, memory_gb: float):
+    device = load_device(name)
+    rates = {key: value / 1e12 for key, value in device.peak_flops.items()}
+    assert (rates["bf16"], rates["fp8"], rates.get("fp4")) == pytest.approx((bf16, fp8, fp4))
+    assert device.memory_nbytes / 1e9 == pytest.approx(memory_gb, rel=0.01)
+    assert "only data sheets" in device.efficiency_basis or name == "h100"
+
+
+def test_prices_are_dated_and_per_device():
+    h100 = load_device("h100")
+    assert {price.cloud for price in h100.prices} == {"aws", "azure", "coreweave", "gcp", "oci"}
+    assert h100.price is None  # nobody pays unless asked to
+    assert 3600.0 * h100.price_in("aws") == pytest.approx(55.04 / 8)
+    for name in device_names():
+        for price in load_device(name).prices:
+            assert re.fullmatch(r"20\d\d-\d\d", price.date)
+            assert 0.3 < 3600.0 * price.price / price.n_devices < 20.0
+            assert price.source
+    with pytest.raises(ConfigError, match=r"'ovh' has no price for device 'h100' .* aws, azure, coreweave, gcp, oci"):
+        h100.price_in("ovh")
+    with pytest.raises(ConfigError, match=r"'aws' has no price for device 'p40' in the catalogue; .* '3.06 USD/h'$"):
+        load_device("p40").price_in("aws")
 
 
 def test_memory_by_hand():
