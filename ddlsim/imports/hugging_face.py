@@ -56,8 +56,7 @@ def read_config(root: Node) -> Read:
         raise _counted(root, kind)
     head = "ForImageClassification" if kind == "vit" else "ForCausalLM"
     if architecture and not architecture.endswith((head, "LMHeadModel")):
-        raise root["architectures"].error(f"{shown(architecture)} has another head than the model that is simulated; "
-                                          f"give ...{head}")  # fmt: skip
+        raise root["architectures"].error(f"{shown(architecture)} has another head; only ...{head} can be simulated")
     if root.has("quantization_config"):
         quantized = root["quantization_config"]
         raise quantized.error("quantized weights are not trained; remove the field to simulate the model itself")
@@ -74,32 +73,26 @@ def _kind(root: Node, name: str) -> str:
         plain = plain.removesuffix(ending)
     plain = {"gemma3": "gemma3text"}.get(plain, plain)
     if plain not in known:
-        raise root.error(
-            f"model_type or architectures = {shown(name)}: must be one of {', '.join(sorted(known.values()))}"
-        )
+        rule = f"must be one of {', '.join(sorted(known.values()))}"
+        raise root.error(f"model_type or architectures = {shown(name)}: {rule}")
     return known[plain]
 
 
-def _count(root: Node, *names: str) -> int | None:
-    """Return the whole number of at least 1 that one of the names has; None if none is there."""
+def _count(root: Node, *names: str, needed: bool = True) -> int:
+    """Return the whole number of at least 1 that one of the names has; 0 if none is there, and none is needed."""
     node = next((root[name] for name in names if root.has(name)), None)
-    if node is not None and (type(node.value) is not int or not 1 <= node.value <= 10**9):
-        raise node.error(f"must be a whole number from 1 to 1e9, not {shown(node.value)}")
-    return None if node is None else node.value  # type: ignore[return-value]
-
-
-def _needed(root: Node, *names: str) -> int:
-    number = _count(root, *names)
-    if number is None:
+    if node is None and needed:
         raise root.error(f"{names[0]} is missing; is it a complete config.json?")
-    return number
+    value = 0 if node is None else node.value
+    if node is not None and (type(value) is not int or not 1 <= value <= 10**9):
+        raise node.error(f"must be a whole number from 1 to 1e9, not {shown(value)}")
+    return value  # type: ignore[return-value]
 
 
 def _numbers(root: Node, fields: Mapping[str, tuple[str, ...]], defaults: Mapping[str, object]) -> dict[str, Any]:
-    """Return the numbers that are there; raise ConfigError for one that is missing and has no default."""
-    numbers = {name: _count(root, *fields[name]) for name in fields}
-    numbers = {name: _needed(root, *fields[name]) if name not in defaults else n for name, n in numbers.items()}
-    return {name: n for name, n in numbers.items() if n is not None}
+    """Return the numbers that are there, of which those without a default are needed."""
+    counts = {name: _count(root, *names, needed=name not in defaults) for name, names in fields.items()}
+    return {name: n for name, n in counts.items() if n}
 
 
 def _flag(root: Node, name: str) -> bool:
@@ -121,8 +114,8 @@ def _decoder(root: Node, kind: str) -> Read:
     if values["mlp"] == "experts":
         values |= _numbers(root, EXPERTS, {})
     if kind == "qwen3_moe":
-        values["hidden"] = _needed(root, "moe_intermediate_size")
-    reads = _count(root, "max_position_embeddings", "n_positions", "seq_length") or 2048
+        values["hidden"] = _count(root, "moe_intermediate_size")
+    reads = _count(root, "max_position_embeddings", "n_positions", "seq_length", needed=False) or 2048
     values |= {"seq": min(reads, LONGEST)} | {to: _flag(root, name) for name, to in FLAGS.items() if root.has(name)}
     if root.has("tie_word_embeddings"):
         values["output"] = "tied_dense" if _flag(root, "tie_word_embeddings") else "dense"
@@ -137,7 +130,7 @@ def _decoder(root: Node, kind: str) -> Read:
     if root.has("use_parallel_residual") and not _flag(root, "use_parallel_residual"):
         values["order"] = "pre_norm"
     has_window = _flag(root, "use_sliding_window") if root.has("use_sliding_window") else kind[:4] != "qwen"
-    window = (_count(root, "sliding_window") or 0) if has_window else 0
+    window = _count(root, "sliding_window", needed=False) if has_window else 0
     return Read({**table, "parameters": values}, kind, reads, window)
 
 
@@ -146,7 +139,9 @@ def _vision(root: Node) -> Read:
     table: dict[str, Any] = read_toml(bundled_files("models")["vit"])
     values = {**table["parameters"], **_numbers(root, VISION, table["parameters"])}
     labels = root["id2label"].value if root.has("id2label") else None
-    values["classes"] = len(labels) if isinstance(labels, dict) and labels else _count(root, "num_labels") or 2
+    values["classes"] = (
+        len(labels) if isinstance(labels, dict) and labels else _count(root, "num_labels", needed=False) or 2
+    )
     if _activation(root) != "gelu" or (root.has("qkv_bias") and not _flag(root, "qkv_bias")):
         raise root.error("only gelu and qkv_bias = true can be simulated in vision transformers")
     return Read({**table, "parameters": values, "sizes": {}}, "vit")
@@ -155,24 +150,28 @@ def _vision(root: Node) -> Read:
 def _counted(root: Node, kind: str) -> ConfigError:
     """Return the error, with its parameters, for a model of experts whose layers are not simulated."""
     names = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_experts_per_tok")
-    dim, layers, vocabulary, heads, active = (_needed(root, name) for name in names)
+    dim, layers, vocabulary, heads, active = (_count(root, name) for name in names)
     tied = root.has("tie_word_embeddings") and _flag(root, "tie_word_embeddings")
     rest, dense = vocabulary * dim * (1 if tied else 2) + dim + 2 * dim * layers, 0
     if kind == "gpt_oss":  # attention with biases and a sink for each head; experts with biases
-        size, kv = _needed(root, "head_dim"), _needed(root, "num_key_value_heads")
-        width, n_experts = _needed(root, "intermediate_size"), _needed(root, "num_local_experts")
+        size, kv = _count(root, "head_dim"), _count(root, "num_key_value_heads")
+        width, n_experts = _count(root, "intermediate_size"), _count(root, "num_local_experts")
         attention = (dim + 1) * (heads + 2 * kv) * size + (heads * size + 1) * dim + heads
         expert, shared = 3 * dim * width + 2 * width + dim, (dim + 1) * n_experts
         what = "attention sinks, and experts with biases,"
     else:
-        nope, rope, value = (_needed(root, f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
-        kv_rank, q_rank, queries = _needed(root, "kv_lora_rank"), _count(root, "q_lora_rank"), heads * (nope + rope)
+        nope, rope, value = (_count(root, f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
+        kv_rank, q_rank, queries = (
+            _count(root, "kv_lora_rank"),
+            _count(root, "q_lora_rank", needed=False),
+            heads * (nope + rope),
+        )
         attention = (dim + queries + 1) * q_rank if q_rank else dim * queries
         attention += dim * (kv_rank + rope) + kv_rank + kv_rank * heads * (nope + value) + heads * value * dim
-        n_experts, dense = _needed(root, "n_routed_experts"), _count(root, "first_k_dense_replace") or 0
-        expert = 3 * dim * _needed(root, "moe_intermediate_size")
-        shared = n_experts * dim + (_count(root, "n_shared_experts") or 0) * expert
-        rest += dense * 3 * dim * _needed(root, "intermediate_size")
+        n_experts, dense = _count(root, "n_routed_experts"), _count(root, "first_k_dense_replace", needed=False)
+        expert = 3 * dim * _count(root, "moe_intermediate_size")
+        shared = n_experts * dim + _count(root, "n_shared_experts", needed=False) * expert
+        rest += dense * 3 * dim * _count(root, "intermediate_size")
         what = "multi-head latent attention, and shared experts,"
     total = rest + layers * attention + (layers - dense) * (shared + n_experts * expert)
     used = total - (layers - dense) * (n_experts - active) * expert

@@ -71,9 +71,8 @@ def read_megatron(source: SourceText) -> Read:
     rotary = "use-rotary-position-embeddings" in given.flags
     position = given.text("position-embedding-type", "rope" if rotary else "learned_absolute")
     if position not in _POSITIONS:
-        raise given.error(
-            "position-embedding-type", f"{shown(position)} cannot be simulated, only {', '.join(_POSITIONS)}"
-        )
+        rule = f"cannot be simulated, only {', '.join(_POSITIONS)}"
+        raise given.error("position-embedding-type", f"{shown(position)} {rule}")
     seq = given.count("encoder-seq-length" if "encoder-seq-length" in given.flags else "seq-length")
     values |= {
         "seq": seq,
