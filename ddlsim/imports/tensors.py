@@ -28,15 +28,18 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 def is_csv(source: SourceText) -> bool:
     """Return whether a text is a table with columns name and shape."""
-    head = next(csv.reader(io.StringIO(source.text.lstrip()[:10_000])), [])
+    head = next(csv.reader(io.StringIO(source.text.lstrip()[:10_000], newline=None)), [])
     return {"name", "shape"} <= {word.strip().lower() for word in head}
 
 
 def read_csv(source: SourceText) -> Model:
     """Return the model of a CSV file; a shape is written like ``64x3x7x7`` or ``[64, 3, 7, 7]``."""
-    rows = csv.DictReader(io.StringIO(source.text.lstrip()))
+    rows = csv.DictReader(io.StringIO(source.text.lstrip(), newline=None))
     rows.fieldnames = [word.strip().lower() for word in rows.fieldnames or ()]
-    return _model((Node(dict(row), f"{source.path}:{rows.line_num}: ") for row in rows), source.path)
+    try:
+        return _model((Node(dict(row), f"{source.path}:{rows.line_num}: ") for row in rows), source.path)
+    except csv.Error as error:
+        raise source.error(rows.line_num, f"is not CSV: {error}; correct the line") from None
 
 
 def read_json(root: Node) -> Model:

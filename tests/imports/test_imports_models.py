@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import string
 import struct
 from pathlib import Path
 
@@ -346,3 +348,34 @@ def test_options_of_a_table_are_an_error(tmp_path: Path):
         load_model(f"{path}+seq=3")
     with pytest.raises(ConfigError, match="no such file"):
         load_model(tmp_path / "missing.json")
+
+
+def _mutated(text: str, rng: random.Random) -> str:
+    characters = list(text)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(characters))
+        match rng.randrange(3):
+            case 0:
+                characters[at] = rng.choice(string.printable)
+            case 1:
+                del characters[at : at + rng.randint(1, 9)]
+            case _:
+                characters.insert(at, rng.choice(['"', "{", "}", "[", "--", "${", "9" * 20, "\r", "\0", "\ud800"]))
+    return "".join(characters)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_mutated_sources_are_read_or_refused_in_one_line(tmp_path: Path, seed: int):
+    rng, errors = random.Random(seed), 0
+    for _ in range(40):
+        text = _mutated(rng.choice([SCRIPT, TABLE, _text("gpt2"), _text("qwen3-30b-a3b"), _text("vit-b16")]), rng)
+        path = tmp_path / rng.choice(["mine.json", "mine.sh", "mine.csv"])
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
+        for source in (text, path):
+            try:
+                load_model(source)
+            except ConfigError as error:
+                errors += 1
+                refused = str(error)
+                assert "\n" not in refused
+    assert errors > 0
