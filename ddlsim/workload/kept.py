@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.workload.layers import LAYER_TYPES, Dropout, LayerSpec, Slice
+from ddlsim.workload.layers import LAYER_TYPES, Attention, Dropout, LayerSpec, Slice
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
@@ -130,5 +130,14 @@ def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout:
     scores = heads * layer.out_shape[0] * int(getattr(spec, "context", layer.in_shape[0]))
     if heads and dropout:
         inner, fixed = inner + scores, float(scores)
-    kept = FP32_NBYTES * (stored + inner)
-    return replace(layer, stored_nbytes=kept, fixed_nbytes=fixed, heads=heads, head_size=head_size, scores=scores)
+    attention = spec if isinstance(spec, Attention) and heads else None
+    return replace(
+        layer,
+        stored_nbytes=FP32_NBYTES * (stored + inner),
+        fixed_nbytes=fixed,
+        heads=heads,
+        head_size=head_size,
+        scores=scores,
+        causal=attention is not None and attention.causal,
+        rotated=0.0 if attention is None else attention.rotated(layer.in_shape),
+    )

@@ -118,13 +118,18 @@ class Attention(Spec):
         # x to q, k, v: n + q + 2 kv; scores written, softmax in and out, read again: 4 scores; mix and project:
         # n + 2 q + kv
         moved, stored = 2.0 * n + 3.0 * n_query + 3.0 * n_kv + 4.0 * scores, n + 2.0 * n_query + 2.0 * n_kv + scores
-        if self.rotary:  # q and k read and written once more, in place
-            moved += 2.0 * (n_query + n_kv)
+        moved += self.rotated(in_shape)
         if self.qk_norm != "none":  # both are kept, before and after
-            moved, stored = moved + 2.0 * (n_query + n_kv), stored + n_query + n_kv
+            stored += n_query + n_kv
             scales = (size, size) if self.qk_norm == "head" else (w, k)
             tensors += (("query_norm.scale", scales[0]), ("key_norm.scale", scales[1]))
         return Cost(in_shape, tensors, 2.0 * s * d * (w + k) + 2.0 * s * s * w, moved, stored)
+
+    def rotated(self, in_shape: Shape) -> float:
+        """Return the numbers that rotary positions and norms read and write: queries and keys once more, in place."""
+        size = self.head_size or _head_size(in_shape[1], self.heads, in_shape)
+        passes = int(self.rotary) + int(self.qk_norm != "none")
+        return 2.0 * passes * in_shape[0] * size * (self.heads + (self.kv_heads or self.heads))
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,10 @@ class Layer:
 
     ``fixed_nbytes`` stay until the backward pass as well, and are as many in every precision: masks of dropout, a byte
     an element, and the fp32 logits of a loss over tokens. ``heads`` are those of an attention layer, ``head_size`` the
-    features of one, ``scores`` the elements of its matrices of all heads together; else they are 0. ``unit`` numbers
-    the entries of the file's top level (each repetition of a residual by itself): between two of them only the output
-    of the first is alive.
+    features of one, ``scores`` the elements of its matrices of all heads together, of which half are masked if it is
+    ``causal``, ``rotated`` the numbers that rotary positions and norms of queries and keys read and write; else all are
+    0. ``unit`` numbers the entries of the file's top level (each repetition of a residual by itself): between two of
+    them only the output of the first is alive.
     """
 
     name: str
@@ -55,6 +56,8 @@ class Layer:
     fixed_nbytes: float = 0.0
     heads: int = 0
     scores: int = 0
+    causal: bool = False
+    rotated: float = 0.0
     unit: int = 0
     head_size: int = 0
 
