@@ -160,6 +160,7 @@ from .workload.input import (
     partitioned_cache as partitioned_cache,
 )
 from .workload.devices import Device as Device, device_names as device_names, load_device as load_device
+from .workload.stacks import Stack as Stack, load_stack as load_stack, stack_names as stack_names
 from .workload.jitter import (
     Exponential as Exponential,
     Gamma as Gamma,

@@ -85,7 +85,7 @@ def fully_sharded(
             f"fully_sharded: shard = {size}: must divide the {n_ranks} ranks; use {' or '.join(map(str, near))}"
         )
     parts = _units(workload, units)
-    element = ELEMENT_NBYTES[param_dtype or workload.precision]
+    element = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
     how = _Sharing(n_ranks, size, accumulation, prefetch, reshard, no_sync, element)
     ranks = np.arange(n_ranks)
     families = [ranks.reshape(-1, size).tolist(), ranks.reshape(-1, size).T.tolist()]

@@ -134,7 +134,7 @@ def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
 def _memory(case: _Case, experiment: Experiment) -> Guideline:
     cluster = case.candidate.cluster
     device = load_device(experiment.device or cluster.device_of[cluster.workers[0]] or DEFAULT_DEVICE)
-    most = guidelines.largest_batch(case.workload.model, device, experiment.precision, case.candidate.workers)
+    most = guidelines.largest_batch(case.workload.model, device, case.workload.precision, case.candidate.workers)
     says = f"up to {most:,} samples on {device.name} ({size(device.memory_nbytes)}); {experiment.batch_size} here"
     return Guideline("mini-batch and memory", "Zou et al. 2017", says, f"{NOT_AVAILABLE}: memory is not simulated")
 

@@ -17,7 +17,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.prepare import DEFAULT_DEVICE
+from ddlsim.run.prepare import DEFAULT_DEVICE, with_defaults
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy, contract
 from ddlsim.strategies.splits import text_of_senseless
@@ -79,9 +79,9 @@ class Candidate:
         experiment, nodes = self.experiment, self.cluster.workers[: self.workers].tolist()
         names = [experiment.device or self.cluster.device_of[node] or DEFAULT_DEVICE for node in nodes]
         devices = {name: load_device(name) for name in set(names)}
-        return model_flops_utilisation(
-            load_model(experiment.model), throughput, [devices[name] for name in names], experiment.precision
-        )
+        model = load_model(experiment.model)
+        precision = with_defaults(experiment, model, devices[names[0]]).precision
+        return model_flops_utilisation(model, throughput, [devices[name] for name in names], str(precision))
 
     @property
     def settings(self) -> dict[str, object]:

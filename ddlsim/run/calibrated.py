@@ -24,7 +24,7 @@ def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tupl
     own = next((fit for fit in table.compute if fit.model == model), None) if table is not None else None
     if own is None or experiment.compute is not None or experiment.device is not None:
         return None, ""
-    if experiment.precision != "fp32":
+    if experiment.precision not in (None, "fp32"):
         return None, f"the measured steps of {model} are fp32, not {experiment.precision}: not used"
     if len({cluster.device_of[node] for node in cluster.workers.tolist()}) > 1:
         return None, f"the measured steps of {model} do not say on which of the cluster's devices: not used"

@@ -26,13 +26,14 @@ from ddlsim.schema import to_toml
 from ddlsim.strategies import AllReduce, Strategy, contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
-from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
+from ddlsim.workload.contention import OverlapSlowdown, Slower
 from ddlsim.workload.devices import DeviceLike
 from ddlsim.workload.input import Copies, Input
 from ddlsim.workload.jitter import Jitter, NoJitter, Spread
 from ddlsim.workload.model import ModelLike
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
-from ddlsim.workload.precision import GRADIENT_TYPES
+from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.stacks import StackLike
 
 
 def _slow_downs(value: object, where: str) -> object:
@@ -130,19 +131,27 @@ class Experiment:
                     strategy that does not exchange in every step, such as local SGD
     warmup          steps before those, simulated but not measured; None: 2, rounded up likewise
     accumulation    micro-steps per exchange
-    precision       arithmetic ("fp32", "tf32", "fp16", "bf16")
-    gradient_dtype  gradients on the wire ("fp32", "fp16", "bf16")
+    precision       arithmetic ("fp32", "tf32", "fp16", "bf16"; "fp8", "mxfp8" and "nvfp4" for the matrix products of
+                    transformer layers); None: bf16 for transformers on devices whose bf16 kernels are known, else fp32
+    gradient_dtype  gradients on the wire ("fp32", "fp16", "bf16"); None: as the stack reduces those of transformers
+                    whose kernels are known, else fp32
     optimizer       rule whose time and memory count where nothing is learned: "sgd", "momentum", "adam", "lars",
-                    "lamb"; None: momentum, without launches of kernels. A run that learns has that of its training
+                    "lamb"; None: Adam for transformers whose kernels are known, else momentum, without launches of
+                    kernels. A run that learns has that of its training
     compute         where compute time comes from: Measured, Affine, PerKernel, Roofline, Traced; None: the device's
-                    measured curve for this model if the catalogue has one, else Roofline
+                    measured curve for this model if the catalogue has one, else PerKernel where kernels are known, else
+                    Roofline
+    stack           software that computes, such as "megatron" or "torchtitan" (:func:`ddlsim.stack_names`); None: that
+                    of the strategy on this device
+    flash           whether attention is fused and writes no matrices; None: as the stack does on this device
     device          device of all workers, instead of the cluster's own
     jitter          distribution of a factor on every step's compute time
     slow_downs      transient slow-downs of some workers
     faults          workers that stand still for a while (Stop), times in which nothing new starts (Pause), links that
                     are slow or down (LinkFault), what comes at random (RandomFaults), and faults of your own: objects
                     with effects
-    overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown
+    overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown;
+                    None: as the stack's collectives do to transformers whose kernels are known, else 1
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
     input           where samples come from, an Input, or how they come into devices, Copies; None: they are there
     failures        what stops the run, and what it takes to go on; see ``Result.life``
@@ -169,15 +178,17 @@ class Experiment:
     steps: Count | None = None
     warmup: Index | None = None
     accumulation: Count = 1
-    precision: str = "fp32"
-    gradient_dtype: GradientType = "fp32"
+    precision: Annotated[str, one_of(*ELEMENT_NBYTES)] | None = None
+    gradient_dtype: GradientType | None = None
     optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] | None = None
     compute: ComputeLike | None = None
+    stack: StackLike | None = None
+    flash: bool | None = None
     device: DeviceLike | None = None
     jitter: JitterLike = NoJitter()
     slow_downs: SlowDowns = ()
     faults: Faults = ()
-    overlap_slowdown: SlowdownLike = NO_SLOWDOWN
+    overlap_slowdown: SlowdownLike | None = None
     speed: SpeedLike | None = None
     input: Input | Copies | None = None
     failures: Failures | None = None
@@ -214,7 +225,7 @@ class Experiment:
     def _check_compression(self) -> None:
         if self.compression is None:
             return
-        if self.gradient_dtype != "fp32":
+        if self.gradient_dtype not in (None, "fp32"):
             raise ConfigError(
                 f"gradient_dtype = {self.gradient_dtype!r} beside compression: compressors take fp32 and say what "
                 "travels; leave it out (compression=ddlsim.FP16() halves the bytes)"

@@ -33,6 +33,7 @@ from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.products import has_kernels
 from ddlsim.workload.resized import resized
+from ddlsim.workload.stacks import default_stack, load_stack
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.table_placement import exchange_left_out
 
@@ -228,12 +229,14 @@ def place(experiment: Experiment) -> Placed:
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
     given = experiment
     experiment, notes = as_measured(experiment, cluster, time_model.name)
+    notes += time_model.notes
     nodes = _nodes(experiment, cluster)
     n_workers = len(nodes)
     contract.of(experiment.strategy).check_sizes(time_model, experiment.batch_size, n_workers)
     if n_workers > 1:
         cluster.check_connected(nodes)
     experiment = _with_algorithms(experiment, cluster, nodes)
+    experiment = with_defaults(experiment, time_model, _device_at(experiment, cluster, nodes[0]))
     notes += level_notes(experiment.strategy, cluster, nodes)
     effects_of(experiment.slow_downs, cluster, nodes, "slow_downs")
     effects_of(experiment.faults, cluster, nodes)
@@ -386,7 +389,7 @@ def _workloads(
     for node, factor in zip(nodes, speeds, strict=True):
         wanted = experiment.device or cluster.device_of[node] or DEFAULT_DEVICE
         if id(wanted) not in devices:
-            devices[id(wanted)] = load_device(wanted)
+            devices[id(wanted)] = _device_at(experiment, cluster, node)
         device, speed = devices[id(wanted)], factor * float(cluster.speed[node])
         key = (device.name, speed)
         if key not in made:
@@ -397,14 +400,35 @@ def _workloads(
     return with_copies(experiment, cluster, nodes, result)
 
 
+def _device_at(experiment: Experiment, cluster: Cluster, node: int) -> Device:
+    """Return the device of a worker on a node."""
+    return load_device(experiment.device or cluster.device_of[node] or DEFAULT_DEVICE)
+
+
+def with_defaults(experiment: Experiment, model: Model, device: Device) -> Experiment:
+    """Return the experiment with the stack, precision, gradients and optimizer that it leaves open.
+
+    They are those of transformers in practice where the device's kernels are known, else fp32 and momentum.
+    """
+    stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, device))
+    by_kernel = has_kernels(model, device, experiment.precision or "bf16")
+    trains = experiment.training is not None
+    choices: dict[str, Any] = {
+        "stack": stack,
+        "precision": "bf16" if by_kernel and not trains else "fp32",
+        "gradient_dtype": stack.gradient_dtype if by_kernel and experiment.compression is None else "fp32",
+        "optimizer": "adam" if by_kernel and not trains else None,
+    }
+    return experiment.with_(**{name: value for name, value in choices.items() if getattr(experiment, name) is None})
+
+
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
     compute = experiment.compute
     rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
     options: dict[str, Any] = {"speed": speed, "optimizer": rule}
-    options |= {name: getattr(experiment, name) for name in ("precision", "gradient_dtype")}
-    if compute is None and contract.of(experiment.strategy).shares_batch:
-        # parts of a model are timed kernel by kernel where that is known, and so is the whole beside them
-        compute = PerKernel() if has_kernels(model, device, experiment.precision) else None
+    options |= {name: getattr(experiment, name) for name in ("precision", "gradient_dtype", "stack", "flash")}
+    if compute is None and has_kernels(model, device, str(experiment.precision)):
+        compute = PerKernel()
     if isinstance(compute, Traced):
         return traced_workload(compute, model, device, batch_size, **options)
     return make_workload(model, device, batch_size, compute=compute, **options)

@@ -78,13 +78,13 @@ def _workers(
     )
     feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
     workers = []
-    slowdown = cast("OverlapSlowdown", experiment.overlap_slowdown)
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         jitter = factors(experiment.jitter, experiment.seed, rank)
         slow = slow_intervals_of(effects, rank, loop.start)
         regime = None if regimes is None else functools.partial(regimes.at, rank)
         parts = (loop, stage.workload, recorder, stop, jitter, slow, accumulation, learner, regime)
-        workers.append(Worker(rank, node, *parts, overlap_slowdown=slowdown, feed=feed))
+        slowdown = experiment.overlap_slowdown or stage.workload.slowdown
+        workers.append(Worker(rank, node, *parts, overlap_slowdown=cast("OverlapSlowdown", slowdown), feed=feed))
     return workers
 
 
@@ -227,7 +227,7 @@ class UnderWay:
                 f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "
                 "Exchange or Messages (ddlsim.runtime), which compress; leave it out"
             )
-        if experiment.overlap_slowdown != NO_SLOWDOWN and not setting.slows:
+        if self.given.overlap_slowdown not in (None, NO_SLOWDOWN) and not setting.slows:
             setting.notes.append(
                 f"overlap_slowdown has no effect with {experiment.strategy.label}: its workers are processes, which "
                 "compute at full speed even while they communicate"

@@ -68,7 +68,8 @@ class FSDP:
                   last micro-batch. False: stages 2 and 3 reduce-scatter those of every micro-batch. Stage 1 always
                   accumulates locally
     recompute     activations that are computed again in the backward pass (checkpointing): "none", "selective"
-                  (attention's matrices), "full" (transformer layers), or "early-stop": transformer layers as far as
+                  (attention's matrices), "operators" (every second product and element-wise work of transformer
+                  layers), "full" (transformer layers), or "early-stop": transformer layers as far as
                   anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
     param_dtype   dtype of gathered weights. None: the dtype of the computation; "fp32": each rank casts the gathered
                   weights (autocast)
@@ -104,7 +105,7 @@ class FSDP:
     shard: Count | None = None
     units: Sequence[Index] | None = None
     no_sync: bool = False
-    recompute: Annotated[str, one_of("none", "selective", "full", "early-stop")] = "none"
+    recompute: Annotated[str, one_of("none", "selective", "operators", "full", "early-stop")] = "none"
     overlap: Annotated[str | InOrder, by(in_order)] | None = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
     reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
@@ -362,6 +363,7 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
             shards=shards,
             recompute=recompute,
             flash=workload.flash,
+            loss_nbytes=workload.loss_nbytes,
         )
         return memory_of(model, samples, precision, holding, n_workers=n_workers)
 

@@ -112,7 +112,7 @@ class Parallel(WithFabric):
     cut: Literal["balanced", "layers"] = "balanced"
     sequence: bool = False
     tp_comm_overlap: bool = False
-    recompute: Literal["none", "selective", "full", "stage"] = "none"
+    recompute: Literal["none", "selective", "operators", "full", "stage"] = "none"
     sharded: bool = False
     p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped"
     overlap: Literal["none", "layer", "ddp", "megatron"] = "ddp"
@@ -588,7 +588,7 @@ def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, 
     work = joined(chunks)
     holding = Holding(
         work.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
-        recompute=recompute, flash=work.flash,
+        recompute=recompute, flash=work.flash, loss_nbytes=work.loss_nbytes,
     )  # fmt: skip
     memory = memory_of(work.model, work.batch_size, work.precision, holding)
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))

@@ -222,7 +222,7 @@ def _divisors(n: int) -> Sequence[int]:
 #: fields of a strategy that are other, by name
 Changes = Mapping[str, object]
 #: what is computed again instead of kept, and how far away it is: with attention a little work, then a third more
-AGAIN = {"none": 0.0, "selective": 0.1, "early-stop": 0.5, "full": 0.5, "stage": 0.6}
+AGAIN = {"none": 0.0, "selective": 0.1, "operators": 0.2, "early-stop": 0.5, "full": 0.5, "stage": 0.6}
 #: the same of shares of what replicas hold: no more bytes, then as many, then half as many more
 SHARED = {0: 0.0, 1: 0.05, 2: 0.1, 3: 0.3}
 

@@ -138,7 +138,7 @@ def make_run_model(
     hosts = set(placed.host_of[nodes].tolist())
     classes = [("between", len(hosts) > 1), ("inside", len(hosts) < len(nodes))]
     used = tuple(name for name, there in classes if there)
-    return RunModel(measured, experiment, placed, (loaded.name, experiment.precision), used)
+    return RunModel(measured, experiment, placed, (loaded.name, str(experiment.precision)), used)
 
 
 def _strategy(measured: MeasuredRun, default: Strategy) -> Strategy:

@@ -18,12 +18,11 @@ as the whole.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.products import Floats, Product, has_kernels, layer_products, product_time
+from ddlsim.workload.products import Floats, Product, layer_products, product_time
 
 RING_EXCHANGE, PIPELINE, BULK = "ring_exchange", "pipeline", "bulk"
 PIECES = 4  # num_splits
@@ -71,7 +70,7 @@ def layer_overlaps(workload: Workload, i: int, role: str, forward: Floats, tenso
     def beside(method: str, chunks: int, chosen: Sequence[Product]) -> Beside:
         whole = float(forward[i]) * sum(_flops(each) for each in chosen) / flops
         left = 1.0
-        if workload.device is not None and has_kernels(workload.model, workload.device, workload.precision):
+        if workload.by_kernel:
             seconds = _seconds(workload, chosen)
             left = _seconds(workload, chosen, COMMUNICATING) / seconds if method != RING_EXCHANGE else 1.0
             whole = whole if workload.known else seconds
@@ -93,12 +92,10 @@ def _flops(product: Product) -> float:
 
 def _seconds(workload: Workload, products: Sequence[Product], communicating: int = 0) -> float:
     """Return the seconds of products on a device with `communicating` multiprocessors occupied by communication."""
-    device = workload.device
-    assert device is not None
-    assert device.kernels is not None
-    kernels = device.kernels
-    left = kernels.units - communicating
-    device = dataclasses.replace(
-        device, kernels=dataclasses.replace(kernels, units=left, fraction=kernels.fraction * left / kernels.units)
+    assert workload.device is not None
+    assert workload.device.kernels is not None
+    units = workload.device.kernels.units - communicating
+    return (
+        sum(product_time(each, workload.device, workload.precision, workload.stack.gemm, units) for each in products)
+        / workload.speed
     )
-    return sum(product_time(each, device, workload.precision) for each in products) / workload.speed

@@ -25,11 +25,30 @@ import numpy as np
 from ddlsim.arguments import Count, Density, Index, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
+from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.model import Layer, Model, load_model
 from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
-from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
-from ddlsim.workload.products import Floats, Ints, check_kernels, kernel_times, roofline_times, scaled
+from ddlsim.workload.precision import (
+    ELEMENT_NBYTES,
+    FP32_NBYTES,
+    GRADIENT_TYPES,
+    LOW_PRECISIONS,
+    base_precision,
+    product_type,
+)
+from ddlsim.workload.products import (
+    Floats,
+    Ints,
+    Timing,
+    check_kernels,
+    has_kernels,
+    kernel_times,
+    roofline_times,
+    scaled,
+)
+from ddlsim.workload.roles import blocks
+from ddlsim.workload.stacks import Stack, StackLike, load_stack
 
 
 @checked
@@ -105,15 +124,13 @@ class Roofline:
     memory_efficiency: Density = 0.8
 
 
+_PYTORCH = load_stack("pytorch")
+
+
 @checked
 @dataclass(frozen=True)
 class PerKernel:
-    """Transformers kernel by kernel, on devices whose kernels are known (docs/models/compute.md).
-
-    flash   attention never writes its matrices (Dao et al. 2022, arXiv:2205.14135)
-    """
-
-    flash: bool = False
+    """Transformers kernel by kernel, on devices whose kernels are known (docs/models/compute.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,9 +142,10 @@ class Workload:
     achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's, if set, ``norms``
     the part of its time in which it computes norms of layers, ``device`` and ``speed`` what computes, ``known`` whether
     the time of the step or the efficiency was given or measured, ``timed`` whether the user set the time of the
-    step, which splitting a layer does not change, ``flash`` whether attention writes no matrices, ``efficiency`` the
-    share of the device's peak by which times are shared out over layers, ``stall`` the part of the forward pass in
-    which the device waits for samples because other devices of its machine take theirs.
+    step, which splitting a layer does not change, ``stack`` the software that computes, ``flash`` whether attention
+    writes no matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers,
+    ``stall`` the part of the forward pass in which the device waits for samples because other devices of its machine
+    take theirs.
     """
 
     model: Model
@@ -148,9 +166,44 @@ class Workload:
     speed: float = 1.0
     known: bool = False
     timed: bool = False
+    stack: Stack = _PYTORCH
     flash: bool = False
     efficiency: float | None = None
     stall: float = 0.0  # s
+
+    @property
+    def gathered_nbytes(self) -> float:
+        """Bytes per parameter when sharded weights are gathered, on average."""
+        element, n_params = ELEMENT_NBYTES[self.precision], self.model.n_params
+        if not self.stack.gathers_operands or self.precision not in LOW_PRECISIONS or not n_params:
+            return element
+        inside = sum(
+            layer.n_params for first, end in blocks(self.model.layers) for layer in self.model.layers[first:end]
+        )
+        return element + (LOW_PRECISIONS[self.precision].operand - element) * inside / n_params
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether the kernels of the model's layers are known on the device."""
+        return self.device is not None and has_kernels(self.model, self.device, self.precision)
+
+    @property
+    def loss_nbytes(self) -> float:
+        """Bytes per logit at the peak of a loss over tokens."""
+        return self.stack.loss_nbytes if self.by_kernel else FP32_NBYTES
+
+    @property
+    def slowdown(self) -> OverlapSlowdown:
+        """How much longer it computes beside collectives, of the kernels that its times are sums of."""
+        if self.known or not self.by_kernel:
+            return NO_SLOWDOWN
+        assert self.device is not None
+        return self.stack.slowdown(self.device)
+
+    def timing(self, tensor: int = 1, *, sequence: bool = False) -> Timing:
+        """Return what the seconds of layers depend on, for each of `tensor` ranks."""
+        assert self.device is not None
+        return Timing(self.device, self.stack, self.batch_size, self.precision, self.flash, tensor, sequence)
 
     @property
     def memory_nbytes(self) -> float:
@@ -218,6 +271,8 @@ def make_workload(
     gradient_dtype: str = "fp32",
     speed: float = 1.0,
     optimizer: str | None = None,
+    stack: StackLike = "pytorch",
+    flash: bool | None = None,
 ) -> Workload:
     """Return what a worker on `device` computes in a step of `batch_size` samples.
 
@@ -225,7 +280,8 @@ def make_workload(
     one, else the roofline, to which the time of the `optimizer`'s rule ("sgd", "momentum", "adam", "lars", "lamb") is
     added; None: momentum SGD in one fused kernel. A measured step includes the update; only the norms of LARS and LAMB,
     which no benchmark of a single device includes, are added to it. `speed` divides every time (0.5 is a worker of half
-    the speed).
+    the speed). `stack` is the software; `flash` whether attention writes its matrices, None: as the stack does on
+    this device.
 
     Raises :class:`~ddlsim.errors.ConfigError` for a precision that the device does not have, for an unknown rule, for a
     batch size below 1 or other than the measured one, and for a speed that is not positive.
@@ -234,20 +290,24 @@ def make_workload(
         raise ConfigError(f"batch_size = {batch_size}: must be at least 1")
     if not (math.isfinite(speed) and speed > 0.0):
         raise ConfigError(f"speed = {speed!r}: must be finite and above 0")
-    if precision not in device.peak_flops:
-        raise unknown_name("precision", precision, device.peak_flops, f"device {device.name!r}")
+    if product_type(precision) not in device.peak_flops:
+        names = [name for name in ELEMENT_NBYTES if product_type(name) in device.peak_flops]
+        raise unknown_name("precision", precision, names, f"device {device.name!r}")
     if gradient_dtype not in GRADIENT_TYPES:
         raise unknown_name("gradient_dtype", gradient_dtype, GRADIENT_TYPES)
     if optimizer is not None and optimizer not in OPTIMIZER_RULES:
         raise unknown_name("optimizer", optimizer, OPTIMIZER_RULES)
     roofline = compute if isinstance(compute, Roofline) else Roofline()
-    efficiency = roofline.efficiency or device.efficiency[precision]
+    efficiency = roofline.efficiency or device.efficiency[base_precision(precision)]
+    software = load_stack(stack)
+    fused = software.attention_kernel(device) is not None if flash is None else flash
     if isinstance(compute, PerKernel):
         check_kernels(model, device, precision)
-        forward, backward = kernel_times(model, device, batch_size, precision, flash=compute.flash)
+        timing = Timing(device, software, batch_size, precision, fused)
+        forward, backward = kernel_times(model, timing)
     else:
         forward, backward = roofline_times(model, device, batch_size, precision, efficiency, roofline.memory_efficiency)
-    total, basis = _step_time(model, device, batch_size, compute, precision)
+    total, basis = _step_time(model, device, batch_size, compute, precision, software)
     norms = _norm_time(model, device, roofline) if optimizer in NORMS else 0.0
     if total is None:
         update = _update_time(model, device, roofline, optimizer)
@@ -266,8 +326,7 @@ def make_workload(
         memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
         launch_time=device.launch_time / speed, rule=optimizer, norms=norms / speed, device=device, speed=speed,
         known=total is not None or (isinstance(compute, Roofline) and compute.efficiency is not None),
-        timed=isinstance(compute, Measured | Affine), flash=isinstance(compute, PerKernel) and compute.flash,
-        efficiency=efficiency,
+        timed=isinstance(compute, Measured | Affine), stack=software, flash=fused, efficiency=efficiency,
     )  # fmt: skip
 
 
@@ -277,7 +336,7 @@ def model_flops_utilisation(model: Model, throughput: float, devices: Sequence[D
     Forward and backward passes count once (3 times the FLOPs of the forward pass), recomputation does not: the model
     FLOPs utilisation of Chowdhery et al. 2022 (arXiv:2204.02311, appendix B).
     """
-    peaks = [device.peak_flops.get(precision, math.nan) for device in devices]
+    peaks = [device.peak_flops.get(base_precision(precision), math.nan) for device in devices]
     share = 3.0 * model.flops * throughput / sum(peaks)
     return share if math.isfinite(share) and share > 0.0 else None
 
@@ -306,6 +365,7 @@ def _step_time(
     batch_size: int,
     compute: Measured | Affine | Roofline | PerKernel | None,
     precision: str,
+    stack: Stack,
 ) -> tuple[float | None, str]:
     """Return the known seconds of a step, or None where the roofline decides, and what that rests on."""
     if isinstance(compute, Measured):
@@ -327,8 +387,9 @@ def _step_time(
         )
     if isinstance(compute, PerKernel):
         assert device.kernels is not None
-        return None, f"kernels of {device.name} ({device.kernels.source.partition(':')[0]})"
+        return None, f"kernels of {device.name} ({device.kernels.source.partition(':')[0]}) under {stack.title}"
     given = compute.efficiency if compute is not None else None
+    precision = base_precision(precision)
     where = "as given" if given is not None else device.efficiency_basis
     fraction = given if given is not None else device.efficiency[precision]
     return None, f"roofline of {device.name} at {fraction:.3g} of its {precision} peak ({where})"

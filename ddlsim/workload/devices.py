@@ -6,15 +6,17 @@ The numbers lie in ``devices.toml`` beside this file, each with its source.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from ddlsim.arguments import Count, Density, Positive, checked, quantity
+from ddlsim.arguments import Count, Density, NotNegative, Positive, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.output_files import write_text
 from ddlsim.plain import read_toml
-from ddlsim.schema import PLAIN, UNIMPORTED
+from ddlsim.schema import PLAIN, UNIMPORTED, to_toml
+from ddlsim.workload.precision import product_type
 
 _Time = Annotated[float, quantity("time", zero=True, si=True)]
 _Power = Annotated[float, quantity("power", zero=True, si=True)]
@@ -36,33 +38,48 @@ class Curve:
 
 @checked
 @dataclass(frozen=True)
-class Kernels:
-    """How fast a device gets through the layers of transformers, kernel by kernel.
+class AttentionRates:
+    """Fractions of the 16-bit peak that a fused attention kernel reaches on long sequences.
 
-    precisions       that it holds for
-    fraction         of the peak FLOP/s that matrix products reach while all multiprocessors are at work
-    units, tile      multiprocessors, each of which makes a tile of (rows, columns) of the product at a time: with more
-                     tiles than that they come in waves, and the last wave takes as long as a full one
-    forward_launch   s in which the framework gets one kernel of the forward pass under way; while the device is faster,
-                     it waits
-    backward_launch  the same in the backward pass, for each kernel of the forward pass
-    loss_time        s that the framework takes for each micro-batch beside its layers (batch, loss, schedule)
-    wait             s by which each further rank of a tensor-parallel group is later at a collective
-    source           of these numbers
-    flash            of the peak FLOP/s that fused attention (flash) reaches, counted as if nothing were masked; None:
-                     as other products
+    FLOPs are those of entries that are not masked: 2 h s^2 forward for s tokens and h features under a causal mask, and
+    2.5 times those backward, as the matrix is computed again (Dao et al. 2022, arXiv:2205.14135, section 3.1).
+    Heads of d < 128 features reach (d / 128) to the power of `narrow` of these.
     """
 
-    precisions: tuple[str, ...]
-    fraction: Density
+    forward: Density
+    backward: Density
+    narrow: NotNegative = 0.0
+
+
+@checked
+@dataclass(frozen=True)
+class Kernels:
+    """Rates of the kernels that transformers consist of.
+
+    gemm        fraction of the peak that large matrix products reach, sustained, per type of operands ("bf16", "fp16",
+                "fp8", "fp4"; "fp16" as "bf16" if missing)
+    units, tile  multiprocessors, each of which computes a tile of (rows, columns) of the product at a time: more tiles
+                than multiprocessors take several waves, and the last wave takes as long as a full one
+    tile_time   s per wave beside its products: loading the first operands and writing the results
+    attention   fused attention kernels, by name; without one, matrices are written to memory
+    streaming   fraction of the memory bandwidth that element-wise kernels reach
+    spread      lowest and highest gemm fraction, relative to `gemm`, that published runs imply; (1, 1): not known
+    source      of these numbers
+    """
+
+    gemm: Mapping[str, Density]
     units: Count
     tile: tuple[Count, Count]
-    forward_launch: _Time
-    backward_launch: _Time
-    loss_time: _Time
-    wait: _Time
     source: str
-    flash: Density | None = None
+    tile_time: _Time = 0.0
+    attention: Mapping[str, AttentionRates] = field(default_factory=dict)
+    streaming: Density = 0.8
+    spread: tuple[Positive, Positive] = (1.0, 1.0)
+
+    def fraction(self, precision: str) -> float | None:
+        """Return the fraction of the peak that products reach in a precision, None if it is not known."""
+        kind = product_type(precision)
+        return self.gemm.get(kind, self.gemm.get("bf16") if kind == "fp16" else None)
 
 
 @checked
@@ -83,7 +100,7 @@ class Price:
 class Device:
     """A processor that a worker computes on.
 
-    ``peak_flops`` maps a precision ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4") to FLOP/s; ``efficiency`` to the
+    ``peak_flops`` maps a type ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4") to dense FLOP/s; ``efficiency`` to the
     fraction of that peak which the arithmetic of convolutional networks achieves while it is not limited by
     memory, ``efficiency_basis`` saying how that is known. Bytes, bytes/s and watts otherwise.
 
@@ -121,22 +138,35 @@ class Device:
             )
         return min(asked)
 
+    def save(self, path: str | Path) -> None:
+        """Write a device file, which :func:`load_device` reads as the same device."""
+        write_text(path, to_toml(PLAIN.unstructure(self, annotation=Device)))
 
-DeviceLike = Annotated[str | Device, "a name such as 'v100', or a Device"]
+
+DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device file or a Device"]
 
 
 @checked
 def load_device(name: DeviceLike) -> Device:
-    """Return the device called `name` in the catalogue (or `name` itself if it is a device).
+    """Return the device called `name` in the catalogue, or that of a file ``my-gpu.toml``, or `name` if it is a device.
 
-    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name when there is none.
+    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name if there is none, and in one line for a file that
+    describes no device: file, field, value, rule and remedy.
     """
     if isinstance(name, Device):
         return name
-    catalogue = _catalogue()
-    if name not in catalogue:
-        raise unknown_name("device", name, catalogue)
-    return catalogue[name]
+    path, catalogue = Path(name), _catalogue()
+    if path.suffix == ".toml":
+        return _read_device(path, path.stat().st_mtime_ns if path.is_file() else 0)
+    if str(name) not in catalogue:
+        raise unknown_name("device", str(name), catalogue)
+    return catalogue[str(name)]
+
+
+@cache
+def _read_device(path: Path, changed: int) -> Device:
+    """Return the device of a file that was `changed` then; it is called after the file unless it has a name."""
+    return PLAIN.structure(Device, {"name": path.stem, **read_toml(path)}, str(path))
 
 
 def device_names() -> list[str]:

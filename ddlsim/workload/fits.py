@@ -148,7 +148,18 @@ def fits(
     False
     """
     network, machine = load_model(model), load_device(device)
-    holding = Holding(optimizer, gradient_dtype, zero, shards, tensor, sequence, recompute, flash, offload, workspace)
+    holding = Holding(
+        optimizer,
+        gradient_dtype,
+        zero,
+        shards,
+        tensor,
+        sequence,
+        recompute,
+        flash,
+        offload=offload,
+        workspace=workspace,
+    )
     case = _Case(network, precision, batch_size, pipeline, micro_batches, interleave, holding)
     if interleave > 1 and pipeline == 1:
         raise ConfigError(f"interleave = {interleave}: cuts stages of a pipeline into chunks; give pipeline=2 or more")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.workload.layers import LAYER_TYPES, Dropout, LayerSpec, Slice
+from ddlsim.workload.layers import LAYER_TYPES, Attention, Dropout, LayerSpec, Slice
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
@@ -45,7 +45,7 @@ def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer
     uses = _Uses(layers)
     uses.sequence(structure, _LOSS)
     dropout = any(isinstance(spec, Dropout) and spec.rate > 0.0 for spec in uses.specs.values())
-    text = any(layer.type == "embedding" for layer in layers)
+    text = any(layer.type in ("embedding", "patch_embedding") for layer in layers)
     ends = [_end(node) for node in structure if not isinstance(node, Side)]  # a side belongs to what follows
     kept = (
         _kept(layer, uses.by[i], uses.specs.get(i), text and len(layer.out_shape) == 2, dropout)
@@ -130,5 +130,14 @@ def _kept(layer: Layer, use: int, spec: LayerSpec | None, tokens: bool, dropout:
     scores = heads * layer.out_shape[0] * int(getattr(spec, "context", layer.in_shape[0]))
     if heads and dropout:
         inner, fixed = inner + scores, float(scores)
-    kept = FP32_NBYTES * (stored + inner)
-    return replace(layer, stored_nbytes=kept, fixed_nbytes=fixed, heads=heads, head_size=head_size, scores=scores)
+    attention = spec if isinstance(spec, Attention) and heads else None
+    return replace(
+        layer,
+        stored_nbytes=FP32_NBYTES * (stored + inner),
+        fixed_nbytes=fixed,
+        heads=heads,
+        head_size=head_size,
+        scores=scores,
+        causal=attention is not None and attention.causal,
+        rotated=0.0 if attention is None else attention.rotated(layer.in_shape),
+    )

@@ -39,6 +39,7 @@ from ddlsim.workload.roles import (
     kv_heads,
     rank_tensors,
     roles,
+    saved_products,
     unit_starts,
 )
 from ddlsim.workload.table_placement import held_params
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 
 #: what is computed again in the backward pass instead of being kept
-RECOMPUTE = ("none", "selective", "full", "segments")
+RECOMPUTE = ("none", "selective", "operators", "full", "segments")
 
 
 def layer_nbytes(
@@ -83,6 +84,8 @@ def kept_nbytes(
         for layer, role in zip(layers, roles(layers), strict=True)
     ]
     element = ELEMENT_NBYTES[precision]
+    if recompute == "operators":
+        return _operators_nbytes(layers, nbytes, element, tensor, sequence=sequence)
     stretches = blocks(layers) if recompute == "full" else []
     last = True  # what a transformer layer makes goes into a normalisation or to the next stage
     if recompute == "segments" or (recompute == "full" and not stretches):
@@ -95,6 +98,23 @@ def kept_nbytes(
         checkpoint = element * math.prod(layers[end - 1].out_shape) if last or end < len(layers) else 0.0
         kept += checkpoint - stretch
         again = max(again, stretch)
+    return kept, again
+
+
+def _operators_nbytes(
+    layers: Sequence[Layer], nbytes: Sequence[float], element: float, tensor: int, *, sequence: bool
+) -> tuple[float, float]:
+    """Return the bytes kept of a sample, and recomputed at a time, if every second product is kept."""
+    saved, again, kept = saved_products(layers), 0.0, sum(nbytes)
+    for first, end in blocks(layers):
+        entering = math.prod(layers[first].in_shape) / (tensor if sequence else 1)
+        inside = entering
+        for i in range(first, end):
+            layer = layers[i]
+            inside += layer.out_shape[0] * layer.heads * layer.head_size / tensor  # of attention itself
+            inside += layer.out_shape[0] * sum(width for width, is_kept in saved[i] if is_kept) / tensor
+        kept += element * inside - sum(nbytes[first:end])
+        again = max(again, sum(nbytes[first:end]) - element * inside)
     return kept, again
 
 
@@ -179,9 +199,11 @@ class Holding:
     shards          ranks that ZeRO shares over
     tensor          ranks that a layer is split over (Shoeybi et al. 2019, arXiv:1909.08053)
     sequence        sequence parallelism: what tensor parallelism leaves whole is split by tokens
-    recompute       what is computed again instead of kept: "none", "selective" (attention matrices), "full"
+    recompute       what is computed again instead of kept: "none", "selective" (attention matrices),
+                    "operators" (every second product and element-wise work of transformer layers), "full"
                     (transformer layers) or "segments" (some sqrt(n) stretches of n layers)
     flash           attention never writes its matrices (Dao et al. 2022, arXiv:2205.14135)
+    loss_nbytes     bytes per logit at the peak of a loss over tokens, of which fp32 logits are 4
     offload         the optimizer's state lies in the host's memory (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840)
     workspace       bytes that a convolution may take for itself: it takes what a matrix product of all its windows
                     needs (im2col: Chellapilla, Puri and Simard 2006), up to this limit
@@ -195,6 +217,7 @@ class Holding:
     sequence: bool = False
     recompute: Annotated[str, one_of(*RECOMPUTE)] = "none"
     flash: bool = False
+    loss_nbytes: Positive = FP32_NBYTES
     offload: bool = False
     workspace: Bytes | None = None
 
@@ -245,7 +268,8 @@ def memory_of(
     )
     gathered = 2.0 * element * _largest_unit(layers, sizes) if holding.zero == 3 else 0.0
     held = element * share(3), gradient * share(2), state * share(1)
-    rest = gathered + again * batch_size + _workspace(layers, batch_size, element, holding.workspace)
+    rest = gathered + max(again, _loss_nbytes(layers, holding)) * batch_size
+    rest += _workspace(layers, batch_size, element, holding.workspace)
     return Memory(*held, batches * batch_size * kept, rest)
 
 
@@ -255,6 +279,12 @@ def _largest_unit(layers: Sequence[Layer], sizes: Sequence[float]) -> float:
     if not ranges:
         ranges = list(pairwise([*unit_starts(layers), len(layers)]))
     return max((sum(sizes[first:end]) for first, end in ranges), default=0.0)
+
+
+def _loss_nbytes(layers: Sequence[Layer], holding: Holding) -> float:
+    """Return the bytes that a loss over tokens takes of a sample beside its fp32 logits."""
+    extra = (holding.loss_nbytes - FP32_NBYTES) / FP32_NBYTES / holding.tensor
+    return max((extra * layer.fixed_nbytes for layer in layers if layer.type in ("dense", "tied_dense")), default=0.0)
 
 
 def _workspace(layers: Sequence[Layer], batch_size: int, element: float, limit: float | str | None) -> float:
@@ -284,7 +314,7 @@ def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = No
     activations, which a plan may know better."""
     workload, one = stage.workload, stage.memory
     if one is None:
-        holding = Holding(workload.rule or "momentum", flash=workload.flash)
+        holding = Holding(workload.rule or "momentum", flash=workload.flash, loss_nbytes=workload.loss_nbytes)
         one = memory_of(
             workload.model, workload.batch_size, workload.precision, holding, batches=stage.batches, n_workers=n_workers
         )

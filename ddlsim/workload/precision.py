@@ -1,9 +1,51 @@
-"""Bytes of the numbers that models are made of."""
+"""Bytes of the numbers that models are made of, and what matrix products compute with.
+
+In "fp8", "mxfp8" and "nvfp4" the matrix products of transformer layers take operands of 8 or 4 bits. Attention, the
+output layer, normalisations, sums, gradients and the optimizer stay in bf16 and fp32 (NVIDIA Transformer Engine user
+guide, "Using FP8 and FP4 with Transformer Engine"; torchao.float8).
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+
+class LowPrecision(NamedTuple):
+    """Operands of fewer than 16 bits.
+
+    peak       key of the device's ``peak_flops`` and of its kernels' ``gemm``
+    operand    bytes per element, scales included
+    quantise   bytes moved per element to quantise an operand for the products of both passes
+    transpose  bytes per element of a transposed copy, on devices whose products take operands in one layout only: those
+               without 4-bit products (Hopper: NVIDIA, Transformer Engine, "FP8 GEMMs ... TN layout")
+    """
+
+    peak: str
+    operand: float
+    quantise: float
+    transpose: float = 0.0
+
+
+#: "fp8": a scale per tensor, of its current maximum, which is read first; "mxfp8": a scale of a byte per 32 elements of
+#: a row, and once more of a column (OCP Microscaling Formats 1.0); "nvfp4": the same per 16 elements, after the maximum
+#: of the tensor
+LOW_PRECISIONS = {
+    "fp8": LowPrecision("fp8", 1.0, 2.0 + 2.0 + 1.0, 1.0),
+    "mxfp8": LowPrecision("fp8", 1.0 + 1 / 32, 2.0 * (2.0 + 1.0 + 1 / 32)),
+    "nvfp4": LowPrecision("fp4", 0.5 + 1 / 16, 2.0 + 2.0 * (2.0 + 0.5 + 1 / 16)),
+}
 #: of an activation, a weight or a gradient, by precision (tf32 is kept in 32 bits)
-ELEMENT_NBYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
+ELEMENT_NBYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0} | dict.fromkeys(LOW_PRECISIONS, 2.0)
 FP32_NBYTES = ELEMENT_NBYTES["fp32"]
 #: what gradients can be on the wire
 GRADIENT_TYPES = ("fp32", "fp16", "bf16")
+
+
+def base_precision(precision: str) -> str:
+    """Return what everything but the products of transformer layers is computed in."""
+    return "bf16" if precision in LOW_PRECISIONS else precision
+
+
+def product_type(precision: str) -> str:
+    """Return the key of the peak rate of matrix products."""
+    return LOW_PRECISIONS[precision].peak if precision in LOW_PRECISIONS else precision

@@ -21,10 +21,17 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Positive, checked, one_of
 from ddlsim.errors import ConfigError
-from ddlsim.workload.devices import Device, DeviceLike, device_names, load_device
+from ddlsim.workload.devices import Device, DeviceLike, Kernels, device_names, load_device
 from ddlsim.workload.model import Layer, Model
-from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
+from ddlsim.workload.precision import (
+    ELEMENT_NBYTES,
+    FP32_NBYTES,
+    LOW_PRECISIONS,
+    base_precision,
+    product_type,
+)
 from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, rank_tensors, roles
+from ddlsim.workload.stacks import Stack
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,7 +42,7 @@ WINOGRAD = 2.25
 
 
 def roofline_times(
-    model: Model, device: Device, batch_size: int, precision: str, efficiency: float, memory_efficiency: float
+    model: Model, device: Device, batch_size: float, precision: str, efficiency: float, memory_efficiency: float
 ) -> tuple[Floats, Floats]:
     """Return forward and backward seconds, each (n_layers,), for a batch.
 
@@ -67,10 +74,17 @@ def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Flo
 #: kernels that a layer of the forward pass launches, where they are not one: attention its four products, the
 #: transpositions before and behind them, softmax and dropout; a dense layer with bias also its addition
 N_KERNELS = {"attention": 8, "cross_attention": 10, "swiglu": 3, "embedding": 2, "tied_embedding": 2}
-#: numbers read and written for each element of attention's matrices beside the products: mask, softmax, dropout
-MATRIX_TRAFFIC, DROPPED_TRAFFIC = 4.0, 2.0
-#: bytes for each logit of a loss over tokens, kept in fp32: conversion, maximum, exponentials and their sum; and back
-LOSS_TRAFFIC = (18.0, 14.0)
+#: numbers read and written for each element of attention's matrices beside the products: mask, softmax, dropout; and
+#: where they are not fused: scale, mask, conversion to fp32, softmax and conversion back
+MATRIX_TRAFFIC, DROPPED_TRAFFIC, UNFUSED_TRAFFIC = 4.0, 2.0, 14.0
+#: share of the loss's traffic in the forward pass: of 32 bytes per logit in fp32, 18 for conversion, maximum,
+#: exponentials and their sum, and 14 on the way back
+LOSS_FORWARD = 18.0 / 32.0
+#: elements that SwiGLU reads and writes beside its products: gate, up and their product; and back, with both gradients
+SWIGLU_TRAFFIC = (3.0, 5.0)
+#: tokens by which a sequence must be longer for half of what fused attention loses on short ones, forward and backward:
+#: measured on H100 and H200, sequences of 2,048 to 32,768 tokens in heads of 128 (accuracy/data/gpu_h100.json)
+ATTENTION_RAMPS = (300.0, 1100.0)
 
 
 class Product(NamedTuple):
@@ -85,8 +99,8 @@ class Product(NamedTuple):
 
 def has_kernels(model: Model, device: Device, precision: str) -> bool:
     """Return whether the kernels of this model's layers are known: of transformers, on calibrated devices."""
-    kernels = device.kernels
-    return kernels is not None and precision in kernels.precisions and any(layer.heads for layer in model.layers)
+    known = device.kernels is not None and device.kernels.fraction(precision) is not None
+    return known and any(layer.heads for layer in model.layers)
 
 
 def check_kernels(model: Model, device: Device, precision: str) -> None:
@@ -100,45 +114,47 @@ def check_kernels(model: Model, device: Device, precision: str) -> None:
 
 
 def product_time(
-    product: Product, device: Device, precision: str, memory_efficiency: float = 0.8, *, resident: bool = False
+    product: Product, device: Device, precision: str, share: float = 1.0, units: int | None = None
 ) -> float:
     """Return the seconds of a matrix product on a device whose kernels are known.
 
-    resident  what it makes is not written to the device's memory (flash attention)
+    share  of the device's rate of products that its software reaches
+    units  multiprocessors that compute; None: all
     """
     kernels = device.kernels
     assert kernels is not None
+    fraction = kernels.fraction(precision)
+    assert fraction is not None
     m, n, k, copies, _ = product
-    if resident and kernels.flash is not None:  # its tiles are its own
-        return 2.0 * m * n * k * copies / (device.peak_flops[precision] * kernels.flash)
-    rows, columns = kernels.tile
-    made = min(_elements(product, kernels.units, rows, columns), _elements(product, kernels.units, columns, rows))
-    seconds = 2.0 * made * k / (device.peak_flops[precision] * kernels.fraction)
-    moved = 0.0 if resident else ELEMENT_NBYTES[precision] * copies * (m * k + k * n + m * n)
-    return max(seconds, moved / (device.memory_bandwidth * memory_efficiency))
+    units = kernels.units if units is None else units
+    rate = device.peak_flops[product_type(precision)] * fraction * share / kernels.units
+    waves = [
+        (math.ceil(math.ceil(m / rows) * math.ceil(n / columns) * copies / units), rows * columns)
+        for rows, columns in (kernels.tile, kernels.tile[::-1])
+    ]
+    seconds = min(each * (2.0 * elements * k / rate + kernels.tile_time) for each, elements in waves)
+    low = LOW_PRECISIONS.get(precision)
+    element = ELEMENT_NBYTES[precision]
+    moved = copies * ((element if low is None else low.operand) * (m * k + k * n) + element * m * n)
+    return max(seconds, moved / (device.memory_bandwidth * kernels.streaming))
 
 
-Half = Annotated[str, one_of("fp16", "bf16")]
+_Products = Annotated[str, one_of("fp16", "bf16", *LOW_PRECISIONS)]
 
 
 @checked
-def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, precision: Half = "fp16") -> float:
+def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, precision: _Products = "fp16") -> float:
     """Return the share of the peak FLOP/s that a product of (m, k) by (k, n) numbers reaches on a device.
 
-    Raises ConfigError for a device whose kernels are not known.
+    Raises ConfigError for a device whose products are not known in that precision.
     """
     machine = load_device(device)
-    if machine.kernels is None:
-        names = [name for name in device_names() if load_device(name).kernels]
-        which = ", ".join(names)
-        raise ConfigError(f"gemm_efficiency: the kernels of {machine.name} are not known; they are of {which}")
-    return 2.0 * m * n * k / (product_time(Product(m, n, k), machine, precision) * machine.peak_flops[precision])
-
-
-def _elements(product: Product, units: int, rows: int, columns: int) -> float:
-    """Return the elements that multiprocessors make, idle ones and edges included: whole waves of whole tiles."""
-    tiles = math.ceil(product.m / rows) * math.ceil(product.n / columns) * product.copies
-    return float(math.ceil(tiles / units) * units * rows * columns)
+    if machine.kernels is None or machine.kernels.fraction(precision) is None:
+        names = [n for n in device_names() if (kernels := load_device(n).kernels) and kernels.fraction(precision)]
+        which = f"{machine.name} in {precision} are not known; they are of {', '.join(names)}"
+        raise ConfigError(f"gemm_efficiency: the kernels of {which}")
+    peak = machine.peak_flops[product_type(precision)]
+    return 2.0 * m * n * k / (product_time(Product(m, n, k), machine, precision) * peak)
 
 
 def layer_products(layer: Layer, role: str, batch_size: float, tensor: int = 1) -> tuple[Product, ...]:
@@ -169,66 +185,107 @@ def _attention_products(layer: Layer, batch_size: float, tensor: int) -> tuple[P
     return (*first, *scores, Product(batch_size * tokens, h, width / tensor))
 
 
-def kernel_times(
-    model: Model, device: Device, batch_size: int, precision: str, memory_efficiency: float = 0.8, *, tensor: int = 1,
-    sequence: bool = False, flash: bool = False,
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """Return forward and backward seconds of each layer on one of `tensor` ranks, each (n_layers,).
+class Timing(NamedTuple):
+    """What the seconds of a transformer's layers depend on beside the model, for each of `tensor` ranks."""
+
+    device: Device
+    stack: Stack
+    batch_size: float
+    precision: str
+    flash: bool
+    tensor: int = 1
+    sequence: bool = False
+
+    @property
+    def kernels(self) -> Kernels:
+        """The rates of the device's kernels."""
+        assert self.device.kernels is not None
+        return self.device.kernels
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of element-wise kernels."""
+        return self.device.memory_bandwidth * self.kernels.streaming
+
+    @property
+    def base(self) -> str:
+        """The precision outside the products of transformer layers."""
+        return base_precision(self.precision)
+
+    def product(self, product: Product, precision: str) -> float:
+        """Return the seconds of a product."""
+        return product_time(product, self.device, precision, self.stack.gemm)
+
+    def streamed(self, nbytes: float) -> float:
+        """Return the seconds in which element-wise kernels move bytes that fused ones would move once."""
+        return nbytes * self.stack.elementwise / self.bandwidth
+
+
+def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
+    """Return forward and backward seconds of each layer, each (n_layers,).
 
     A layer takes its products and what it moves beside them; the backward pass two products for each one of the forward
     pass. A transformer layer, or another layer by itself, takes at least as long as its kernels take to launch.
     """
-    kernels = device.kernels
-    assert kernels is not None
-    streamed = roofline_times(model, device, batch_size, precision, 1.0, memory_efficiency)
+    stack = timing.stack
+    streamed = roofline_times(
+        model, timing.device, timing.batch_size, timing.base, 1.0, timing.kernels.streaming / stack.elementwise
+    )
+    ranges = blocks(model.layers)
+    inside = {i for first, end in ranges for i in range(first, end)}
     rows = []
     known: dict[tuple[object, ...], tuple[float, float]] = {}  # most layers come once per transformer layer
-    for layer, role, forward, backward in zip(model.layers, roles(model.layers), *streamed, strict=True):
-        key = (role, forward, backward, *_costs(layer))
+    for i, (layer, role, *passes) in enumerate(zip(model.layers, roles(model.layers), *streamed, strict=True)):
+        key = (role, i in inside, *passes, *_costs(layer))
         if key not in known:
-            known[key] = _layer_times(
-                layer, role, device, batch_size, precision, memory_efficiency, tensor, (forward, backward),
-                sequence=sequence, flash=flash,
-            )  # fmt: skip
+            precision = timing.precision if i in inside else timing.base
+            known[key] = _layer_times(layer, role, timing, precision, (passes[0], passes[1]))
         rows.append(known[key])
     times = np.array(rows)
     launched = np.array([_n_kernels(layer) for layer in model.layers])
-    for column, launch in enumerate((kernels.forward_launch, kernels.backward_launch)):
-        for first, end in _stretches(model.layers):
+    alone = ((i, i + 1) for i in range(len(model.layers)) if i not in inside)
+    for column, launch in enumerate((stack.forward_launch, stack.backward_launch)):
+        for first, end in (*ranges, *alone):
             busy, least = times[first:end, column].sum(), launch * launched[first:end].sum()
             if busy < least:
                 times[first:end, column] += (least - busy) * launched[first:end] / launched[first:end].sum()
     for i, layer in enumerate(model.layers):
         if _is_loss(layer):
-            times[i] += kernels.loss_time * np.array([1.0, 2.0]) / 3.0
+            times[i] += stack.micro_batch_time * np.array([1.0, 2.0]) / 3.0
     return times[:, 0], times[:, 1]
 
 
-def score_times(model: Model, device: Device, batch_size: float, precision: str, tensor: int = 1) -> Floats:
+def score_times(model: Model, timing: Timing) -> Floats:
     """Return the seconds of each layer's attention matrices in a forward pass: their products, softmax and dropout."""
-    return np.array([
-        0.0 if not layer.heads else sum(
-            product_time(product, device, precision)
-            for product in _attention_products(layer, batch_size, tensor) if product.core
-        ) + _matrix_time(layer, device, batch_size, precision, 0.8, tensor)
-        for layer in model.layers
-    ])  # fmt: skip
+    return np.array([_attention(layer, timing)[0] if layer.heads else 0.0 for layer in model.layers])
 
 
-def _matrix_time(
-    layer: Layer, device: Device, batch_size: float, precision: str, memory_efficiency: float, tensor: int
-) -> float:
-    """Return the seconds in which mask, softmax and dropout read and write attention's matrices."""
-    traffic = MATRIX_TRAFFIC + (DROPPED_TRAFFIC if layer.fixed_nbytes else 0.0)
-    nbytes = ELEMENT_NBYTES[precision] * traffic * layer.scores * batch_size / tensor
-    return nbytes / (device.memory_bandwidth * memory_efficiency)
-
-
-def _stretches(layers: Sequence[Layer]) -> list[tuple[int, int]]:
-    """Return the transformer layers, and the layers outside them one by one."""
-    ranges = blocks(layers)
-    inside = {i for first, end in ranges for i in range(first, end)}
-    return sorted([*ranges, *((i, i + 1) for i in range(len(layers)) if i not in inside)])
+def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
+    """Return the seconds of attention itself, forward and backward: fused, or by its two products and softmax."""
+    stack, device = timing.stack, timing.device
+    core = [each for each in _attention_products(layer, timing.batch_size, timing.tensor) if each.core]
+    kernel = stack.attention_kernel(device)
+    if timing.flash and kernel is not None:
+        rates = timing.kernels.attention[kernel]
+        flops = sum(2.0 * m * n * k * copies for m, n, k, copies, _ in core) * (0.5 if layer.causal else 1.0)
+        ramps = [1.0 + ramp / layer.out_shape[0] for ramp in ATTENTION_RAMPS]
+        peak = device.peak_flops[product_type(timing.base)] * min(1.0, layer.head_size / 128.0) ** rates.narrow
+        # the matrix is computed again (Dao et al. 2022, section 3.1): five products instead of four
+        return flops / (peak * rates.forward) * ramps[0], 2.5 * flops / (peak * rates.backward) * ramps[1]
+    forward = sum(timing.product(each, timing.base) for each in core)
+    backward = sum(
+        timing.product(Product(*sizes, copies), timing.base)
+        for m, n, k, copies, _ in core
+        for sizes in (((m, k, n), (k, n, m)) if layer.input_grad else ((k, n, m),))
+    )
+    if timing.flash:
+        return forward, backward + forward / 2.0
+    matrices = timing.batch_size * layer.heads / timing.tensor
+    fused = not stack.fused_softmax or matrices % stack.fused_softmax == 0
+    traffic = (MATRIX_TRAFFIC if fused else UNFUSED_TRAFFIC) + (DROPPED_TRAFFIC if layer.fixed_nbytes else 0.0)
+    nbytes = ELEMENT_NBYTES[timing.base] * traffic * layer.scores * timing.batch_size / timing.tensor
+    softmax = nbytes / timing.bandwidth
+    return forward + softmax, backward + softmax
 
 
 def _n_kernels(layer: Layer) -> float:
@@ -246,33 +303,45 @@ _costs = operator.attrgetter(*(field.name for field in dataclasses.fields(Layer)
 
 
 def _layer_times(
-    layer: Layer, role: str, device: Device, batch_size: float, precision: str, memory_efficiency: float, tensor: int,
-    streamed: tuple[float, float], *, sequence: bool, flash: bool,
-) -> tuple[float, float]:  # fmt: skip
+    layer: Layer, role: str, timing: Timing, precision: str, streamed: tuple[float, float]
+) -> tuple[float, float]:
     """Return the seconds that a layer keeps the device busy, forward and backward, before the framework's."""
-    kernels, bandwidth = device.kernels, device.memory_bandwidth * memory_efficiency
-    assert kernels is not None
-    products = layer_products(layer, role, batch_size, tensor)
-    late = kernels.wait * (tensor - 1) if role in (ATTENTION, ROW) else 0.0
+    batch_size, tensor = timing.batch_size, timing.tensor
+    products = [each for each in layer_products(layer, role, batch_size, tensor) if not each.core]
     if not products:
-        share = tensor if role == INNER or (sequence and len(layer.out_shape) == 2) else 1
+        share = tensor if role == INNER or (timing.sequence and len(layer.out_shape) == 2) else 1
         return streamed[0] / share, streamed[1] / share
-
-    def seconds(product: Product) -> float:
-        return product_time(product, device, precision, memory_efficiency, resident=flash and product.core)
-
-    forward = sum(seconds(product) for product in products)
-    # flash attention makes its matrix again (Dao et al. 2022, section 3.1): five products instead of four
-    backward = sum(seconds(product) for product in products if flash and product.core) / 2.0
-    for m, n, k, copies, core in products:
+    forward = sum(timing.product(each, precision) for each in products)
+    backward = 0.0
+    for m, n, k, copies, _ in products:
         if layer.input_grad:
-            backward += seconds(Product(m, k, n, copies, core))
-        backward += seconds(Product(k, n, m, copies, core))
-    beside = [0.0, 0.0]
-    if layer.heads and not flash:
-        beside = [_matrix_time(layer, device, batch_size, precision, memory_efficiency, tensor)] * 2
+            backward += timing.product(Product(m, k, n, copies), precision)
+        backward += timing.product(Product(k, n, m, copies), precision)
+    element = ELEMENT_NBYTES[timing.base]
+    moved = (0.0, 0.0)
+    if layer.heads:
+        forward, backward = (a + b for a, b in zip((forward, backward), _attention(layer, timing), strict=True))
+        moved = (element * layer.rotated * batch_size / tensor,) * 2
     elif layer.type == "swiglu":
-        beside = [ELEMENT_NBYTES[precision] * 3.0 * math.prod(layer.out_shape) * batch_size / tensor / bandwidth] * 2
+        made = math.prod(layer.out_shape) * batch_size / tensor
+        moved = SWIGLU_TRAFFIC[0] * element * made, SWIGLU_TRAFFIC[1] * element * made
     elif _is_loss(layer):
-        beside = [traffic * math.prod(layer.out_shape) * batch_size / tensor / bandwidth for traffic in LOSS_TRAFFIC]
-    return forward + beside[0] + late, backward + beside[1] + late
+        nbytes = timing.stack.loss_traffic / timing.stack.elementwise * math.prod(layer.out_shape) * batch_size / tensor
+        moved = LOSS_FORWARD * nbytes, (1.0 - LOSS_FORWARD) * nbytes
+    late = timing.stack.rank_delay * (tensor - 1) if role in (ATTENTION, ROW) else 0.0
+    quantised = _quantised(products, precision, timing)
+    return (
+        forward + timing.streamed(moved[0] + quantised[0]) + late,
+        backward + timing.streamed(moved[1] + quantised[1]) + late,
+    )
+
+
+def _quantised(products: Sequence[Product], precision: str, timing: Timing) -> tuple[float, float]:
+    """Return the bytes moved to quantise the operands of products, forward and backward."""
+    if precision not in LOW_PRECISIONS:
+        return 0.0, 0.0
+    low = LOW_PRECISIONS[precision]
+    nbytes = low.quantise + (0.0 if "fp4" in timing.device.peak_flops else low.transpose)
+    weights = sum(k * n for _, n, k, _, _ in products) if timing.stack.quantised_weights == "micro-batch" else 0.0
+    inputs = max(m * k for m, _, k, _, _ in products)  # several products of a layer share their input
+    return nbytes * (inputs + weights), nbytes * sum(m * n for m, n, _, _, _ in products)

@@ -148,3 +148,24 @@ def _is_split(role: str, name: str) -> bool:
     if role == ROW:
         return name != "bias"
     return role == COLUMN or (role == VOCABULARY and name not in ("positions", "types"))
+
+
+def saved_products(layers: Sequence[Layer]) -> list[list[tuple[float, bool]]]:
+    """Return of each layer the width and whether it is kept of what its products make, under "operators".
+
+    Of every transformer layer the first, third, ... product is kept and the others are recomputed: torchtitan's
+    selective activation checkpointing per operator (torchtitan/models/llama3/infra/parallelize.py, "every second mm").
+    """
+    kept: list[list[tuple[float, bool]]] = [[] for _ in layers]
+    for first, end in blocks(layers):
+        n = 0
+        for i in range(first, end):
+            layer = layers[i]
+            if not layer.heads and layer.type not in ("dense", "swiglu"):
+                continue
+            for name, size in layer.tensors:
+                if name.endswith("weight"):
+                    width = layer.heads * layer.head_size if name.startswith("out.") else layer.in_shape[-1]
+                    kept[i].append((size / width, n % 2 == 0))
+                    n += 1
+    return kept

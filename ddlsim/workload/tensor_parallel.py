@@ -25,8 +25,19 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
-from ddlsim.workload.products import Floats, has_kernels, kernel_times, score_times
-from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, check_split, rank_tensors, roles
+from ddlsim.workload.products import Floats, kernel_times, score_times
+from ddlsim.workload.roles import (
+    ATTENTION,
+    COLUMN,
+    INNER,
+    ROW,
+    VOCABULARY,
+    blocks,
+    check_split,
+    rank_tensors,
+    roles,
+    saved_products,
+)
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 Pass = Literal["forward", "backward"]
@@ -96,14 +107,15 @@ def tensor_parallel(
     tensor: Count,
     *,
     sequence: bool = False,
-    recompute: Annotated[str, one_of("none", "selective", "full")] = "none",
+    recompute: Annotated[str, one_of("none", "selective", "operators", "full")] = "none",
     tp_comm_overlap: bool = False,
 ) -> Shard:
     """Return what one of `tensor` ranks does of a workload.
 
     sequence   sequence parallelism: what tensor parallelism leaves whole is split by tokens
-    recompute  what the backward pass computes again: attention's matrices ("selective") or transformer layers ("full",
-               and with them their two all-reduces)
+    recompute  what the backward pass computes again: attention's matrices ("selective"), every second product and all
+               element-wise work of transformer layers ("operators"), or these layers ("full", and with them their two
+               all-reduces)
     tp_comm_overlap
                what sequence parallelism exchanges travels beside products, in chunks (:mod:`ddlsim.workload.beside`)
 
@@ -112,7 +124,7 @@ def tensor_parallel(
     split takes 1/t of its time, which is too little where small products leave a device idle. Raises ConfigError for a
     model without attention, for heads or features that `tensor` does not divide, and for a sequence that it does not.
     """
-    model, device = workload.model, workload.device
+    model = workload.model
     if tensor > 1 and not any(layer.heads for layer in model.layers):
         raise ConfigError(f"tensor = {tensor}: splits attention and the dense layers behind it; {model.name} has none")
     if sequence and tensor == 1:
@@ -124,7 +136,7 @@ def tensor_parallel(
     if sequence and tokens % tensor:
         raise ConfigError(f"sequence = True: {tokens} tokens cannot be shared evenly by tensor = {tensor} ranks")
     kinds = roles(model.layers)
-    if device is not None and has_kernels(model, device, workload.precision):
+    if workload.by_kernel:
         forward, backward = _kernel_seconds(workload, tensor, sequence)
     else:
         share = _shares(model, kinds, tensor, sequence)
@@ -153,19 +165,17 @@ def tensor_parallel(
 
 def _holding(workload: Workload, tensor: int, sequence: bool, recompute: str) -> Holding:
     return Holding(
-        workload.rule or "momentum", tensor=tensor, sequence=sequence, recompute=recompute, flash=workload.flash
-    )
+        workload.rule or "momentum", tensor=tensor, sequence=sequence, recompute=recompute, flash=workload.flash,
+        loss_nbytes=workload.loss_nbytes,
+    )  # fmt: skip
 
 
 def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Floats, Floats]:
     """Return forward and backward seconds by kernel; of a known step, its layers scaled by how these change."""
-    device = workload.device
-    assert device is not None
-    args = (workload.model, device, workload.batch_size, workload.precision)
-    split = kernel_times(*args, tensor=tensor, sequence=sequence, flash=workload.flash)
+    split = kernel_times(workload.model, workload.timing(tensor, sequence=sequence))
     if not workload.known:
         return split[0] / workload.speed, split[1] / workload.speed
-    whole = kernel_times(*args, flash=workload.flash)
+    whole = kernel_times(workload.model, workload.timing())
     one, two = (
         known * np.divide(part, all_of_it, out=np.ones_like(part), where=all_of_it > 0.0)
         for known, part, all_of_it in zip((workload.forward, workload.backward), split, whole, strict=True)
@@ -192,19 +202,27 @@ def _again(workload: Workload, forward: Floats, recompute: str, tensor: int) -> 
             again[first:end] = forward[first:end]
     elif recompute == "selective":
         again = _scores_again(workload, forward, tensor)
+    elif recompute == "operators":
+        layers, core = workload.model.layers, _scores_again(workload, forward, tensor)
+        kept = saved_products(layers)
+        for first, end in blocks(layers):
+            for i in range(first, end):
+                total = sum(width for width, _ in kept[i])
+                repeated = sum(width for width, saved in kept[i] if not saved)
+                again[i] = (forward[i] - core[i]) * (repeated / total if total else 1.0)
     return again
 
 
 def _scores_again(workload: Workload, forward: Floats, tensor: int) -> Floats:
     """Return the seconds of each layer's attention matrices, their softmax and what is mixed with them."""
-    model, device = workload.model, workload.device
-    if device is None or not has_kernels(model, device, workload.precision):
+    model = workload.model
+    if not workload.by_kernel:
         share = [_core_flops(layer) / layer.flops if layer.heads else 0.0 for layer in model.layers]
         again: Floats = forward * np.array(share)
         return again
-    seconds = score_times(model, device, workload.batch_size, workload.precision, tensor) / workload.speed
+    seconds = score_times(model, workload.timing(tensor)) / workload.speed
     if workload.known:
-        whole, _ = kernel_times(model, device, workload.batch_size, workload.precision, flash=workload.flash)
+        whole, _ = kernel_times(model, workload.timing())
         seconds *= workload.speed * np.divide(workload.forward, whole, out=np.ones_like(whole), where=whole > 0.0)
     return seconds
 

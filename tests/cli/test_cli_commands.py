@@ -197,7 +197,7 @@ def test_show_topology(tmp_path):
         (["run", "office-1gbe", "-s", "all-reduce", "--servers", "2"], ["--servers has no effect", "--algorithm"]),
         (["run", "office-1gbe", "--servers", "9", "--placement", "colocated"], ["servers = 9", "8 machines"]),
         (["run", "office-1gbe", "--batch-size", "0"], ["batch_size = 0", "at least 1"]),
-        (["run", "office-1gbe", "--precision", "fp61"], ["unknown precision 'fp61'", "fp"]),
+        (["run", "office-1gbe", "--precision", "fp61"], ["precision = 'fp61'", "fp16"]),
         (["scaling", "office-1gbe", "-n", "1,x"], ["--workers = '1,x'", "such as 8,16,32"]),
         (["run", "office-1gbe", "--trace-whole"], ["--trace-whole has no effect", "add --trace trace.json.gz"]),
         (["run", "nothing.toml"], ["nothing.toml"]),

@@ -118,7 +118,8 @@ def test_memory_by_stage():
     n = 8
 
     def memory(strategy):
-        experiment = Experiment("roce-a100-80g", "mpt-7b", strategy, n, workers=n, precision="bf16", optimizer="adam")
+        experiment = Experiment("roce-a100-80g", "mpt-7b", strategy, n, workers=n, precision="bf16", optimizer="adam",
+                                stack="maxtext")  # fmt: skip
         stages = prepare(experiment).stages
         assert all(stage.memory == stages[0].memory for stage in stages)
         return stages[0].memory
@@ -159,7 +160,7 @@ def test_a_layer_is_computed_again():
 def test_the_last_product_of_a_layer_is_not_computed_again():
     """4 of 12 h^2 multiplications of a layer's products; attention and the rest are."""
     work = prepare(
-        Experiment("roce-a100-80g", "mpt-1b", FSDP(), 8, workers=8, precision="bf16", compute=PerKernel(flash=True))
+        Experiment("roce-a100-80g", "mpt-1b", FSDP(), 8, workers=8, precision="bf16", compute=PerKernel())
     ).workloads[0]
     seconds = {
         recompute: plan_of(FSDP(recompute=recompute), [work]).seconds.sum()

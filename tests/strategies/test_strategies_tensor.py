@@ -69,6 +69,7 @@ def test_inside_machines():
             batch_size=4,
             workers=16,
             precision="fp16",
+            overlap_slowdown=1.0,
             steps=1,
             warmup=0,
         )
@@ -76,7 +77,7 @@ def test_inside_machines():
         assert is_folded(result)
         links = result.links
         assert (links[links["kind"] == "nvlink"]["busy"] > 0.05).sum() == 2 * 16
-        assert result.shares["communication"] > 0.3
+        assert result.shares["communication"] > 0.2
     assert step["300 GB/s"] > 1.005 * step["330 GB/s"]
 
 
@@ -164,7 +165,7 @@ def test_all_ranks_are_executed_where_one_is_not_enough(cluster, layout, run):
 
 def test_too_many_ranks(monkeypatch):
     """Where all ranks would be too many, one stands for a group although members differ, and the result says so."""
-    run = {"batch_size": 8, "workers": 16, "steps": 2, "warmup": 0}
+    run = {"batch_size": 8, "workers": 16, "steps": 2, "warmup": 0, "overlap_slowdown": 1.0}
     layout, jitter = Parallel(tensor=8, data=2), Lognormal(0.1)
     plain = simulate("dgx-a100-pod", TINY, layout, **run)
     exact = simulate("dgx-a100-pod", TINY, layout, jitter=jitter, **run)

@@ -8,21 +8,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddlsim import Affine, ConfigError, Measured, PerKernel, Roofline, load_device, load_model, simulate
+from ddlsim import Affine, ConfigError, Measured, PerKernel, Roofline, load_device, load_model, load_stack, simulate
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.memory import Holding, layer_nbytes, memory_of
 from ddlsim.workload.model import Model
-from ddlsim.workload.products import Product, gemm_efficiency, kernel_times, layer_products, product_time
+from ddlsim.workload.products import Product, Timing, gemm_efficiency, kernel_times, layer_products, product_time
 from ddlsim.workload.roles import ATTENTION, blocks, check_split, kv_heads, rank_tensors
 from ddlsim.workload.tensor_parallel import step_flops, tensor_parallel
 
 A100, GPT2 = load_device("a100-80g"), load_model("gpt2")
 KERNELS = A100.kernels
 assert KERNELS is not None
+STACK = load_stack("megatron-2021")
 
 
 def workload(model: Model = GPT2, batch: int = 8, **options: object) -> Workload:
-    return make_workload(model, A100, batch, precision="fp16", **options)  # type: ignore[arg-type]
+    return make_workload(model, A100, batch, precision="fp16", stack=STACK, **options)  # type: ignore[arg-type]
+
+
+def times(batch: int, tensor: int = 1, *, sequence: bool = False, flash: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    return kernel_times(GPT2, Timing(A100, STACK, batch, "fp16", flash, tensor, sequence))
 
 
 @pytest.mark.parametrize("t", [2, 4, 6])
@@ -123,9 +128,8 @@ def test_flops_are_those_of_the_published_formula(h: int, n_layers: int, heads: 
 
 def test_a_product_by_hand() -> None:
     """4,096 x 4,096 by 4,096: 32 x 16 tiles of 128 x 256 are 4.74 waves of 108, so 5; 0.863 of 312 TFLOP/s."""
-    assert KERNELS is not None
     seconds = product_time(Product(4096, 4096, 4096), A100, "fp16")
-    assert seconds == pytest.approx(5 * 108 * 128 * 256 * 2 * 4096 / (KERNELS.fraction * 312e12), rel=1e-12)
+    assert seconds == pytest.approx(5 * 108 * 128 * 256 * 2 * 4096 / (0.863 * 312e12), rel=1e-12)
     narrow = product_time(Product(4096, 4096, 16), A100, "fp16")  # limited by memory: 33.8 MB at 0.8 of 2,039 GB/s
     assert narrow == pytest.approx(2 * (2 * 4096 * 16 + 4096**2) / (0.8 * 2039e9), rel=1e-12)
     few, many = Product(100, 100, 4096, 8), Product(128 * 12, 256 * 9, 4096)
@@ -134,32 +138,30 @@ def test_a_product_by_hand() -> None:
 
 def test_larger_products_are_more_efficient() -> None:
     """Up to the fraction: no size beats it, and whole waves reach it."""
-    assert KERNELS is not None
     sizes = [256, 512, 1024, 4096, 128 * 108]
     shares = [gemm_efficiency("a100-80g", n, n, n) for n in sizes]
     assert shares == sorted(shares)
-    assert shares[-1] <= KERNELS.fraction * (1 + 1e-12)
+    assert shares[-1] <= 0.863 * (1 + 1e-12)
     assert shares[0] < 0.1
-    assert gemm_efficiency(A100, 128 * 12, 256 * 9, 8192, "bf16") == pytest.approx(KERNELS.fraction, rel=1e-12)
+    assert gemm_efficiency(A100, 128 * 12, 256 * 9, 8192, "bf16") == pytest.approx(0.863, rel=1e-12)
 
 
 def test_small_layers_take_the_time_of_their_launches() -> None:
     """19 kernels a layer forward: two normalisations, attention (8), two dropouts, two dense layers with bias (4),
     GELU, two sums."""
-    assert KERNELS is not None
-    forward, backward = kernel_times(GPT2, A100, 1, "fp16")
+    forward, backward = times(1)
     for first, end in blocks(GPT2.layers):
-        assert forward[first:end].sum() == pytest.approx(19 * KERNELS.forward_launch, rel=1e-9)
-        assert backward[first:end].sum() == pytest.approx(19 * KERNELS.backward_launch, rel=1e-9)
-    large, _ = kernel_times(GPT2, A100, 64, "fp16")
+        assert forward[first:end].sum() == pytest.approx(19 * STACK.forward_launch, rel=1e-9)
+        assert backward[first:end].sum() == pytest.approx(19 * STACK.backward_launch, rel=1e-9)
+    large, _ = times(64)
     first, end = blocks(GPT2.layers)[0]
-    assert large[first:end].sum() > 19 * KERNELS.forward_launch
+    assert large[first:end].sum() > 19 * STACK.forward_launch
 
 
 def test_flash_attention_and_width_take_less_time() -> None:
-    one = kernel_times(GPT2, A100, 64, "fp16")[0].sum()
-    assert kernel_times(GPT2, A100, 64, "fp16", flash=True)[0].sum() < 0.9 * one
-    two, both = (kernel_times(GPT2, A100, 64, "fp16", tensor=2, sequence=s)[0].sum() for s in (False, True))
+    one = times(64)[0].sum()
+    assert times(64, flash=True)[0].sum() < 0.9 * one
+    two, both = (times(64, 2, sequence=s)[0].sum() for s in (False, True))
     assert 0.5 * one < both < two < one
 
 
@@ -235,9 +237,16 @@ def test_cuts_of_a_shard_are_the_whole() -> None:
 
 
 def test_per_kernel_computes_runs() -> None:
-    run = simulate("dgx-a100-pod", "gpt2", batch_size=8, workers=2, precision="fp16", compute=PerKernel(), steps=2)
+    """They are the default of transformers, with the stack of the strategy."""
+    runs = [
+        simulate("dgx-a100-pod", "gpt2", batch_size=8, workers=2, precision="fp16", steps=2, **options)
+        for options in ({}, {"compute": PerKernel(), "stack": "pytorch"})
+    ]
+    assert runs[0].step_time == runs[1].step_time
+    run, device = runs[0], load_device("a100-40g")
     assert "kernels of a100" in run.workloads[0].basis
-    expected, _ = kernel_times(GPT2, load_device("a100-40g"), 8, "fp16")
+    assert run.workloads[0].flash
+    expected, _ = kernel_times(GPT2, Timing(device, load_stack("pytorch"), 8, "fp16", True))
     assert run.workloads[0].forward == pytest.approx(expected, rel=1e-12)
 
 
@@ -266,7 +275,7 @@ def test_per_kernel_computes_runs() -> None:
             lambda: make_workload(GPT2, load_device("v100"), 1, precision="fp16", compute=PerKernel()),
             "PerKernel: the kernels of v100 in fp16 are not known; they are of a100-40g, a100-80g",
         ),
-        (lambda: gemm_efficiency("v100", 8, 8, 8), "the kernels of v100 are not known; they are of a100-40g, a100-80g"),
+        (lambda: gemm_efficiency("v100", 8, 8, 8), "the kernels of v100 in fp16 are not known; they are of a100-40g, a100"),
         (lambda: gemm_efficiency("a100-40g", 0, 8, 8), "m = 0: must be finite and above 0"),
         (lambda: step_flops(GPT2, 0), "batch_size = 0"),
         (lambda: step_flops(GPT2, 1, "ful"), "recompute = 'ful'"),
