@@ -114,7 +114,8 @@ def _tokens(result: Result, sequence: int) -> float:
 
 
 def _gib(result: Result) -> float | None:
-    return None if result.memory is None else result.memory.needed / 2**30
+    """Return the peak memory that the allocator reserves."""
+    return None if result.memory is None else result.workloads[0].stack.reserved * result.memory.needed / 2**30
 
 
 # ---------------------------------------------------------------- the files

@@ -369,6 +369,7 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
             recompute=recompute,
             flash=workload.flash,
             loss_nbytes=workload.loss_nbytes,
+            gradient_dtype=workload.main_gradients,
         )
         return memory_of(model, samples, precision, holding, n_workers=n_workers)
 

@@ -316,7 +316,10 @@ def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = No
     workload, one, state = stage.workload, stage.memory, 1.0  # the strategy's memory has its share of the state
     if one is None:
         state = stage.state
-        holding = Holding(workload.rule or "momentum", flash=workload.flash, loss_nbytes=workload.loss_nbytes)
+        holding = Holding(
+            workload.rule or "momentum", flash=workload.flash, loss_nbytes=workload.loss_nbytes,
+            gradient_dtype=workload.main_gradients,
+        )  # fmt: skip
         one = memory_of(
             workload.model, workload.batch_size, workload.precision, holding, batches=stage.batches, n_workers=n_workers
         )
