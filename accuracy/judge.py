@@ -220,7 +220,7 @@ def _maxtext(row: Row) -> tuple[float, float | None]:
                           ("head_size", "head_size"), ("seq", "sequence"))
     )  # fmt: skip
     # the 22B and 52B models of v4 have no gate
-    model = load_model(f"{'maxtext-ungated' if row['system'] == 'tpu-v4' else 'maxtext'}+{sizes}")
+    model = load_model(f"maxtext+{sizes}" + ("+mlp=ungated" if row["system"] == "tpu-v4" else ""))
     full = row["recompute"] == "full"
     if tensor == 1:
         strategy: Any = FSDP(shard=chips if slices > 1 else None, recompute="full" if full else "none")
