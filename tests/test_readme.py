@@ -19,7 +19,7 @@ def test_python_block_runs(code, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed.strip()
     if "print(result)" in code:
-        shown = next(text for kind, text in BLOCKS if not kind and text.startswith("memory"))
+        shown = next(text for kind, text in BLOCKS if not kind and text.startswith("throughput"))
         assert printed.strip() == shown.strip()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.png", "timeline.png", "trace.json"]
 

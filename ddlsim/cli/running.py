@@ -20,6 +20,7 @@ from ddlsim.cli.options import (
     AllowCode,
     Batch,
     Cost,
+    Flash,
     Json,
     Model,
     Optimizer,
@@ -29,6 +30,7 @@ from ddlsim.cli.options import (
     Seed,
     Servers,
     Source,
+    Stack,
     Steps,
     Strat,
     counts,
@@ -62,6 +64,8 @@ def run(
     steps: Steps = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
+    stack: Stack = None,
+    flash: Flash = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     stability: Annotated[
@@ -90,7 +94,7 @@ def run(
     """
     chosen = given(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
     made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
-    chosen |= given(strategy=made, optimizer=optimizer, seed=seed)
+    chosen |= given(strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     if _has(what, {"jobs", "arrivals"}):
         others = given(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
         others |= given(save=save, resume=resume, stability=stability or None)
@@ -187,6 +191,8 @@ def scaling(
     steps: Steps = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
+    stack: Stack = None,
+    flash: Flash = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -202,7 +208,7 @@ def scaling(
     check_picture(plot)
     made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
     chosen = given(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
-    experiment = _experiment(what, allow_code, chosen | given(optimizer=optimizer, seed=seed))
+    experiment = _experiment(what, allow_code, chosen | given(optimizer=optimizer, stack=stack, flash=flash, seed=seed))
     results, interrupted = _each(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
     if plot is not None and results:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: comparable models have this many times the parameters at most
 MOST_RATIO = 2.0
+#: how the values are written that differ
+_WORDS = {"device": "on {}", "GPUs": "{:,} GPUs", "precision": "{}", "tokens": "{:,} tokens", "stack": "under {}"}
 #: unit of figures that are shares of the peak, and of the others
 MFU, TOKENS = "MFU", "tokens/s per GPU"
 
@@ -52,7 +54,7 @@ class Comparison(NamedTuple):
         row = self.row
         figure = percent(row.figure) + " MFU" if row.unit == MFU else rate(row.figure, row.unit)
         here = percent(self.simulated) if row.unit == MFU else rate(self.simulated, "").rstrip()
-        differs = ", ".join(f"{name} {value}" for name, value in self.differences.items())
+        differs = ", ".join(_WORDS[name].format(value) for name, value in self.differences.items())
         return (
             f"{figure}: {row.model} on {row.gpus:,} {row.device}, {row.precision}, {row.sequence:,} tokens, "
             f"{row.layout} ({row.source}); simulated: {here}{f' with {differs}' if differs else ''}"
@@ -100,4 +102,4 @@ def _read() -> Iterator[Row]:
     tables: dict[str, Any] = read_toml(Path(__file__).with_suffix(".toml"))
     for table in tables.values():
         for row in table["rows"]:
-            yield Row(*row, table.get("unit", TOKENS), table["stack"], table["source"])
+            yield Row._make([*row, table.get("unit", TOKENS), table["stack"], table["source"]])

@@ -92,7 +92,12 @@ def _software(result: Result) -> list[tuple[str, str]]:
         return []
     stack = result.workloads[0].stack
     text = f"{stack.name}: {stack.title}, {stack.release}"
-    return [("software", text + ("; assumed, --stack or stack= sets another" if result.assumes_stack else ""))]
+    return [
+        (
+            "software",
+            text + ("; assumed, set another by --stack or stack= (ddlsim stacks)" if result.assumes_stack else ""),
+        )
+    ]
 
 
 def _published(result: Result) -> list[tuple[str, str]]:
