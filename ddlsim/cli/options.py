@@ -65,6 +65,9 @@ Batch = Annotated[
     int | None, opt("Samples per worker and step; with fsdp, parallel, ... of all workers.", "--batch-size", "-b")
 ]
 Steps = Annotated[int | None, opt("Steps to measure.")]
+Device = Annotated[
+    str | None, opt("Of all workers: ddlsim devices lists names; or a device file.", offers=completing.devices)
+]
 Precision = Annotated[str | None, opt("bf16, fp16, fp8, mxfp8, nvfp4, tf32 or fp32.", offers=completing.PRECISIONS)]
 Stack = Annotated[
     str | None, opt("Software: megatron, torchtitan, ... (see: ddlsim stacks).", offers=completing.stacks)

@@ -20,6 +20,7 @@ from ddlsim.cli.options import (
     AllowCode,
     Batch,
     Cost,
+    Device,
     Flash,
     Json,
     Model,
@@ -62,6 +63,7 @@ def run(
     batch_size: Batch = None,
     workers: Annotated[int | None, opt("Number of workers (default: all).", "--workers", "-n")] = None,
     steps: Steps = None,
+    device: Device = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
     stack: Stack = None,
@@ -94,7 +96,7 @@ def run(
     """
     chosen = given(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
     made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
-    chosen |= given(strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
+    chosen |= given(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     if _has(what, {"jobs", "arrivals"}):
         others = given(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
         others |= given(save=save, resume=resume, stability=stability or None)
@@ -189,6 +191,7 @@ def scaling(
     placement: Placement = None,
     batch_size: Batch = None,
     steps: Steps = None,
+    device: Device = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
     stack: Stack = None,
@@ -208,7 +211,8 @@ def scaling(
     check_picture(plot)
     made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
     chosen = given(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
-    experiment = _experiment(what, allow_code, chosen | given(optimizer=optimizer, stack=stack, flash=flash, seed=seed))
+    chosen |= given(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
+    experiment = _experiment(what, allow_code, chosen)
     results, interrupted = _each(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
     if plot is not None and results:

@@ -231,6 +231,7 @@ def place(experiment: Experiment) -> Placed:
     n_workers, batch_size = len(nodes), experiment.batch(len(nodes))
     given = experiment = experiment.with_(batch_size=batch_size)
     experiment, notes = as_measured(experiment, cluster, time_model.name)
+    notes += time_model.notes
     contract.of(experiment.strategy).check_sizes(time_model, batch_size, n_workers)
     if n_workers > 1:
         cluster.check_connected(nodes)
