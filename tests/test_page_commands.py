@@ -33,6 +33,7 @@ INSTEAD = {
     "jupyter ": (None, "starts a server; the notebooks are executed by their own tests"),
     "torchrun ": (None, "needs PyTorch, for which tests/measure/torch_example.py stands"),
     "python -m tests.mutation": (None, "takes hours"),
+    "python -m ddlsim.measure --only kernels": (None, "needs PyTorch; tests/measure/test_measure_command.py runs it"),
     "mpirun -n 8 python -m ddlsim.measure --out measured/": (
         "mpirun -n 2 python -m ddlsim.measure --out measured/ --budget '4 s' --max-size '1 MiB'",
         "eight ranks on two cores take minutes",

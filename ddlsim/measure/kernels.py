@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,13 +139,8 @@ def _about(timer: Timer) -> dict[str, Any]:
             return about | {"power_w": float(answer.stdout)}
         except (OSError, subprocess.SubprocessError, ValueError):  # another maker's
             return about
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return about | {"device": name, "memory_nbytes": nbytes, "multiprocessors": torch.get_num_threads()}
+    nbytes, name = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), platform.processor() or platform.machine()
+    return about | {"device": f"{name} CPU", "memory_nbytes": nbytes, "multiprocessors": torch.get_num_threads()}
 
 
 def launches(timer: Timer) -> Iterator[Row]:
