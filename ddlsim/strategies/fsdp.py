@@ -174,6 +174,10 @@ class FSDP:
     def _ahead(self) -> int:
         return 1 if self.prefetch is None else self.prefetch
 
+    def default_batch_size(self, n_workers: int) -> int:
+        """Return the samples of one micro-batch per worker."""
+        return n_workers * (self.micro_batch or 1)
+
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples that a worker computes at once. Raises ConfigError, with the nearest batch sizes, for a
         batch that cannot be divided evenly."""
