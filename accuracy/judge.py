@@ -18,6 +18,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,17 +130,18 @@ def _bridge(row: Row) -> tuple[float, float | None]:
     _check(row)
     gpus, tensor, pipeline = row["gpus"], _size(row, "tensor"), _size(row, "pipeline")
 
+    precision, model = PRECISIONS.get(row["precision"], row["precision"]), f"{row['model']}+seq={row['sequence']}"
+
+    def simulated(strategy: Any) -> Result:
+        cluster = _nvidia(row["system"], gpus)
+        return _run(cluster, model, strategy, row["global_batch"], gpus, "megatron", precision=precision)
+
     def run(recompute: str) -> Result:
-        strategy: Any = FSDP(micro_batch=row["micro_batch"], recompute=recompute)
-        if row["fsdp"]:
-            if row["fsdp"] < gpus:
-                strategy = FSDP(micro_batch=row["micro_batch"], recompute=recompute, shard=row["fsdp"])
-        else:
-            strategy = _megatron(row["micro_batch"], gpus, tensor, pipeline, _size(row, "virtual"), recompute)
-        precision = PRECISIONS.get(row["precision"], row["precision"])
-        model = f"{row['model']}+seq={row['sequence']}"
-        return _run(_nvidia(row["system"], gpus), model, strategy, row["global_batch"], gpus, "megatron",
-                    precision=precision)  # fmt: skip
+        if row["fsdp"] and tensor * pipeline == 1:
+            shard = row["fsdp"] if row["fsdp"] < gpus else None
+            return simulated(FSDP(micro_batch=row["micro_batch"], recompute=recompute, shard=shard))  # type: ignore[arg-type]
+        chunks = _size(row, "virtual")
+        return _split(simulated, _megatron(row["micro_batch"], gpus, tensor, pipeline, chunks, recompute))
 
     result = _fitting(run, ("none", "full"))
     return _tokens(result, row["sequence"]), None
@@ -152,6 +154,16 @@ def _megatron(micro_batch: int, gpus: int, tensor: int, pipeline: int, chunks: i
         interleave=chunks if pipeline > 1 else 1, sequence=tensor > 1, tp_comm_overlap=tensor > 1,
         cut="layers" if pipeline > 1 else "balanced", sharded=True, overlap="megatron", recompute=recompute,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _split(run: Callable[[Parallel], Result], strategy: Parallel) -> Result:
+    """Return a run of a layout; stages with unequal numbers of layers, or without chunks, where others do not work."""
+    for changes in ({}, {"cut": "balanced"}, {"cut": "balanced", "interleave": 1}):
+        try:
+            return run(replace(strategy, **changes))  # type: ignore[arg-type]
+        except ConfigError as error:
+            refused = error
+    raise refused
 
 
 def _nvidia(system: str, gpus: int) -> str:
@@ -251,19 +263,24 @@ LARGE = ("case", "model", "machine", "gpus", "tensor", "pipeline", "interleave",
 
 
 def _large(row: Row) -> tuple[float, float | None]:
-    """Large runs of Megatron and DeepSpeed on DGX H100, and on Selene's A100."""
-    gpus, tensor, pipeline, modern = row["gpus"], row["tensor"], row["pipeline"], row["framework"] == "megatron"
-    if modern and row["machine"] == "h100":
+    """Large runs of Megatron and DeepSpeed: on Selene's A100, and on DGX with Hopper and newer GPUs."""
+    gpus, tensor, pipeline, machine = row["gpus"], row["tensor"], row["pipeline"], row["machine"]
+    ampere, options = machine.startswith("a100"), {}
+    if ampere:
+        cluster, stack, options = f"selene+n_leaves={8 * -(-gpus // 160)}", "megatron-2021", {"precision": "fp16"}
+        in_turns = row["framework"] == "deepspeed" and row["interleave"] == 1
+        strategy = Parallel(
+            tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), micro_batch=row["micro"],
+            interleave=row["interleave"], cut="layers", recompute=row["recompute"], overlap="none",
+            p2p="in turns" if in_turns else "exchange",
+        )  # fmt: skip
+    else:
+        cluster, stack = _nvidia("h100" if machine in ("h800", "h200") else machine, gpus), "megatron"
+        options = {"device": machine}
         strategy = _megatron(row["micro"], gpus, tensor, pipeline, row["interleave"], row["recompute"])
-        result = _run(_nvidia("h100", gpus), _model(row["model"]), strategy, row["batch"], gpus, "megatron")
-        return result.step_time, None
-    strategy = Parallel(
-        tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), micro_batch=row["micro"],
-        interleave=row["interleave"], cut="layers", recompute=row["recompute"], overlap="none",
-        p2p="in turns" if row["framework"] == "deepspeed" else "exchange",
-    )  # fmt: skip
-    cluster = f"selene+n_leaves={8 * -(-gpus // 160)}" if row["machine"] == "a100" else _nvidia(row["machine"], gpus)
-    result = _run(cluster, _model(row["model"]), strategy, row["batch"], gpus, "megatron-2021", precision="fp16")
+    result = _split(
+        lambda each: _run(cluster, _model(row["model"]), each, row["batch"], gpus, stack, **options), strategy
+    )
     return result.step_time, None
 
 
