@@ -1,8 +1,8 @@
 """Fits the A100's matrix products and the times of Megatron-DeepSpeed's host to the steps of one machine.
 
 `python -m accuracy.kernels` prints ``gemm`` of the A100 (``[[kernels]]`` in ``ddlsim/workload/devices.toml``) and the
-times of the stack "megatron-2021" (``ddlsim/workload/stacks.toml``), by least squares of the logarithms. It fits them to
-every second row, and prints the errors on the other rows. Tiles and multiprocessors are documented values.
+times of the stack "megatron-2021" (``ddlsim/workload/stacks.toml``), by least squares of the logarithms. It also fits
+every second row alone, and prints the errors on the others. Tiles and multiprocessors are documented values.
 
 Of a step of m micro-batches on p stages, d replicas and t tensor-parallel ranks,
 
