@@ -44,6 +44,7 @@ from ddlsim.workload.products import (
     check_kernels,
     has_kernels,
     kernel_times,
+    launched,
     roofline_times,
     scaled,
 )
@@ -301,9 +302,9 @@ def make_workload(
     efficiency = roofline.efficiency or device.efficiency[base_precision(precision)]
     software = load_stack(stack)
     fused = software.attention_kernel(device) is not None if flash is None else flash
+    timing = Timing(device, software, batch_size, precision, fused)
     if isinstance(compute, PerKernel):
         check_kernels(model, device, precision)
-        timing = Timing(device, software, batch_size, precision, fused)
         forward, backward = kernel_times(model, timing)
     else:
         forward, backward = roofline_times(model, device, batch_size, precision, efficiency, roofline.memory_efficiency)
@@ -311,6 +312,8 @@ def make_workload(
     norms = _norm_time(model, device, roofline) if optimizer in NORMS else 0.0
     if total is None:
         update = _update_time(model, device, roofline, optimizer)
+        if device.launch_time > 0.0 and not isinstance(compute, PerKernel):  # a GPU
+            forward, backward = launched(model, timing, (forward, backward))
     else:
         update = norms
         basis += f"; norms of {optimizer}: {norms * 1e3:.3g} ms more" if norms > 0.0 else ""

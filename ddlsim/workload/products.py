@@ -65,6 +65,22 @@ def _weight_nbytes(layer: Layer) -> float:
     return 0.0 if layer.type in ("embedding", "embedding_bag") else FP32_NBYTES * layer.n_params
 
 
+def launched(model: Model, timing: Timing, passes: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    """Return forward and backward seconds of layers, of which each pass takes as long as the host launches its kernels.
+
+    The host runs ahead of the device until the end of a pass, so only the sum over all layers has a lower bound. The
+    missing time is shared by the layers behind embedding tables: a rank may compute others for all samples, or none.
+    """
+    counts = np.array([_n_kernels(layer, timing) for layer in model.layers])
+    total = counts.sum()
+    counts[: 1 + max((i for i, layer in enumerate(model.layers) if layer.model_parallel), default=-1)] = 0.0
+    times = []
+    for seconds, launch in zip(passes, (timing.stack.forward_launch, timing.stack.backward_launch), strict=True):
+        missing = max(0.0, launch * total - seconds.sum())
+        times.append(seconds + missing * counts / max(counts.sum(), 1.0))
+    return times[0], times[1]
+
+
 def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Floats]:
     """Return both, multiplied by one factor so that their sum is `total` seconds (to rounding)."""
     factor = total / (float(forward.sum()) + float(backward.sum()))
@@ -76,8 +92,8 @@ def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Flo
 N_KERNELS = {"attention": 8, "cross_attention": 10, "swiglu": 3, "embedding": 2, "tied_embedding": 2}
 #: numbers read and written for each element of attention's matrices beside the products: mask, softmax, dropout
 MATRIX_TRAFFIC, DROPPED_TRAFFIC = 4.0, 2.0
-#: the same where scale, mask and softmax are not fused, forward and backward: conversion to fp32 (3 numbers of 16 bits),
-#: scale and mask (4 each), softmax (4; 6 backward) and conversion back (3); and the kernels that come on top of one
+#: the same where scale, mask and softmax are not fused, forward and backward: conversion to fp32 (3 numbers of 16
+#: bits), scale and mask (4 each), softmax (4; 6 backward), conversion back (3); and how many kernels more than one
 #: (Megatron-LM, megatron/model/fused_softmax.py: forward_torch_softmax)
 UNFUSED_TRAFFIC, UNFUSED_KERNELS = (18.0, 20.0), 4
 #: share of the loss's traffic in the forward pass: of 32 bytes per logit in fp32, 18 for conversion, maximum,
