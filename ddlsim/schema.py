@@ -444,9 +444,11 @@ def changed_arguments(value: Any) -> dict[str, Any]:
 
 
 def _as_text(kind: type, name: str, value: Any) -> Any:
+    annotation = _annotations(kind).get(name)
+    if isinstance(value, Mapping) and (inner := _quantity_rule(_entries(annotation))) is not None:
+        return {key: quantity_text(each, inner.dimension) for key, each in value.items()}
     if isinstance(value, bool) or not isinstance(value, int | float | str) or value in (math.inf, -math.inf):
         return value
-    annotation = _annotations(kind).get(name)
     rule = _quantity_rule(annotation) or next((rule for rule in _rules(annotation) if rule.dimension), None)
     if rule is None or (not isinstance(value, str) and float not in members(annotation)):
         return value

@@ -76,6 +76,17 @@ workers,batch_size,throughput (images/s)
 8,32,2050
 """
 
+CONFIG = """\
+{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
+ "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+ "max_position_embeddings": 2048, "tie_word_embeddings": true}
+"""
+
+MEGATRON = """\
+MODEL="--num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --vocab-size 50257"
+torchrun --nproc_per_node 8 pretrain_gpt.py $MODEL --micro-batch-size 4
+"""
+
 TRAINING = """
 cluster = "office-1gbe"
 model = "digits-cnn"

@@ -75,6 +75,7 @@ LAZY = {
     "plan/execute.py": {"report"},
     "plan/plan.py": {"report"},
     "run/result.py": {"report", "validation"},
+    "workload/model.py": {"imports"},
     "run/api.py": {"report"},
     "run/seeds.py": {"report"},
 }

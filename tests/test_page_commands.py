@@ -33,6 +33,7 @@ INSTEAD = {
     "jupyter ": (None, "starts a server; the notebooks are executed by their own tests"),
     "torchrun ": (None, "needs PyTorch, for which tests/measure/torch_example.py stands"),
     "python -m tests.mutation": (None, "takes hours"),
+    "python -m ddlsim.measure --only kernels": (None, "needs PyTorch; tests/measure/test_measure_command.py runs it"),
     "mpirun -n 8 python -m ddlsim.measure --out measured/": (
         "mpirun -n 2 python -m ddlsim.measure --out measured/ --budget '4 s' --max-size '1 MiB'",
         "eight ranks on two cores take minutes",
@@ -50,6 +51,9 @@ FILES = {
     "question.toml": page_files.QUESTION,
     "runs.csv": page_files.RUNS,
     "training.toml": page_files.TRAINING,
+    "config.json": page_files.CONFIG,
+    "pretrain.sh": page_files.MEGATRON,
+    "tensors.csv": "name,shape,dtype\nfc.weight,1000x512,float32\nfc.bias,1000,float32\n",
     "nccl-tests.log": page_files.nccl_tests(8, named=True),
     "nccl.log": page_files.nccl_tests(8, named=False),
     "docs/formats/imports.md nccl.log": page_files.nccl_tests(16, named=False),

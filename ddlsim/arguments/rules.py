@@ -198,7 +198,8 @@ def _keep_path(value: Any, where: str) -> object:
         name = os.fsencode(value)
     except UnicodeEncodeError:
         name = b"\0"
-    if b"\0" in name or len(name) > MAX_PATH:
+    is_content = isinstance(value, str) and (value[:1] == "{" or "\n" in value)  # in place of a file's path
+    if b"\0" in name or len(name) > (MAX_TEXT if is_content else MAX_PATH):
         raise wrong(value, where, f"a name or path that the system can open, of at most {MAX_PATH} bytes")
     return value
 

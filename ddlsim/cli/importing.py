@@ -36,7 +36,9 @@ def import_file(
     hosts: Annotated[int | None, opt("Machines: of a measurement, or copies of one.")] = None,
     bandwidth: Annotated[str | None, opt("Where the file is silent: of an NVLink, or of an edge.")] = None,
     latency: Annotated[str | None, opt("Of the network, where the file is silent.")] = None,
-    device: Annotated[str | None, opt("Of the GPUs (ddlsim devices).", offers=completing.devices)] = None,
+    device: Annotated[
+        str | None, opt("Of the GPUs: ddlsim devices lists names; or a file.", offers=completing.devices)
+    ] = None,
     model: Annotated[
         str | None, opt("What was trained, where a log has none.", "--model", "-m", offers=completing.models)
     ] = None,

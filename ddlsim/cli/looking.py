@@ -219,6 +219,6 @@ def show_model(
         totals = {"parameters": model.n_params, "flops": model.flops, "gradient_nbytes": model.gradient_nbytes()}
         typer.echo(json.dumps({"name": model.name, "title": model.title, **totals, "layers": rows}, indent=2))
         return
-    typer.echo(shown(f"{title(model)}\n{summary(model)}\n"))
+    typer.echo(shown("\n".join([title(model), summary(model), *model.notes, ""])))
     head, *layers = cells(model)
     print_table([dict(zip(head, layer, strict=True)) for layer in layers], as_json)

@@ -63,6 +63,9 @@ Servers = Annotated[int | None, opt("Number of parameter servers.")]
 Placement = Annotated[str | None, opt("Parameter servers: own or colocated.", offers=completing.PLACEMENTS)]
 Batch = Annotated[int | None, opt("Samples per worker and step.", "--batch-size", "-b")]
 Steps = Annotated[int | None, opt("Steps to measure.")]
+Device = Annotated[
+    str | None, opt("Of all workers: ddlsim devices lists names; or a device file.", offers=completing.devices)
+]
 Precision = Annotated[str | None, opt("fp32, tf32, fp16 or bf16.", offers=completing.PRECISIONS)]
 Optimizer = Annotated[
     str | None,

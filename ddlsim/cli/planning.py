@@ -12,7 +12,7 @@ import typer
 import ddlsim
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Json, Optimizer, arg, counts, given, opt
+from ddlsim.cli.options import AllowCode, Device, Json, Optimizer, arg, counts, given, opt
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import save_csv
@@ -21,7 +21,7 @@ from ddlsim.output_files import save_csv
 @app.command()
 def fits(
     model: Annotated[str, arg("A bundled model or a file.", offers=completing.models)],
-    device: Annotated[str, arg("A device of the catalogue (ddlsim devices).", offers=completing.devices)],
+    device: Annotated[str, arg("A device of the catalogue (ddlsim devices), or a file.", offers=completing.devices)],
     batch_size: Annotated[int, opt("Samples of a micro-batch of a rank.", "--batch-size", "-b")] = 1,
     precision: Annotated[str, opt("fp32, tf32, fp16 or bf16.", offers=completing.PRECISIONS)] = "fp32",
     optimizer: Annotated[str, opt("sgd, momentum, adam, lars or lamb.", offers=completing.OPTIMIZERS)] = "momentum",
@@ -76,6 +76,7 @@ def recommend(
     workers: Annotated[str | None, opt('To try, e.g. "8,16,32".', "--workers", "-n")] = None,
     batch_size: Annotated[str | None, opt('To try, e.g. "32,64".', "--batch-size", "-b")] = None,
     price: Annotated[list[str] | None, opt('Of a machine, "24.48 USD/h", or a cloud, "aws"; or one a cluster.')] = None,
+    device: Device = None,
     precision: Annotated[str | None, opt("fp32, tf32, fp16 or bf16 (fp32).", offers=completing.PRECISIONS)] = None,
     optimizer: Optimizer = None,
     split: Annotated[
@@ -119,7 +120,7 @@ def recommend(
     asked |= given(model=model, target=target, samples=samples, n_best=n_best, **tried)
     asked |= given(stability=stability or None, strategies=ways)
     base = asked.get("base") or ddlsim.Experiment(priced[0], asked.get("model", "resnet50"))
-    asked["base"] = base.with_(**given(precision=precision, optimizer=optimizer))
+    asked["base"] = base.with_(**given(device=device, precision=precision, optimizer=optimizer))
     plan = ddlsim.recommend(**asked, jobs=jobs)
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     write_file(csv, lambda path: save_csv(plan.table, path))

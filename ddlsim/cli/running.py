@@ -20,6 +20,7 @@ from ddlsim.cli.options import (
     AllowCode,
     Batch,
     Cost,
+    Device,
     Json,
     Model,
     Optimizer,
@@ -60,6 +61,7 @@ def run(
     batch_size: Batch = None,
     workers: Annotated[int | None, opt("Number of workers (default: all).", "--workers", "-n")] = None,
     steps: Steps = None,
+    device: Device = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
     seed: Seed = None,
@@ -90,7 +92,7 @@ def run(
     """
     chosen = given(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
     made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
-    chosen |= given(strategy=made, optimizer=optimizer, seed=seed)
+    chosen |= given(device=device, strategy=made, optimizer=optimizer, seed=seed)
     if _has(what, {"jobs", "arrivals"}):
         others = given(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
         others |= given(save=save, resume=resume, stability=stability or None)
@@ -185,6 +187,7 @@ def scaling(
     placement: Placement = None,
     batch_size: Batch = None,
     steps: Steps = None,
+    device: Device = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
     seed: Seed = None,
@@ -202,7 +205,7 @@ def scaling(
     check_picture(plot)
     made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
     chosen = given(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
-    experiment = _experiment(what, allow_code, chosen | given(optimizer=optimizer, seed=seed))
+    experiment = _experiment(what, allow_code, chosen | given(device=device, optimizer=optimizer, seed=seed))
     results, interrupted = _each(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
     if plot is not None and results:

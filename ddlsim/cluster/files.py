@@ -291,7 +291,7 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
     readers = {".json": _read_json, ".graphml": _read_graphml}
     try:
         if path.suffix == ".toml":
-            return _read_toml(path.stem, text, settings)
+            return _with_device_files(_read_toml(path.stem, text, settings), path.parent)
         if settings:
             raise ConfigError(f"+{settings[0]}: only keys of a .toml file with [generator] can be set")
         return readers[path.suffix](path.stem, text)
@@ -299,6 +299,16 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
         raise type(error)(f"{path}: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply for a cluster; is it the right file?") from None
+
+
+def _with_device_files(cluster: Cluster, folder: Path) -> Cluster:
+    """Return the cluster with the paths of device files that are in the `folder`, where its file names them."""
+    names = {name for name in cluster.device_of if name and name.endswith(".toml") and (folder / name).is_file()}
+    if not names:
+        return cluster
+    return dataclasses.replace(
+        cluster, device_of=tuple(str(folder / name) if name in names else name for name in cluster.device_of)
+    )
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:

@@ -152,7 +152,7 @@ def _direct(
     n_hosts = math.prod(sizes)
     link, grid = wanted.link, pairs is None
     if pairs is None:
-        pairs, n_pairs = _grid_pairs(sizes), sum(n_hosts // (1 + (size == 2)) for size in sizes if size > 1)
+        pairs, n_pairs = _grid_pairs(sizes), _n_grid_pairs(sizes)
     graph, hosts = start(kind, "shortest", n_hosts, wanted.host, n_links=2 * n_pairs)
     if grid:  # with one node per place routes follow by formula
         by_formula = {"routing": "dimension-order"} if isinstance(wanted.host, Host) else {}
@@ -164,6 +164,10 @@ def _direct(
         used[a] += 1
         used[b] += 1
     return graph
+
+
+def _n_grid_pairs(sizes: Sequence[Places]) -> int:
+    return sum(math.prod(sizes) // (1 + (size == 2)) for size in sizes if size > 1)
 
 
 def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
@@ -201,6 +205,9 @@ def fully_connected(wanted: _Plain) -> Graph:
 @dataclass(frozen=True, kw_only=True)
 class _Torus(_Fabric):
     sizes: Sequence[Places] = field(kw_only=False)
+    slices: Places = 1
+    nic_bandwidth: Bandwidth | None = None
+    nic_latency: Latency | None = None
 
 
 @takes_fields_of(_Torus)
@@ -208,11 +215,26 @@ def torus(wanted: _Torus) -> Graph:
     """Return a torus of machines, e.g. sizes (8, 8) or (4, 4, 4), numbered in row-major order.
 
     Routes go one dimension after the other, the first one first. A dimension of size 2 has one link, not two.
+    Of several `slices`, tori of these sizes, all machines also have a link of `nic_bandwidth` (None: as the others) to
+    one switch, by which messages go to another slice.
     """
-    sizes = wanted.sizes
+    sizes, n_slices = wanted.sizes, wanted.slices
     if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
         raise ConfigError(f"sizes = {shown(sizes)} must be a list of 1 to {MAX_DIMS} sizes like [8, 8]")
-    return _direct("torus", sizes, wanted)
+    if n_slices == 1:
+        return _direct("torus", sizes, wanted)
+    if not isinstance(wanted.host, Host):
+        raise ConfigError(f"slices = {n_slices} needs machines of one device each; remove n_gpus")
+    places, n_pairs = math.prod(sizes), n_slices * _n_grid_pairs(sizes)
+    check_size(n_slices * places + 1, 2 * (n_slices * places + n_pairs), f"torus of {n_slices} slices")
+    pairs = ((a + i * places, b + i * places) for i in range(n_slices) for a, b in _grid_pairs(sizes))
+    graph = _direct("torus", [n_slices, *sizes], wanted, pairs, n_pairs)
+    graph.graph |= {"grid": [n_slices, *sizes], "routing": "dimension-order"}
+    machines = list(graph)
+    switch, nic = add_switch(graph, "switch"), trunk_of(wanted.link, wanted.nic_bandwidth, wanted.nic_latency)
+    for machine in machines:
+        nic.join(graph, machine, switch, "nic")
+    return graph
 
 
 @dataclass(frozen=True, kw_only=True)

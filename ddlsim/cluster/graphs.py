@@ -111,11 +111,10 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     if not isinstance(grid, list | tuple) or not all(type(size) is int and size > 0 for size in grid):
         raise ConfigError(f"{where}: grid = {shown(grid)} must be a list of sizes like [8, 8]")
     routing = check_policy(str(graph.graph.get("routing", "shortest")), where)
-    if routing == "dimension-order" and math.prod(grid) != len(index):
-        raise ConfigError(
-            f"{where}: routing = 'dimension-order' needs grid = [sizes] that number the {len(index)} nodes"
-        )
     nodes = _node_columns(graph, where)
+    n_places = sum(kind != "switch" for kind in nodes["node_kind"])  # a switch may join several tori
+    if routing == "dimension-order" and math.prod(grid) != n_places:
+        raise ConfigError(f"{where}: routing = 'dimension-order' needs grid = [sizes] that number the {n_places} nodes")
     links = _link_columns(graph, index, where)
     hosts = zip(nodes["host_of"].tolist(), nodes["node_kind"], strict=True)
     n_machines = len({host for host, kind in hosts if host >= 0 and kind != "storage"})

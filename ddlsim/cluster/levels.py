@@ -75,6 +75,21 @@ def levels(cluster: Cluster, nodes: tuple[int, ...]) -> Levels:
     return Levels(tuple(groups), tuple(algorithms if len(machines) == len(at) else ["ring"] * len(algorithms)))
 
 
+def axes(cluster: Cluster, nodes: tuple[int, ...]) -> Ints | None:
+    """Return the places of workers at ``nodes`` on tori, (slices, sizes of the axes along which there are several), or
+    None unless they fill the same box in each slice of a cluster with dimension-order routes."""
+    if cluster.routing != "dimension-order":
+        return None
+    shape = cluster.grid if cluster.is_fabric_switch.any() else (1, *cluster.grid)
+    sides = [np.unique(side, return_inverse=True)[1] for side in np.unravel_index(np.array(nodes), shape)]
+    sizes = [int(side.max()) + 1 for side in sides]
+    if math.prod(sizes) != len(nodes):
+        return None
+    places = np.empty(sizes, dtype=np.int64)
+    places[tuple(sides)] = np.arange(len(nodes))
+    return places.reshape(sizes[0], *(size for size in sizes[1:] if size > 1))
+
+
 def innermost(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
     """Return, for each of the workers at ``nodes``, the first node of its innermost group (such as its machine)."""
     first = np.array(nodes, dtype=np.int64)

@@ -59,7 +59,7 @@ Price = Annotated[Quantity, quantity("price", zero=True)]
 class Host:
     """A machine with one endpoint, its processor. (A machine with one GPU is a :class:`MultiGpu`, too.)
 
-    device          key of the device catalogue, if compute times are to be predicted from it
+    device          key of the device catalogue or a device file, if compute times are to be predicted from it
     speed           compute speed relative to the device's own (1.0)
     send_overhead, recv_overhead   software time per message, o of LogGP (Alexandrov et al. 1995)
     reduce_bandwidth               bytes/s at which received data are added up; None: no time

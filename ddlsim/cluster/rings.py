@@ -38,8 +38,9 @@ def locality_order(cluster: Cluster, nodes: Ints) -> Ints:
     if len(nodes) < 2:
         return np.arange(len(nodes))
     if cluster.grid and cluster.routing == "dimension-order":
-        place = np.empty(cluster.n_nodes, dtype=np.int64)
-        place[_gray_tour(cluster.grid)] = np.arange(cluster.n_nodes)
+        tour = _gray_tour(cluster.grid)
+        place = np.empty(len(tour), dtype=np.int64)
+        place[tour] = np.arange(len(tour))
         return np.argsort(place[nodes], kind="stable")
     touring, plain = (
         _by_machine(cluster, nodes, order) for order in (cluster.machine_tour, np.arange(len(cluster.host_names)))

@@ -7,6 +7,7 @@ searched on its switches only; tori and hypercubes need no search at all (dimens
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -115,17 +116,35 @@ class TableRouter:
 
 
 class GridRouter:
-    """Dimension-order routes on a torus (or hypercube) whose nodes are numbered in row-major order."""
+    """Dimension-order routes on a torus (or hypercube) whose nodes are numbered in row-major order.
+
+    Where a switch joins several tori, the first dimension numbers these, and routes between them lead through it.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._shape = np.asarray(cluster.grid, dtype=np.int64)
+        self._slice = math.prod(cluster.grid[1:] if cluster.is_fabric_switch.any() else cluster.grid)
         self._next_link = _grid_links(cluster)
+        self._up, self._down = (np.full(cluster.n_nodes, -1, dtype=np.int64) for _ in range(2))
+        for links, ends, others in (
+            (self._up, cluster.link_src, cluster.link_dst),
+            (self._down, cluster.link_dst, cluster.link_src),
+        ):
+            to_switch = np.flatnonzero(cluster.is_fabric_switch[others])
+            links[ends[to_switch]] = to_switch
 
     def route(self, src: Ints, dst: Ints, *_: Ints | bool) -> tuple[Ints, Ints, Floats]:
         """Return `offsets`, `links` and `shares` of the routes src[i] -> dst[i]; none is split."""
         from ddlsim.cluster import walk
 
-        offsets, links = walk.grid_walk(src, dst, self._shape, self._next_link)
+        across = src // self._slice != dst // self._slice
+        offsets, inside = walk.grid_walk(src, np.where(across, src, dst), self._shape, self._next_link)
+        if not across.any():
+            return offsets, inside, np.ones(len(inside))
+        offsets = offsets + 2 * np.append(0, np.cumsum(across))
+        links, first = np.full(offsets[-1], -1, dtype=np.int64), offsets[:-1][across]
+        links[first], links[first + 1] = self._up[src[across]], self._down[dst[across]]
+        links[links < 0] = inside
         return offsets, links, np.ones(len(links))
 
 
@@ -192,15 +211,19 @@ def widest_links(cluster: Cluster) -> dict[tuple[int, int], int]:
 
 
 def _grid_links(cluster: Cluster) -> Ints:
-    """Return (n_nodes, n_dims, 2): the link to the neighbour at +1 and at -1; raises if one is missing."""
-    shape, n = cluster.grid, cluster.n_nodes
+    """Return (n_nodes, n_dims, 2): the link to the neighbour at +1 and at -1; raises if one is missing.
+
+    Where a switch joins tori, there are none in the first dimension.
+    """
+    joined = bool(cluster.is_fabric_switch.any())
+    shape, n = cluster.grid, sum(kind != "switch" for kind in cluster.node_kind)
     where = f"cluster {cluster.name!r}"
     if int(np.prod(shape)) != n or not shape:
         raise ConfigError(f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it")
     link_of = widest_links(cluster)
     table = np.zeros((n, len(shape), 2), dtype=np.int64)
     numbers = np.arange(n).reshape(shape)
-    for dim, size in enumerate(shape):
+    for dim, size in list(enumerate(shape))[joined:]:
         for way, step in enumerate((-1, 1)):  # rolling by -1 brings the neighbour at +1 here
             beside = np.roll(numbers, step, axis=dim).ravel().tolist() if size > 1 else range(n)
             for node, other in enumerate(beside):

@@ -15,7 +15,17 @@ from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 
-__all__ = ["bruck", "direct", "gloo_all_gather", "hierarchical", "nccl", "nccl_ring", "recursive_doubling", "ring"]
+__all__ = [
+    "bruck",
+    "direct",
+    "gloo_all_gather",
+    "hierarchical",
+    "nccl",
+    "nccl_ring",
+    "recursive_doubling",
+    "ring",
+    "torus",
+]
 
 
 @checked
@@ -63,6 +73,12 @@ def bruck(n_ranks: Ranks) -> Schedule:
 def hierarchical(n_ranks: Ranks, *, groups: Sequence[Ints], levels: Levels | None = None) -> Schedule:
     """The hierarchical reduce-scatter in reverse: between groups first, then inside them."""
     return reverse(reduce_scatter.hierarchical(n_ranks, groups=groups, levels=levels), "all_gather")
+
+
+@checked
+def torus(n_ranks: Ranks, axes: Ints | None = None) -> Schedule:
+    """The reduce-scatter of the same name in reverse: between slices first, then along all axes at once."""
+    return reverse(reduce_scatter.torus(n_ranks, axes), "all_gather")
 
 
 @checked

@@ -10,7 +10,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, Index, checked, one_of, whole
 from ddlsim.collectives import all_gather, broadcast, reduce, reduce_scatter
-from ddlsim.collectives.combine import sequence
+from ddlsim.collectives.combine import reverse, sequence
 from ddlsim.collectives.gloo import gloo_ring
 from ddlsim.collectives.hierarchy import hierarchical, torus_2d
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
@@ -37,6 +37,7 @@ __all__ = [
     "pipelined_ring",
     "recursive_doubling",
     "ring",
+    "torus",
     "torus_2d",
 ]
 
@@ -75,6 +76,17 @@ def nccl_ring(n_ranks: Ranks, rings: Sequence[Ints] | None = None) -> Schedule:
     2 (p-1) alpha + 2 (p-1)/p S/k beta + (p-1)/p S/k gamma where no two rings share a link.
     """
     return side_by_side(ring, n_ranks, rings)
+
+
+@checked
+def torus(n_ranks: Ranks, axes: Ints | None = None) -> Schedule:
+    """Reduce-scatter and all-gather of the same name: rings along all axes of a torus at once, in both directions.
+
+    On one torus of D equal axes of n ranks: 2 D (n-1) alpha + (p-1)/p S beta / D.
+    """
+    down = reduce_scatter.torus(n_ranks, axes)
+    lanes = tuple(a + b for a, b in zip(down.lanes, reverse(down, "all_gather").lanes, strict=True))
+    return dataclasses.replace(down, kind="all_reduce", lanes=lanes, block_of=None)
 
 
 @checked

@@ -10,7 +10,7 @@ import numpy as np
 
 from ddlsim.arguments import Index, NotNegative, checked
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.levels import Levels, levels
+from ddlsim.cluster.levels import Levels, axes, levels
 from ddlsim.cluster.rings import groups_of, members, rails, rings
 from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
@@ -25,14 +25,18 @@ FEW_RANKS = 64
 
 
 def default_algorithm(cluster: Cluster, nodes: Sequence[int], kind: str = "all_reduce") -> str:
-    """Return the algorithm that runs use if none is set: "nccl" if GPUs have several paths to each other;
-    "hierarchical" for all-reduces if machines hold one worker each and levels take less time; else "ring"."""
+    """Return the algorithm that runs use if none is set: "torus" on tori of TPUs; "nccl" if GPUs have several paths to
+    each other; "hierarchical" for all-reduces if machines hold one worker each and levels take less time; or "ring"."""
     return _default_algorithm(cluster, tuple(map(int, nodes)), kind)
 
 
 @functools.lru_cache(maxsize=1024)
 def _default_algorithm(cluster: Cluster, nodes: tuple[int, ...], kind: str) -> str:
     at = np.array(nodes)
+    if kind in LAPS and all((cluster.device_of[node] or "").startswith("tpu-") for node in nodes):
+        places = axes(cluster, nodes)
+        if places is not None and places.ndim > 1:
+            return "torus"
     if kind == "all_reduce" and levels(cluster, nodes).are_several and len(members(cluster, at)) == len(at):
         ring, by_levels = (build(name, len(at), where=(cluster, nodes)) for name in ("ring", "hierarchical"))
         if _link_seconds(cluster, at, by_levels) < _link_seconds(cluster, at, ring) * (1.0 - 1e-9):
@@ -99,9 +103,10 @@ def build(
                at every level of the network (:mod:`ddlsim.cluster.levels`), one with a parameter `rings` the orders in
                which rings use all ways between them (:func:`ddlsim.cluster.rings.rings`), one with a parameter `way`
                what NCCL's tuner chooses (:func:`ddlsim.collectives.nccl_way.way`), one with a parameter `rails` the
-               ranks at the interfaces of each machine (:func:`ddlsim.cluster.rings.rails`)
+               ranks at the interfaces of each machine (:func:`ddlsim.cluster.rings.rails`), one with a parameter `axes`
+               the ranks by their places on tori (:func:`ddlsim.cluster.levels.axes`)
 
-    "default" is what :func:`default_algorithm` returns: "nccl", "hierarchical" or "ring".
+    "default" is what :func:`default_algorithm` returns: "torus", "nccl", "hierarchical" or "ring".
 
     A user's function is proved by :func:`ddlsim.collectives.check.check` before it is trusted (on 64 ranks,
     if the whole schedule moves more than 4 million chunks). Raises ConfigError, naming the algorithm and
@@ -131,16 +136,18 @@ def _call(
     where: tuple[Cluster, Sequence[int]] | None = None,
     kind: str = "all_reduce",
 ) -> Schedule:
-    """Call a collective with those of `n_segments`, `groups`, `levels`, `rings`, `rails` and `way` that it takes."""
+    """Call a collective with those of `axes`, `groups`, `levels`, `n_segments`, `rails`, `rings`, `way` it takes."""
     parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))
-    more: dict[str, int | tuple[Ints, ...] | Way | Levels | None] = {}
+    more: dict[str, int | Ints | tuple[Ints, ...] | Way | Levels | None] = {}
     if "rings" in wanted and where is not None:
         more["rings"] = rings(where[0], tuple(map(int, where[1])))
     if "rails" in wanted and where is not None:
         more["rails"] = rails(where[0], tuple(map(int, where[1])))
     if "way" in wanted and where is not None and n_ranks > 1:
         more["way"] = way(where[0], tuple(map(int, where[1])), nbytes, kind, *forced(function))
+    if "axes" in wanted and where is not None:
+        more["axes"] = axes(where[0], tuple(map(int, where[1])))
     if "n_segments" in wanted:
         more["n_segments"] = n_segments_for(nbytes)
     if "levels" in wanted and where is not None:

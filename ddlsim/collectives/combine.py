@@ -95,13 +95,15 @@ def split(*schedules: Schedule, shares: Sequence[Positive] | None = None) -> Sch
     """Cut the buffer in parts and run each schedule on its own part, all at the same time (as lanes).
 
     `shares` are the relative sizes of the parts (equal by default). Part i gets every i-th chunk, which keeps
-    the arithmetic modulo n_chunks. Raises ConfigError if the schedules differ in kind, root or groups.
+    the arithmetic modulo n_chunks; in a reduce-scatter or an all-gather, every i-th chunk of each block. Raises
+    ConfigError if the schedules differ in kind, root or groups.
     """
     parts = _same_chunks(schedules, weights=False)
     first, n_parts = parts[0], len(parts)
     if any((p.kind, p.root, p.n_ranks) != (first.kind, first.root, first.n_ranks) for p in parts):
         raise ConfigError("split: the schedules differ in kind, root or number of ranks; make them alike")
-    if first.kind not in ("all_reduce", "broadcast", "reduce") and n_parts > 1:
+    of_blocks = first.kind in ("reduce_scatter", "all_gather")
+    if first.kind not in ("all_reduce", "broadcast", "reduce") and n_parts > 1 and not of_blocks:
         raise ConfigError(f"split: blocks of a {first.kind} cannot be cut; split an all_reduce")
     share = np.ones(n_parts) if shares is None else np.asarray(shares, dtype=np.float64)
     if share.shape != (n_parts,) or not (share > 0).all():
@@ -113,8 +115,10 @@ def split(*schedules: Schedule, shares: Sequence[Positive] | None = None) -> Sch
     )
     weight = np.stack([_weight(p) * s for p, s in zip(parts, share, strict=True)], axis=1).ravel()
     equal = shares is None and all(p.chunk_weight is None for p in parts)
-    n_chunks = first.n_chunks * n_parts
-    return dataclasses.replace(first, n_chunks=n_chunks, lanes=lanes, chunk_weight=None if equal else weight)
+    blocks = [p.blocks(len(groups_of(p)[0])) for p in parts] if of_blocks else []
+    block_of = np.stack(blocks, axis=1).ravel() if of_blocks else None
+    n_chunks, weight_of = first.n_chunks * n_parts, None if equal else weight
+    return dataclasses.replace(first, n_chunks=n_chunks, lanes=lanes, chunk_weight=weight_of, block_of=block_of)
 
 
 def with_root(schedule: Schedule, root: int) -> Schedule:

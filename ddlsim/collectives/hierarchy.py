@@ -12,7 +12,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster.levels import Levels
-from ddlsim.collectives.combine import on_ranks, parallel, sequence, strided, uniform
+from ddlsim.collectives.combine import on_ranks, parallel, sequence, split, strided, uniform
 from ddlsim.collectives.find import called, find, given, parameters_of
 from ddlsim.collectives.schedule import Collective, Ints, Ranks, Round, Schedule, Segments
 from ddlsim.errors import ConfigError, unknown_name
@@ -117,6 +117,24 @@ def _scattered(levels: Sequence[Sequence[Ints]], n_ranks: int, usual: Sequence[s
     schedule = _shared_work(members, inside, between, dataclasses.replace(inside, lanes=()))
     owner = members[between.blocks(len(members))[:, None], inside.blocks(members.shape[1])]
     return dataclasses.replace(schedule, kind="reduce_scatter", block_of=owner.ravel())
+
+
+def scattered_on_axes(places: Ints) -> Schedule:
+    """Return the reduce-scatter over all links of tori at once: one part of every block per axis and direction, which
+    begins in rings along that axis, goes on along the next ones, and ends between the slices.
+
+    places  the ranks, (slices, sizes of the axes)
+    """
+    n_axes, parts = places.ndim - 1, []
+    for first in range(n_axes):
+        inwards = [1 + (first + i) % n_axes for i in reversed(range(n_axes))]
+        for way in (places, np.flip(places, axis=tuple(range(1, places.ndim)))):
+            rest, lines = way.transpose([0, *inwards]), []
+            while rest.ndim > 1:
+                lines.append(tuple(rest.reshape(-1, rest.shape[-1])))
+                rest = np.arange(rest.size // rest.shape[-1]).reshape(rest.shape[:-1])
+            parts.append(_scattered(lines, places.size, ["ring"] * (n_axes + 1)))
+    return split(*parts) if parts else _scattered([], places.size, ["ring"])
 
 
 @checked

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Annotated
 
 import numpy as np
@@ -40,9 +41,14 @@ GENERATIONS = {
 #: those before Volta, which know no LL128
 OLD = ("k40", "k80", "m40", "m60", "p4", "p100", "gtx", "titan-x")
 #: which share of an NVLink's nominal bandwidth NCCL counts, by how the names of GPUs begin (``src/graph/topo.h``)
-NVLINK_SHARE = {"p100": 18 / 20, "v100": 20 / 25, "a100": 20 / 25, "a800": 20 / 25} | dict.fromkeys(
-    ("h100", "h200", "h800", "gh200"), 20.6 / 25
-)
+NVLINK_SHARE = {
+    "p100": 18 / 20,
+    "v100": 20 / 25,
+    "a100": 20 / 25,
+    "a800": 20 / 25,
+    **dict.fromkeys(("h100", "h20", "h800", "gh200"), 20.6 / 25),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), 40.1 / 50),
+}
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     else:
         inside, outside = bandwidth, bandwidth if several else math.inf
         hardware = "nvlink" if "nvlink" in cluster.link_kind else "pcie"
-    devices = {cluster.device_of[node] or "" for node in nodes}
+    devices = {_device(cluster, node) for node in nodes}
     adding_up = GENERATIONS["hopper"] + GENERATIONS["blackwell"]
     nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and _behind_nvswitches(cluster, at)
     return Site(
@@ -191,7 +197,7 @@ def _generation(devices: set[str]) -> str:
 def _cpu(cluster: Cluster, hosts: npt.NDArray[np.int64]) -> str:
     """Return the vendor of the machines' CPUs; "intel" if it is not given."""
     at = np.flatnonzero(np.isin(cluster.host_of, hosts) & np.array([kind == "host" for kind in cluster.node_kind]))
-    return "amd" if any((cluster.device_of[node] or "").startswith("epyc") for node in at.tolist()) else "intel"
+    return "amd" if any(_device(cluster, node).startswith("epyc") for node in at.tolist()) else "intel"
 
 
 def _by_cpu(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
@@ -219,9 +225,14 @@ def _outwards(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.
     return np.minimum(payload_rate(cluster, links), cluster.details.connection_limit[links])
 
 
+def _device(cluster: Cluster, node: int) -> str:
+    """Return the name of a device, "" if it has none; of one in a file that of the file, without its folder."""
+    return PurePath(cluster.device_of[node] or "").name
+
+
 def _counted(cluster: Cluster, node: int, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return the bytes/s that NCCL counts for links of a GPU, inf for those that it takes as they are."""
-    device = cluster.device_of[node] or ""
+    device = _device(cluster, node)
     share = next((share for name, share in NVLINK_SHARE.items() if device.startswith(name)), np.inf)
     nvlink = np.array([cluster.link_kind[link] == "nvlink" for link in links.tolist()], dtype=bool)
     return np.where(nvlink, share * cluster.link_bandwidth[links], np.inf)

@@ -9,7 +9,7 @@ import numpy as np
 from ddlsim.arguments import checked
 from ddlsim.cluster.levels import Levels
 from ddlsim.collectives.gloo import gloo_reduce_scatter
-from ddlsim.collectives.hierarchy import grouped, scattered_by_level
+from ddlsim.collectives.hierarchy import grouped, scattered_by_level, scattered_on_axes
 from ddlsim.collectives.nccl_schedule import by_nccl, side_by_side
 from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
@@ -49,7 +49,7 @@ def halving(ranks: Ints, boundary: Ints, distances: Iterable[int]) -> list[Round
     return rounds
 
 
-__all__ = ["direct", "gloo_reduce_scatter", "hierarchical", "nccl", "nccl_ring", "recursive_halving", "ring"]
+__all__ = ["direct", "gloo_reduce_scatter", "hierarchical", "nccl", "nccl_ring", "recursive_halving", "ring", "torus"]
 
 
 @checked
@@ -103,6 +103,17 @@ def hierarchical(n_ranks: Ranks, *, groups: Sequence[Ints], levels: Levels | Non
     With rings, groups of n, m groups: (n-1) a1 + (n-1)/n S b1 + (m-1) a2 + (m-1)/m S/n b2.
     """
     return scattered_by_level(n_ranks, levels or grouped(groups, n_ranks))
+
+
+@checked
+def torus(n_ranks: Ranks, axes: Ints | None = None) -> Schedule:
+    """Rings in both directions along all axes of a torus at once, as XLA has them on TPUs, then between slices.
+
+    axes  the ranks by their places, (slices, sizes of the axes), found for the cluster and its nodes; None: one ring
+
+    On one torus of D equal axes of n ranks: D (n-1) alpha + (p-1)/p S beta / (2 D).
+    """
+    return scattered_on_axes(np.arange(n_ranks)[None] if axes is None else axes)
 
 
 @checked

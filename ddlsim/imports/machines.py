@@ -65,7 +65,8 @@ def pcie_rate(pcie_bandwidth: Quantity | None, device: str | None) -> float:
     """Return the bytes/s of PCIe links: `pcie_bandwidth`, or by the device's PCIe generation (3 if unknown)."""
     if pcie_bandwidth is not None:
         return positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
-    known = load_device(device).pcie_generation if device is not None and device in device_names() else None
+    is_known = device is not None and (device in device_names() or device.endswith(".toml"))
+    known = load_device(device).pcie_generation if device is not None and is_known else None
     return PCIE_BANDWIDTH[known or 3]
 
 

@@ -111,6 +111,8 @@ _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
      "another of ASTRA-sim's files",
      "give its analytical network (topology, npus_count, ...)"),
     (re.compile(r'"workload_graph"\s*:|"NodeType"\s*:'), "the JSON of Chakra's feeder", "give the trace itself (.et)"),
+    (re.compile(r'"(?:architectures|model_type)"\s*:'), "the configuration of a model",
+     "give it where a model stands, as in ddlsim show model FILE"),
     (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "keep what the program itself printed"),
     (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "save nvidia-smi topo -m"),
 )  # fmt: skip

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ddlsim.errors import ConfigError, DdlsimError, UnitError
 from ddlsim.measure.runner import Event, Task
 from ddlsim.measure.table import Measurement
+from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.units import parse
 
@@ -87,22 +91,37 @@ class _Wishes:
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def measure(
-    out: Annotated[str, typer.Option(help="Folder for measurements.csv; what is there is not repeated.")],
+    out: Annotated[
+        str, typer.Option(help="Folder for measurements.csv, to which rows are added; or the device file of kernels.")
+    ],
     backend: Annotated[str, typer.Option(help="auto, mpi, gloo or nccl.")] = "auto",
-    budget: Annotated[str, typer.Option(help="About how long all of it may take.")] = "2 min",
+    budget: Annotated[str, typer.Option(help="About how long all of it may take; kernels: 5 min.")] = "2 min",
     max_size: Annotated[str, typer.Option(help="Largest message or buffer.")] = "256 MiB",
-    only: Annotated[str, typer.Option(help="Some of point_to_point, collective, memory, step, with commas.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Some of point_to_point, collective, memory, step, with commas; or kernels.")
+    ] = "",
     model: Annotated[list[str] | None, typer.Option(help="Time steps of this model in NumPy.")] = None,
     module: Annotated[
         list[str] | None, typer.Option(help="Time steps of a PyTorch module, package.module:callable.")
     ] = None,
     input_shape: Annotated[str, typer.Option(help="One sample of --module, like 3,224,224.")] = "",
     batch_sizes: Annotated[str, typer.Option(help="Samples per rank for --model and --module.")] = "1,8,32",
+    profile: Annotated[str, typer.Option(help="With --only kernels: file for every time measured, JSON.")] = "",
 ) -> None:
     """Measure messages, collectives, memory and training steps on the ranks that mpirun or torchrun started.
 
     mpirun -n 8 python -m ddlsim.measure --out measured/
+
+    Or measure the kernels of one GPU (PyTorch), and write the device file that ddlsim takes as a device:
+
+    python -m ddlsim.measure --only kernels --out my-gpu.toml
     """
+    if only == "kernels":
+        others = {"backend": backend, "max_size": max_size, "model": model, "module": module}
+        _measure_device(out, profile, budget, others | {"input_shape": input_shape, "batch_sizes": batch_sizes})
+        return
+    if profile:
+        raise ConfigError(f"--profile {profile}: goes with --only kernels; add that, or leave it out")
     from ddlsim.measure.transport import connect
 
     limits = _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size"))
@@ -126,6 +145,49 @@ def measure(
             transport.abort()
         raise
     transport.close()
+
+
+def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, object]) -> None:
+    """Measure the kernels of this machine's GPU, or else CPU, and write its device file."""
+    defaults = {each.name: each.default for each in inspect.signature(measure).parameters.values()}
+    for name, value in others.items():
+        if value != defaults[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} has no effect on --only kernels, which measures one device; leave it out")
+    seconds = 300.0 if budget == defaults["budget"] else _quantity(budget, "time", "--budget")
+    if seconds <= 0:
+        raise ConfigError(f"--budget {budget}: must be above 0; write it like '5 min'")
+    if Path(out).suffix != ".toml":
+        raise ConfigError(f"--out {out}: is no name of a device file; write it like my-gpu.toml")
+    if find_spec("torch") is None:
+        raise ConfigError("--only kernels: PyTorch is not installed; pip install torch")
+    if not _is_first():
+        return
+    from ddlsim.measure.fit import device_of, predictions
+    from ddlsim.measure.kernels import measure_device
+
+    start = time.perf_counter()
+
+    def show(measured: Mapping[str, Any]) -> None:
+        """Keep what has been measured so far, and say so."""
+        if profile:
+            write_text(Path(profile), json.dumps(measured))
+        section = list(measured["seconds"])[-1]
+        elapsed = f"[{time.perf_counter() - start:4.0f} of {seconds:.0f} s]"
+        print(f"{elapsed} {section}: {len(measured[section])} rows", file=sys.stderr, flush=True)
+
+    measured = measure_device(seconds, show)
+    device = replace(device_of(measured), name=Path(out).stem)
+    device.save(out)
+    compared = list(predictions(measured, device))
+    errors = [abs(each.predicted / each.measured - 1.0) for each in compared if each.what == "product"]
+    print(
+        f"{len(errors)} products: mean error {sum(errors) / len(errors):.1%}, worst {max(errors):.0%}", file=sys.stderr
+    )
+    for each in (each for each in compared if each.what == "step"):
+        times = f"measured {each.measured * 1e3:.4g} ms, predicted {each.predicted * 1e3:.4g} ms"
+        print(f"{each.label}: {times} ({each.predicted / each.measured - 1.0:+.0%})", file=sys.stderr)
+    print(f"wrote {out}", file=sys.stderr)
 
 
 @dataclass(frozen=True)

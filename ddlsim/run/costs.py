@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,7 +105,7 @@ def priced(cluster: Cluster, price: float | str) -> Cluster:
 
 
 def host_price(
-    cluster: Cluster, host: int, workers: Ints, given: str | Device | None = None, share: float = 1.0
+    cluster: Cluster, host: int, workers: Ints, given: str | Path | Device | None = None, share: float = 1.0
 ) -> float:
     """Return what a `share` of machine number `host` and the devices of the `workers` (nodes) in it cost, in USD/s.
 
@@ -194,6 +195,6 @@ def _touched(cluster: Cluster, nodes: Sequence[int] | Ints, nbytes: Floats) -> B
     return touched
 
 
-def _device(cluster: Cluster, node: int, given: str | Device | None) -> Device | None:
+def _device(cluster: Cluster, node: int, given: str | Path | Device | None) -> Device | None:
     name = given or cluster.device_of[node]
     return None if name is None else load_device(name)

@@ -229,6 +229,7 @@ def place(experiment: Experiment) -> Placed:
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
     given = experiment
     experiment, notes = as_measured(experiment, cluster, time_model.name)
+    notes += time_model.notes
     nodes = _nodes(experiment, cluster)
     n_workers = len(nodes)
     contract.of(experiment.strategy).check_sizes(time_model, experiment.batch_size, n_workers)

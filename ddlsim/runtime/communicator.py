@@ -13,7 +13,7 @@ import numpy.typing as npt
 import simpy
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.levels import Levels, levels
+from ddlsim.cluster.levels import Levels, axes, levels
 from ddlsim.cluster.rings import rings
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
 from ddlsim.collectives.build import size_class
@@ -323,8 +323,10 @@ def fastest(cluster: Cluster, nodes: Sequence[int], order: Ints, nbytes: float, 
             times[name] = schedule_time(cluster, schedule, nodes, nbytes)
         return times.get(name, math.inf)
 
+    like_any_ring = {"nccl_ring"} if len(rings(cluster, at)) == 1 else set()
+    like_any_ring |= {"torus"} if axes(cluster, at) is None else set()
     for name in algorithm_names():
-        if name not in NOT_TRIED and (name != "nccl_ring" or len(rings(cluster, at)) > 1):  # else a ring like any other
+        if name not in NOT_TRIED and name not in like_any_ring:
             time(name)
     chosen = list(levels(cluster, at).algorithms) if levels(cluster, at).are_several else []
     least = times.get("hierarchical", math.inf)

@@ -160,7 +160,7 @@ def _number(value: object, dimension: str, where: str) -> object:
 
 def _device(value: object, cluster: object) -> Device:
     """Return the device that the experiment names, or else the only one that the cluster's workers have."""
-    if isinstance(value, str | Device):
+    if isinstance(value, str | Path | Device):
         return load_device(value)
     loaded = load_cluster(cluster)  # type: ignore[arg-type]  # refuses what is none
     names = {loaded.device_of[node] for node in loaded.workers.tolist()}

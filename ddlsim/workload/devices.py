@@ -13,8 +13,9 @@ from typing import Annotated, Any, TypeVar
 
 from ddlsim.arguments import Count, Density, NotNegative, Positive, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.output_files import write_text
 from ddlsim.plain import read_toml
-from ddlsim.schema import PLAIN, UNIMPORTED
+from ddlsim.schema import PLAIN, UNIMPORTED, to_toml
 from ddlsim.workload.precision import product_type
 
 _Time = Annotated[float, quantity("time", zero=True, si=True)]
@@ -137,22 +138,35 @@ class Device:
             )
         return min(asked)
 
+    def save(self, path: str | Path) -> None:
+        """Write a device file, which :func:`load_device` reads as the same device."""
+        write_text(path, to_toml(PLAIN.unstructure(self, annotation=Device)))
 
-DeviceLike = Annotated[str | Device, "a name such as 'v100', or a Device"]
+
+DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device file or a Device"]
 
 
 @checked
 def load_device(name: DeviceLike) -> Device:
-    """Return the device called `name` in the catalogue (or `name` itself if it is a device).
+    """Return the device called `name` in the catalogue, or that of a file ``my-gpu.toml``, or `name` if it is a device.
 
-    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name when there is none.
+    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name if there is none, and in one line for a file that
+    describes no device: file, field, value, rule and remedy.
     """
     if isinstance(name, Device):
         return name
-    catalogue = _catalogue()
-    if name not in catalogue:
-        raise unknown_name("device", name, catalogue)
-    return catalogue[name]
+    path, catalogue = Path(name), _catalogue()
+    if path.suffix == ".toml":
+        return _read_device(path, path.stat().st_mtime_ns if path.is_file() else 0)
+    if str(name) not in catalogue:
+        raise unknown_name("device", str(name), catalogue)
+    return catalogue[str(name)]
+
+
+@cache
+def _read_device(path: Path, changed: int) -> Device:
+    """Return the device of a file that was `changed` then; it is called after the file unless it has a name."""
+    return PLAIN.structure(Device, {"name": path.stem, **read_toml(path)}, str(path))
 
 
 def device_names() -> list[str]:

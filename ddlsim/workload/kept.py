@@ -45,7 +45,7 @@ def with_kept(layers: Sequence[Layer], structure: Sequence[Node]) -> tuple[Layer
     uses = _Uses(layers)
     uses.sequence(structure, _LOSS)
     dropout = any(isinstance(spec, Dropout) and spec.rate > 0.0 for spec in uses.specs.values())
-    text = any(layer.type == "embedding" for layer in layers)
+    text = any(layer.type in ("embedding", "patch_embedding") for layer in layers)
     ends = [_end(node) for node in structure if not isinstance(node, Side)]  # a side belongs to what follows
     kept = (
         _kept(layer, uses.by[i], uses.specs.get(i), text and len(layer.out_shape) == 2, dropout)

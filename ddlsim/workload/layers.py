@@ -82,7 +82,7 @@ class Attention(Spec):
     head_size  features of a head; None: the features of a token divided by heads
     out_bias   bias of the output projection; None: as `bias`, which is that of query, key and value (Qwen2 has only it)
     qk_norm    RMS normalisation of queries and keys, of each head with one shared scale per projection ("head": Qwen3,
-               Gemma 3) or over all of them ("all": OLMo 2); None: there is none
+               Gemma 3) or over all of them ("all": OLMo 2)
     rotary     queries and keys are rotated by their position (Su et al. 2021, arXiv:2104.09864), which learns nothing
 
     Per sample of s tokens and d features, w = heads head_size of them in queries and k = kv_heads head_size in keys:
@@ -98,7 +98,7 @@ class Attention(Spec):
     rotary: bool = False
     head_size: int | None = None
     out_bias: bool | None = None
-    qk_norm: Literal["head", "all"] | None = None
+    qk_norm: Literal["none", "head", "all"] = "none"
     type: Literal["attention"] = "attention"
     positive = ("heads", "kv_heads", "head_size")
 
@@ -119,7 +119,7 @@ class Attention(Spec):
         # n + 2 q + kv
         moved, stored = 2.0 * n + 3.0 * n_query + 3.0 * n_kv + 4.0 * scores, n + 2.0 * n_query + 2.0 * n_kv + scores
         moved += self.rotated(in_shape)
-        if self.qk_norm is not None:  # both are kept, before and after
+        if self.qk_norm != "none":  # both are kept, before and after
             stored += n_query + n_kv
             scales = (size, size) if self.qk_norm == "head" else (w, k)
             tensors += (("query_norm.scale", scales[0]), ("key_norm.scale", scales[1]))
@@ -128,7 +128,7 @@ class Attention(Spec):
     def rotated(self, in_shape: Shape) -> float:
         """Return the numbers that rotary positions and norms read and write: queries and keys once more, in place."""
         size = self.head_size or _head_size(in_shape[1], self.heads, in_shape)
-        passes = int(self.rotary) + int(self.qk_norm is not None)
+        passes = int(self.rotary) + int(self.qk_norm != "none")
         return 2.0 * passes * in_shape[0] * size * (self.heads + (self.kv_heads or self.heads))
 
 
@@ -256,6 +256,26 @@ class Embedding(Spec):
         tensors = tuple((name, rows * self.dim) for name, rows in tables if rows)
         n_out = float(in_shape[0] * self.dim)
         return Cost((in_shape[0], self.dim), tensors, moved=(len(tensors) + 1) * n_out, stored=n_out)
+
+
+@dataclass(frozen=True)
+class PatchEmbedding(Spec):
+    """Patches of ``patch`` x ``patch`` pixels as tokens, behind a class token, with learned positions (Dosovitskiy et
+    al. 2021, An image is worth 16x16 words, arXiv:2010.11929)."""
+
+    patch: int
+    dim: int
+    type: Literal["patch_embedding"] = "patch_embedding"
+    positive = ("patch", "dim")
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_map(in_shape)
+        if len(in_shape) != 3 or any(size % self.patch for size in in_shape[1:]):
+            raise ConfigError(f"patch = {self.patch}: must divide height and width of the input {in_shape}")
+        n_tokens = 1 + math.prod(size // self.patch for size in in_shape[1:])
+        n_weights = self.dim * in_shape[0] * self.patch**2
+        tensors = (("weight", n_weights), ("bias", self.dim), ("class", self.dim), ("positions", n_tokens * self.dim))
+        return streaming(in_shape, (n_tokens, self.dim), tensors, float(n_weights * (n_tokens - 1)))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A neural network as the simulator sees it: leaf layers in forward order, with everything derived.
 
-``load_model("resnet50")`` reads a bundled file, ``load_model("my.toml")`` one of yours. Parts of a file that
-are marked ``option = "aux"`` are left out unless they are asked for by name: ``load_model("googlenet+aux")``.
+``load_model("resnet50")`` reads a bundled file, ``load_model("my.toml")`` one of yours, ``load_model("config.json")``
+one of another tool (:mod:`ddlsim.imports.models`). Parts of a file that are marked ``option = "aux"`` are left out
+unless they are asked for by name: ``load_model("googlenet+aux")``.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Model:
     sources: tuple[str, ...]
     structure: tuple[Node, ...] = ()
     options: tuple[str, ...] = ()  # the optional parts that were included, and the parameters that were set
+    notes: tuple[str, ...] = ()  # assumptions about a model of another tool, which results repeat
 
     def __post_init__(self) -> None:
         if not self.input_shape or math.prod(self.input_shape) > MAX_ELEMENTS:
@@ -160,7 +162,7 @@ class Model:
         return float(bytes_per_element * sum(layer.n_params for layer in self.layers if not layer.model_parallel))
 
 
-ModelLike = Annotated[str | Path | Model, "the name of a bundled model, a path or a Model"]
+ModelLike = Annotated[str | Path | Model, "the name of a bundled model, a path, a configuration or a Model"]
 
 
 @checked
@@ -170,13 +172,19 @@ def load_model(
     """Return the model of a bundled name, of a file, or `source` itself if it is a model.
 
     ``"name+option"`` includes the parts of the file that are marked with that option, ``"name+parameter=value"`` sets a
-    parameter of the file, ``"name-size"`` (of a file: ``"path+size"``) takes one of its sizes. With `layers` (type in
+    parameter of the file, ``"name-size"`` (of a file: ``"path+size"``) takes one of its sizes. Instead of a file of
+    layers there can be a config.json of Hugging Face, arguments of Megatron-LM or a table of tensors
+    (:mod:`ddlsim.imports.models`), as a file or as the text itself: ``"config.json+seq=8192"``. With `layers` (type in
     the file -> class) or `allow_code` (types may be ``"package.module:Name"``) a file can have layers of yours, see
     docs/write_your_own/layer.md. Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or option and for a bad
     file.
     """
     if isinstance(source, Model):
         return source
+    from ddlsim.imports.models import import_model, is_foreign
+
+    if is_foreign(source):
+        return import_model(source)
     from ddlsim.workload.model_build import find_model_file, read_bundled, read_model
 
     path, options, is_bundled = find_model_file(source)
@@ -213,7 +221,7 @@ def _shape(layer: Layer, name: str, n: int) -> tuple[int, ...]:
         return (n,)
     if layer.type == "conv":
         return layer.out_shape[0], n // layer.out_shape[0]
-    if layer.type == "dense":
+    if layer.type in ("dense", "patch_embedding"):
         return layer.out_shape[-1], n // layer.out_shape[-1]
     if name == "out.weight":  # of heads whose features together may be more than a token's
         return layer.out_shape[-1], n // layer.out_shape[-1]

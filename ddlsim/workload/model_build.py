@@ -432,8 +432,8 @@ def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
             return path, (size, *options), True
     if other or os.path.isfile(stem):
         raise ConfigError(
-            f"{stem}: models are read from .toml files (docs/formats/own_files.md), not from checkpoints or code; "
-            "describe the layers in a .toml file, or name a bundled model (see: ddlsim models)"
+            f"{stem}: models are not read from checkpoints or code; give a config.json, arguments of Megatron-LM, a "
+            "table of tensors or a .toml file (docs/formats/own_files.md), or name a bundled model (see: ddlsim models)"
         )
     raise unknown_name("model", stem, bundled_names())
 
@@ -464,15 +464,22 @@ def read_model(
     Raises ConfigError, in one line with file, layer and field, for anything that cannot be used: unknown
     keys or types, shapes that do not fit, an option that the file does not have.
     """
-    table = read_toml(path)
-    file = PLAIN.build(_File, table, str(path), Source(allow_code=True), ": ")  # the builder looks at what layers name
-    prefix = f"{path.stem}-" if bundled_files("models").get(path.stem) == path else "+"
-    values, size, settings, parts = chosen_values(file.parameters, file.sizes, options, str(path), prefix)
-    _check_used(values, table, path)
-    shape = _input_shape(file.input, values, path)
     for kind, layer in layers.items():
         check_layer_type(layer, f"load_model: layers[{kind!r}]")
-    builder = Builder(str(path), file.blocks, frozenset(parts), values, {**layers, **LAYER_TYPES}, allow_code)
+    prefix = f"{path.stem}-" if bundled_files("models").get(path.stem) == path else "+"
+    return model_of(read_toml(path), str(path), path.stem, options, layers, allow_code=allow_code, prefix=prefix)
+
+
+def model_of(
+    table: Entry, path: str, stem: str, options: Sequence[str] = (),
+    layers: Mapping[str, type[LayerSpec]] = MappingProxyType({}), *, allow_code: bool = False, prefix: str = "+",
+) -> Model:  # fmt: skip
+    """Return the model in a table of a file, which errors call `path`, with a name that begins with `stem`."""
+    file = PLAIN.build(_File, table, path, Source(allow_code=True), ": ")  # the builder looks at what layers name
+    values, size, settings, parts = chosen_values(file.parameters, file.sizes, options, path, prefix)
+    _check_used(values, table, path)
+    shape = _input_shape(file.input, values, path)
+    builder = Builder(path, file.blocks, frozenset(parts), values, {**layers, **LAYER_TYPES}, allow_code)
     try:
         entries = substitute(file.layers, values, set())
     except ConfigError as error:
@@ -480,16 +487,16 @@ def read_model(
     structure, _ = builder.sequence(entries, "layers", "", Flow(shape, learned=False), 0)
     for option in parts:
         if option not in builder.seen_options:
-            raise unknown_name("option", option, {*builder.seen_options, *file.sizes}, str(path))
+            raise unknown_name("option", option, {*builder.seen_options, *file.sizes}, path)
     if not builder.layers:
         raise ConfigError(f"{path}: layers = []: list at least one layer")
-    name = "+".join((path.stem if size is None else f"{path.stem}-{size}", *settings, *parts))
+    name = "+".join((stem if size is None else f"{stem}-{size}", *settings, *parts))
     leaves = with_kept(builder.layers, structure)
     title = titled(file.title, values, size)
     return Model(name, title, shape, leaves, file.trainable, file.sources, structure, (*settings, *parts))
 
 
-def _input_shape(sizes: Sequence[int | str], values: Values, path: Path) -> tuple[int, ...]:
+def _input_shape(sizes: Sequence[int | str], values: Values, path: str) -> tuple[int, ...]:
     """Return the shape of a sample, its ``$names`` replaced."""
     try:
         shape = cast("list[int]", substitute(list(sizes), values, set()))
@@ -505,7 +512,7 @@ def _input_shape(sizes: Sequence[int | str], values: Values, path: Path) -> tupl
     return tuple(shape)
 
 
-def _check_used(values: Values, table: Entry, path: Path) -> None:
+def _check_used(values: Values, table: Entry, path: str) -> None:
     """Raise ConfigError for a parameter that would have no effect."""
     used: set[str] = set()
     substitute([table.get(key) for key in ("input", "layers", "blocks", "parameters")], {}, used)

@@ -16,20 +16,34 @@ from ddlsim.bundled import bundled_files
 from ddlsim.cluster import LinkDetail, cluster_names, load_cluster, with_detail
 from ddlsim.cluster.generators import star
 from ddlsim.errors import ConfigError
+from ddlsim.run.collective import collective_time
 
 EXPECTED = {  # workers, hosts
     "aws-10g-16": (16, 16),
     "aws-p2-16xlarge-16": (256, 16),
     "aws-p3-2xlarge": (8, 8),
+    "aws-p4de": (256, 32),
     "aws-p5-48xlarge": (256, 32),
+    "aws-p5e": (256, 32),
+    "aws-p5en": (256, 32),
+    "aws-p6-b200": (256, 32),
+    "azure-nd-h100-v5": (256, 32),
+    "azure-nd-h200-v5": (256, 32),
     "cloud-25g-16x8-v100": (128, 16),
     "cori-haswell": (2004, 2004),
     "dgx-a100-pod": (160, 20),
+    "dgx-b200-pod": (256, 32),
+    "dgx-b300-pod": (576, 72),
     "dgx-h100-pod": (256, 32),
     "dgx1-v100": (8, 1),
     "dgx1-v100-16": (128, 16),
     "endeavor-16": (16, 16),
     "fat-tree-k8-10g": (128, 128),
+    "gb200-nvl72": (576, 8),
+    "gb300-nvl72": (576, 8),
+    "gcp-a3-high": (256, 32),
+    "gcp-a3-mega": (256, 32),
+    "hgx-h100-96g": (512, 64),
     "ib-800g-a100": (512, 64),
     "lab-heterogeneous": (11, 7),
     "minicluster": (10, 10),
@@ -44,6 +58,10 @@ EXPECTED = {  # workers, hosts
     "three-regions-wan": (12, 12),
     "torus-2d": (256, 256),
     "torus-3d": (512, 512),
+    "tpu-v4": (256, 256),
+    "tpu-v5e": (256, 256),
+    "tpu-v5p": (256, 256),
+    "tpu-v6e": (256, 256),
     "two-racks-oversubscribed": (32, 32),
     "zenith": (314, 314),
 }
@@ -98,6 +116,52 @@ def test_known_figures():
     assert two.link_bandwidth[trunk] == 5e9
 
 
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [  # bytes/s per GPU: NVLink, and of its network interfaces
+        ("aws-p4de", 300e9, 6.25e9),
+        ("aws-p5e", 450e9, 50e9),
+        ("aws-p5en", 450e9, 50e9),
+        ("aws-p6-b200", 900e9, 50e9),
+        ("azure-nd-h100-v5", 450e9, 50e9),
+        ("azure-nd-h200-v5", 450e9, 50e9),
+        ("dgx-b200-pod", 900e9, 50e9),
+        ("dgx-b300-pod", 900e9, 100e9),
+        ("gb200-nvl72", 900e9, 50e9),
+        ("gb300-nvl72", 900e9, 100e9),
+        ("gcp-a3-high", 450e9, 12.5e9),
+        ("gcp-a3-mega", 450e9, 25e9),
+        ("hgx-h100-96g", 450e9, 50e9),
+    ],
+)
+def test_collectives_of_all_gpus_get_what_their_links_carry(name, inside, outside):
+    """A gather of 16 GB over all GPUs is limited by NVLinks, which rings over n GPUs of a machine use n - 1 times of n,
+    or by its interfaces; an all-reduce is, too, unless NVSwitches add up. The rest of the time is latency."""
+    cluster = load_cluster(name)
+    n, kinds = len(cluster.workers), np.array(cluster.link_kind)
+    local = n // len(cluster.host_names)
+    nvlink, nic = (np.flatnonzero(kinds == kind)[0] for kind in ("nvlink", "nic"))
+    assert cluster.link_bandwidth[nvlink] == inside
+    leaving = (kinds == "nic") & (cluster.host_of[cluster.link_src] == cluster.host_of[cluster.workers[0]])
+    assert cluster.link_bandwidth[leaving].sum() / local == pytest.approx(outside)
+    in_ring = inside * cluster.link_efficiency[nvlink] * local / (local - 1)
+    bus = min(in_ring, outside * local * cluster.link_efficiency[nic])
+    seconds = collective_time(cluster, "default", "16 GB", kind="all_gather")
+    assert 0.8 * bus < 16e9 * (n - 1) / n / seconds < 1.01 * bus
+    assert 2 * 16e9 * (n - 1) / n / collective_time(cluster, "default", "16 GB") > 0.8 * bus
+
+
+def test_a_rack_of_gb200_is_one_nvlink_domain():
+    """72 GPUs exchange by NVLink alone; parts of racks have one adapter for each GPU."""
+    rack = load_cluster("gb200-nvl72+n_hosts=1")
+    routes = rack.routes(rack.workers, np.roll(rack.workers, -1))
+    assert {rack.link_kind[link] for link in routes.links} == {"nvlink"}
+    part = load_cluster("gb200-nvl72+n_hosts=4+n_gpus=64")
+    assert (len(part.workers), len(part.host_names)) == (256, 4)
+    across = part.split_routes(part.workers[:64], part.workers[64:128])
+    assert len(set(across.links[[part.link_kind[link] == "nic" for link in across.links]].tolist())) == 2 * 64
+
+
 def test_keys_can_be_set():
     pod = load_cluster("dgx-h100-pod+n_leaves=24")
     assert (pod.name, len(pod.workers), len(pod.host_names)) == ("dgx-h100-pod+n_leaves=24", 768, 96)
@@ -125,15 +189,21 @@ TRANSPORTS = {
     "tcp-cubic": ["aws-10g-16", "aws-p2-16xlarge-16", "aws-p3-2xlarge", "cloud-25g-16x8-v100", "three-regions-wan"],
     "infiniband": [
         "dgx-a100-pod",
+        "azure-nd-h100-v5",
+        "azure-nd-h200-v5",
+        "dgx-b200-pod",
+        "dgx-b300-pod",
         "dgx-h100-pod",
         "dgx1-v100",
         "dgx1-v100-16",
         "endeavor-16",
+        "gb200-nvl72",
+        "gb300-nvl72",
         "ib-800g-a100",
         "selene",
     ],
-    "roce": ["roce-a100-40g", "roce-a100-80g", "roce-h100"],
-    "efa": ["aws-p5-48xlarge"],
+    "roce": ["hgx-h100-96g", "roce-a100-40g", "roce-a100-80g", "roce-h100"],
+    "efa": ["aws-p4de", "aws-p5-48xlarge", "aws-p5e", "aws-p5en", "aws-p6-b200"],
 }
 
 

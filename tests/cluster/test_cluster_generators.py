@@ -85,6 +85,17 @@ def test_torus_and_hypercube_are_networkx_ones():
     assert nx.is_isomorphic(_simple(hypercube(3, **RATE)), nx.hypercube_graph(3))
 
 
+def test_slices_are_tori_that_meet_in_a_switch():
+    graph = torus((3, 4), slices=2, nic_bandwidth=2e9, nic_latency=7e-6, **RATE)
+    nics = [(u, v, data) for u, v, data in graph.edges(data=True) if data["kind"] == "nic"]
+    assert len(nics) == 2 * 24
+    assert {(data["bandwidth"], data["latency"]) for *_, data in nics} == {(2e9, 7e-6)}
+    graph.remove_node("switch")
+    slices = [graph.subgraph(part) for part in nx.strongly_connected_components(graph)]
+    assert sorted(map(sorted, slices)) == [sorted(f"h{i}" for i in part) for part in (range(12), range(12, 24))]
+    assert all(nx.is_isomorphic(_simple(part), nx.grid_graph((3, 4), periodic=True)) for part in slices)
+
+
 def test_line_ends_have_one_neighbour():
     degrees = dict(_simple(line(5, **RATE)).degree())
     assert [degrees[f"h{i}"] for i in range(5)] == [1, 2, 2, 2, 1]
@@ -343,6 +354,16 @@ def test_the_sizes_that_are_checked_are_those_of_the_graph(make, host, monkeypat
     monkeypatch.setattr(target, lambda nodes, links, where: checked.append((nodes, links)))
     graph = make(host=host, **RATE)
     assert checked == [(graph.number_of_nodes(), graph.number_of_edges())]
+
+
+def test_the_sizes_of_slices_are_checked(monkeypatch):
+    checked = []
+    target = "ddlsim.cluster.generators.check_size"
+    monkeypatch.setattr(target, lambda nodes, links, where: checked.append((nodes, links)))
+    graph = torus([2, 3], slices=3, **RATE)
+    assert checked[0] == (graph.number_of_nodes(), graph.number_of_edges())
+    with pytest.raises(ConfigError, match="slices = 2 needs machines of one device each; remove n_gpus"):
+        torus([2, 2], slices=2, host=MultiGpu(4), **RATE)
 
 
 @pytest.mark.parametrize(("n_nics", "n_switches", "on_each"), [

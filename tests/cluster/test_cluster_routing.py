@@ -236,6 +236,21 @@ def test_torus_routes_go_dimension_by_dimension():
     assert nodes.tolist() == [5, 10, 14]  # two steps down the first dimension, one back round the second
 
 
+def test_between_slices_routes_pass_the_switch():
+    """Inside a slice, routes are those of a torus alone, though the switch would be nearer."""
+    sizes, n_slices = (4, 5), 3
+    cluster, alone = (Cluster.from_graph(torus(sizes, slices=n, **RATE)) for n in (n_slices, 1))
+    src, dst = (each.ravel() for each in np.indices((60, 60)))
+    routes, inside = cluster.routes(src, dst), alone.routes(src % 20, dst % 20)
+    for i in range(len(src)):
+        passed = cluster.link_dst[routes[i]].tolist()
+        if src[i] // 20 == dst[i] // 20:
+            assert passed == (alone.link_dst[inside[i]] + src[i] // 20 * 20).tolist()
+        else:
+            assert passed == [60, dst[i]]
+    assert cluster.locality_order(cluster.workers[::-1])[:3].tolist() == [59, 58, 57]
+
+
 def test_large_networks_are_routed():
     """10,000 machines: a ring over all, each route of the right length."""
     cluster = Cluster.from_graph(leaf_spine(250, 40, 10, **RATE))

@@ -294,6 +294,9 @@ CALLS = {
     "cost.all_to_all_nccl": lambda: {
         "n_inside": 2, "n_machines": 2, "nbytes": 1e6, "inside": (1e-6, 1e-9, 0.0), "between": (1e-6, 1e-9, 0.0),
     },
+    "all_gather.torus": lambda: COLLECTIVE,
+    "all_reduce.torus": lambda: COLLECTIVE,
+    "reduce_scatter.torus": lambda: COLLECTIVE,
     "cost.torus_2d": lambda: {**CLOSED_FORM, "rows": 2, "columns": 2},
     "largest_overhead_ratio": lambda: {"n_gpus": 8, "efficiency": 0.9},
     "algorithm_names": dict,

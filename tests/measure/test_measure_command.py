@@ -1,5 +1,6 @@
 """What a user types, with real processes: MPI here, PyTorch where it is installed."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import ddlsim
 from ddlsim.measure import read_measurements
 
 ROOT = Path(__file__).parents[2]
@@ -102,12 +104,46 @@ def test_two_torch_ranks_measure_everything(tmp_path):
         (["--batch-sizes", "8,x"], "error: --batch-sizes 8,x: 'x' is no number above 0; write them like 1,8,32"),
         (["--input-shape", "3"], "error: --input-shape 3 is for --module; add one, or leave it out"),
         (["--backend", "ncll"], "error: unknown backend 'ncll'; did you mean 'nccl'?"),
+        (["--profile", "p.json"], "error: --profile p.json: goes with --only kernels; add that, or leave it out"),
+        (
+            ["--only", "kernels", "--max-size", "1 MiB"],
+            "error: --max-size has no effect on --only kernels, which measures one device; leave it out",
+        ),
     ],
-    ids=["unit", "budget", "batch", "shape", "backend"],
+    ids=["unit", "budget", "batch", "shape", "backend", "profile", "kernels"],
 )
 def test_a_bad_command_line_is_one_line(tmp_path, arguments, message):
     done = call(ALONE, "--out", tmp_path, *arguments)
     assert (done.returncode, done.stderr) == (2, message + "\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "measured/"], "error: --out measured/: is no name of a device file; write it like my-gpu.toml"),
+        (["--out", "gpu.toml", "--budget", "0 s"], "error: --budget 0 s: must be above 0; write it like '5 min'"),
+    ],
+)
+def test_the_kernels_need_a_file_and_time(arguments, message):
+    done = call(ALONE, "--only", "kernels", *arguments)
+    assert (done.returncode, done.stderr) == (2, message + "\n")
+
+
+@needs_torch
+def test_the_kernels_of_this_machine(tmp_path):
+    """A device file that ddlsim takes, with fractions that are fractions, and all that was measured beside it."""
+    out, profile = tmp_path / "mine.toml", tmp_path / "profile.json"
+    done = call(ALONE, "--only", "kernels", "--out", out, "--profile", profile, "--budget", "10 s")
+    assert done.returncode == 0, done.stderr
+    device = ddlsim.load_device(out)
+    assert (device.name, device.kernels.units) == ("mine", 1)
+    assert {"bf16", "fp32"} <= device.kernels.gemm.keys()
+    assert ddlsim.fits("lenet5", out, 1)
+    measured = json.loads(profile.read_text(encoding="utf-8"))
+    assert list(measured["seconds"]) == ["launch", "gemm", "attention", "memory", "optimizers", "steps"]
+    assert all(row["seconds"] > 0 for name in measured["seconds"] for row in measured[name])
+    assert "products: mean error" in done.stderr
+    assert "predicted" in done.stderr
 
 
 def test_without_mpi_and_torch_there_is_help(tmp_path):

@@ -30,6 +30,13 @@ def test_every_file_of_the_page_can_be_read(number: int, tmp_path: Path) -> None
     assert result.throughput > 0.0
 
 
+def test_the_calls_of_the_page_run() -> None:
+    calls = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert calls
+    for call in calls:
+        exec(compile(call, "own_files.md", "exec"), {})
+
+
 def test_the_page_names_every_generator_and_layer() -> None:
     assert {kind for kind, _ in BLOCKS} == {"cluster", "model", "experiment"}
     missing = [name for name in (*GENERATORS, *LAYER_TYPES) if f"`{name}`" not in PAGE]

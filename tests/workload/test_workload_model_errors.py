@@ -177,8 +177,8 @@ def test_bad_file(tmp_path: Path, text: str, message: str):
 def test_unknown_names():
     with pytest.raises(ConfigError, match=r"unknown model 'zzz'; known: alexnet, .* and \d+ more$"):
         load_model("zzz")
-    for name in ("my.pt", "my.pt+option", "dir/my.safetensors", "model.py", "net.h5", Path("net.onnx")):
-        with pytest.raises(ConfigError, match=r"models are read from \.toml files .*see: ddlsim models"):
+    for name in ("my.pt", "my.pt+option", "dir/my.bin", "model.py", "net.h5", Path("net.onnx")):
+        with pytest.raises(ConfigError, match=r"models are not read from checkpoints or code; .*see: ddlsim models"):
             load_model(name)
     with pytest.raises(ConfigError, match=r"unknown model 'gpt3-9\.7b'; did you mean 'gpt3-6\.7b'"):
         load_model("gpt3-9.7b")

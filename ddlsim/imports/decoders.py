@@ -1,0 +1,35 @@
+"""Language models of one form, a stack of equal decoder layers: the kinds in ``decoder.toml``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddlsim.plain import read_toml
+
+FILE = Path(__file__).parent / "decoder.toml"
+
+
+class Read(NamedTuple):
+    """A table of a model file that was made of another tool's.
+
+    reads   tokens of the longest sequences that the model takes; 0: of those in the table
+    window  tokens that some of its layers attend to at most; 0: all
+    """
+
+    table: dict[str, Any]
+    kind: str
+    reads: int = 0
+    window: int = 0
+
+
+def kinds() -> list[str]:
+    """Return the kinds of decoders."""
+    table: dict[str, Any] = read_toml(FILE)
+    return sorted(table["sizes"])
+
+
+def decoder_table(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the model file of decoders without its parameters, and those that a kind has from the start."""
+    table: dict[str, Any] = read_toml(FILE)
+    return table, {**table.pop("parameters"), **table.pop("sizes")[kind]}

@@ -1,0 +1,178 @@
+"""Configurations of huggingface transformers (config.json) as model files, with the parameters of its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddlsim.bundled import bundled_files
+from ddlsim.errors import ConfigError, shown
+from ddlsim.imports.decoders import Read, decoder_table, kinds
+from ddlsim.imports.json_values import Node
+from ddlsim.plain import read_toml
+
+#: parameter of the model file -> names of the field, which differ between classes
+NUMBERS = {
+    "dim": ("hidden_size", "n_embd", "n_embed"),
+    "layers": ("num_hidden_layers", "n_layer"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_size": ("head_dim",),
+    "hidden": ("intermediate_size", "ffn_dim", "n_inner"),
+    "vocabulary": ("vocab_size",),
+}
+EXPERTS = {"experts": ("num_local_experts", "num_experts"), "active": ("num_experts_per_tok",)}
+VISION = {name: NUMBERS[name] for name in ("dim", "layers", "heads", "hidden")}
+VISION |= {"image": ("image_size",), "patch": ("patch_size",), "channels": ("num_channels",)}
+FLAGS = {"attention_bias": "bias", "mlp_bias": "mlp_bias"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu", "relu": "relu", "relu2": "squared_relu"}
+#: fields of which one value can be simulated
+ONLY: dict[str, Any] = {
+    "do_layer_norm_before": True, "enable_bias": True, "qk_layernorm": False, "clip_qkv": None,
+    "apply_residual_connection_post_layernorm": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+#: kinds of which only the parameters are counted
+COUNTED = ("deepseek_v2", "deepseek_v3", "gpt_oss")
+#: sequences of which a model is taken to be trained, where it reads longer ones
+LONGEST = 8192
+
+
+def is_config(value: object) -> bool:
+    """Return whether a JSON value is a configuration of transformers."""
+    return isinstance(value, Mapping) and ("model_type" in value or "architectures" in value)
+
+
+def read_config(root: Node) -> Read:
+    """Return the model file of a configuration, with `root` at the place that errors name.
+
+    Raises ConfigError for a model that cannot be simulated, with its parameters where they are counted.
+    """
+    classes = root["architectures"].items() if root.has("architectures") else []
+    architecture = classes[0].text() if classes else ""
+    kind = _kind(root, root["model_type"].text() if root.has("model_type") else architecture)
+    if root.has("text_config") or root.has("vision_config"):
+        raise root.error("is a model of text and images, which cannot be simulated; give its text_config alone")
+    if kind in COUNTED:
+        raise _counted(root, kind)
+    head = "ForImageClassification" if kind == "vit" else "ForCausalLM"
+    if architecture and not architecture.endswith((head, "LMHeadModel")):
+        raise root["architectures"].error(f"{shown(architecture)} has another head; only ...{head} can be simulated")
+    if root.has("quantization_config"):
+        quantized = root["quantization_config"]
+        raise quantized.error("quantized weights are not trained; remove the field to simulate the model itself")
+    for name, value in ONLY.items():
+        if root.has(name) and root[name].value != value:
+            raise root[name].error(f"{shown(root[name].value)} cannot be simulated, only {shown(value)}")
+    return _vision(root) if kind == "vit" else _decoder(root, kind)
+
+
+def _kind(root: Node, name: str) -> str:
+    known = {each.replace("_", ""): each for each in (*kinds(), *COUNTED, "vit")}
+    plain = name.replace("_", "").lower()
+    for ending in ("forcausallm", "lmheadmodel", "forimageclassification", "model"):
+        plain = plain.removesuffix(ending)
+    plain = {"gemma3": "gemma3text"}.get(plain, plain)
+    if plain not in known:
+        rule = f"must be one of {', '.join(sorted(known.values()))}"
+        raise root.error(f"model_type or architectures = {shown(name)}: {rule}")
+    return known[plain]
+
+
+def _count(root: Node, *names: str, needed: bool = True) -> int:
+    """Return the whole number of at least 1 that one of the names has; 0 if none is there, and none is needed."""
+    node = next((root[name] for name in names if root.has(name)), None)
+    if node is None and needed:
+        raise root.error(f"{names[0]} is missing; is it a complete config.json?")
+    value = 0 if node is None else node.value
+    if node is not None and (type(value) is not int or not 1 <= value <= 10**9):
+        raise node.error(f"must be a whole number from 1 to 1e9, not {shown(value)}")
+    return value  # type: ignore[return-value]
+
+
+def _numbers(root: Node, fields: Mapping[str, tuple[str, ...]], defaults: Mapping[str, object]) -> dict[str, Any]:
+    """Return the numbers that are there, of which those without a default are needed."""
+    counts = {name: _count(root, *names, needed=name not in defaults) for name, names in fields.items()}
+    return {name: n for name, n in counts.items() if n}
+
+
+def _flag(root: Node, name: str) -> bool:
+    if not isinstance(root[name].value, bool):
+        raise root[name].error(f"must be true or false, not {shown(root[name].value)}")
+    return root[name].value is True
+
+
+def _activation(root: Node) -> str:
+    name = next((root[name].text() for name in ("hidden_act", "activation_function") if root.has(name)), "gelu")
+    if name not in ACTIVATIONS:
+        raise root.error(f"hidden_act = {shown(name)}: must be one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _decoder(root: Node, kind: str) -> Read:
+    table, values = decoder_table(kind)
+    values |= _numbers(root, NUMBERS, values)
+    if values["mlp"] == "experts":
+        values |= _numbers(root, EXPERTS, {})
+    if kind == "qwen3_moe":
+        values["hidden"] = _count(root, "moe_intermediate_size")
+    reads = _count(root, "max_position_embeddings", "n_positions", "seq_length", needed=False) or 2048
+    values |= {"seq": min(reads, LONGEST)} | {to: _flag(root, name) for name, to in FLAGS.items() if root.has(name)}
+    if root.has("tie_word_embeddings"):
+        values["output"] = "tied_dense" if _flag(root, "tie_word_embeddings") else "dense"
+    if values["mlp"] == "ungated":
+        values["activation"] = _activation(root)
+    if values["dropped"] == "dropout":  # OPT reserves two rows
+        values["positions"] = reads + (2 if kind == "opt" else 0)
+        dropout = next((root[name] for name in ("resid_pdrop", "dropout") if root.has(name)), None)
+        values["dropout"] = 0.1 if dropout is None else dropout.nonnegative()
+    if root.has("word_embed_proj_dim") and root["word_embed_proj_dim"].value != values["dim"]:
+        raise root["word_embed_proj_dim"].error("cannot be simulated, unless it is hidden_size")
+    if root.has("use_parallel_residual") and not _flag(root, "use_parallel_residual"):
+        values["order"] = "pre_norm"
+    has_window = _flag(root, "use_sliding_window") if root.has("use_sliding_window") else kind[:4] != "qwen"
+    window = _count(root, "sliding_window", needed=False) if has_window else 0
+    return Read({**table, "parameters": values}, kind, reads, window)
+
+
+def _vision(root: Node) -> Read:
+    """Return the bundled vision transformer with the numbers of a configuration."""
+    table: dict[str, Any] = read_toml(bundled_files("models")["vit"])
+    values = {**table["parameters"], **_numbers(root, VISION, table["parameters"])}
+    labels = root["id2label"].value if root.has("id2label") else None
+    values["classes"] = (
+        len(labels) if isinstance(labels, dict) and labels else _count(root, "num_labels", needed=False) or 2
+    )
+    if _activation(root) != "gelu" or (root.has("qkv_bias") and not _flag(root, "qkv_bias")):
+        raise root.error("only gelu and qkv_bias = true can be simulated in vision transformers")
+    return Read({**table, "parameters": values, "sizes": {}}, "vit")
+
+
+def _counted(root: Node, kind: str) -> ConfigError:
+    """Return the error, with its parameters, for a model of experts whose layers are not simulated."""
+    names = ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_experts_per_tok")
+    dim, layers, vocabulary, heads, active = (_count(root, name) for name in names)
+    tied = root.has("tie_word_embeddings") and _flag(root, "tie_word_embeddings")
+    rest, dense = vocabulary * dim * (1 if tied else 2) + dim + 2 * dim * layers, 0
+    if kind == "gpt_oss":  # attention with biases and a sink for each head; experts with biases
+        size, kv = _count(root, "head_dim"), _count(root, "num_key_value_heads")
+        width, n_experts = _count(root, "intermediate_size"), _count(root, "num_local_experts")
+        attention = (dim + 1) * (heads + 2 * kv) * size + (heads * size + 1) * dim + heads
+        expert, shared = 3 * dim * width + 2 * width + dim, (dim + 1) * n_experts
+        what = "attention sinks, and experts with biases,"
+    else:
+        nope, rope, value = (_count(root, f"{name}_head_dim") for name in ("qk_nope", "qk_rope", "v"))
+        kv_rank, q_rank, queries = (
+            _count(root, "kv_lora_rank"),
+            _count(root, "q_lora_rank", needed=False),
+            heads * (nope + rope),
+        )
+        attention = (dim + queries + 1) * q_rank if q_rank else dim * queries
+        attention += dim * (kv_rank + rope) + kv_rank + kv_rank * heads * (nope + value) + heads * value * dim
+        n_experts, dense = _count(root, "n_routed_experts"), _count(root, "first_k_dense_replace", needed=False)
+        expert = 3 * dim * _count(root, "moe_intermediate_size")
+        shared = n_experts * dim + _count(root, "n_shared_experts", needed=False) * expert
+        rest += dense * 3 * dim * _count(root, "intermediate_size")
+        what = "multi-head latent attention, and shared experts,"
+    total = rest + layers * attention + (layers - dense) * (shared + n_experts * expert)
+    used = total - (layers - dense) * (n_experts - active) * expert
+    return root.error(f"{what} cannot be simulated yet; it has {total:,} parameters, of which a token uses {used:,}")

@@ -1,0 +1,154 @@
+"""Arguments of Megatron-LM (megatron/training/arguments.py) as model files.
+
+They are read from a text, from a shell script, which is never executed, and from what Megatron prints or saves of
+them (``num_layers ...... 32``, ``num_layers: 32``, ``Namespace(num_layers=32)``). Arguments that do not concern the
+model have no effect.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ddlsim.errors import ConfigError, shown
+from ddlsim.imports.decoders import Read, decoder_table
+from ddlsim.imports.json_values import Node
+from ddlsim.imports.text import SourceText
+
+_SCRIPT = re.compile(r"--num[-_]layers\b")
+_PRINTED = re.compile(r"\b([a-z]\w+)['\"]?[ \t]*(?:\.{2,}|=|:)[ \t]*['\"]?([^\s,)'\"}]+)")
+#: an assignment of a script: of a word, or of something in quotes
+_ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export[ \t]+|local[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|(]+)")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
+_FLAG = re.compile(r"(?:^|(?<=\s))--([a-z][\w-]*)(?:[ \t]*=[ \t]*|\s+|$)((?!--)[^\s]*)?")
+#: arguments that make a model of another form, unless they have one of these values
+_OTHERS = (
+    "multi-latent-attention", "apply-residual-connection-post-layernorm", "mtp-num-layers", "moe-layer-freq",
+    "moe-shared-expert-intermediate-size", "is-hybrid-model", "hybrid-override-pattern", "decoder-num-layers",
+    "heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json", "window-size",
+)  # fmt: skip
+_HARMLESS = ("0", "1", "-1")
+#: parameter of the model file -> its argument
+_NUMBERS = {
+    "layers": "num-layers", "dim": "hidden-size", "heads": "num-attention-heads", "head_size": "kv-channels",
+    "hidden": "ffn-hidden-size", "experts": "num-experts", "active": "moe-router-topk",
+}  # fmt: skip
+_POSITIONS = ("learned_absolute", "rope", "none")
+
+
+def is_megatron(text: str) -> bool:
+    """Return whether a text has arguments of Megatron-LM."""
+    return bool(_SCRIPT.search(text) or {"num_layers", "hidden_size"} <= {name for name, _ in _PRINTED.findall(text)})
+
+
+def read_megatron(source: SourceText) -> Read:
+    """Return the model file that arguments make.
+
+    Raises ConfigError for arguments that make a model of another form, and for numbers that are missing or wrong.
+    """
+    given = _Arguments(source, _script(source.text) if _SCRIPT.search(source.text) else _printed(source.text))
+    for flag in _OTHERS:
+        if flag in given.flags and given.text(flag) not in _HARMLESS:
+            raise given.error(flag, "makes a model that cannot be simulated yet")
+    table, values = decoder_table("llama")
+    values |= {"hidden": "4 * $dim", "fused": True}
+    has_experts, gated = "num-experts" in given.flags, "swiglu" in given.flags
+    values |= {name: given.count(_NUMBERS[name]) for name in ("layers", "dim", "heads")}  # which have no default
+    values |= {name: given.count(flag) for name, flag in _NUMBERS.items() if flag in given.flags}
+    if gated and "ffn-hidden-size" not in given.flags:
+        values["hidden"] = 8 * values["dim"] // 3 // 64 * 64
+    biased, rms = "disable-bias-linear" not in given.flags, given.text("normalization", "LayerNorm") == "RMSNorm"
+    if has_experts and (biased or not gated):
+        raise given.error("num-experts", "can be simulated with --disable-bias-linear and --swiglu only")
+    if "qk-layernorm" in given.flags and not rms:
+        raise given.error("qk-layernorm", "can be simulated with --normalization RMSNorm only")
+    values["mlp"] = "experts" if has_experts else "gated" if gated else "ungated"
+    if has_experts:
+        values |= {"active": given.count("moe-router-topk", 2),
+                   "hidden": given.count("moe-ffn-hidden-size", values["hidden"])}  # fmt: skip
+    if "group-query-attention" in given.flags:
+        values["kv_heads"] = given.count("num-query-groups", 1)
+    rotary = "use-rotary-position-embeddings" in given.flags
+    position = given.text("position-embedding-type", "rope" if rotary else "learned_absolute")
+    if position not in _POSITIONS:
+        rule = f"cannot be simulated, only {', '.join(_POSITIONS)}"
+        raise given.error("position-embedding-type", f"{shown(position)} {rule}")
+    seq = given.count("encoder-seq-length" if "encoder-seq-length" in given.flags else "seq-length")
+    values |= {
+        "seq": seq,
+        "vocabulary": _vocabulary(given),
+        "norm": "rms_norm" if rms else "layer_norm",
+        "qk_norm": "head" if "qk-layernorm" in given.flags else "none",
+        "activation": "squared_relu" if "squared-relu" in given.flags else "gelu",
+        "rotary": position == "rope",
+        "positions": given.count("max-position-embeddings", seq) if position == "learned_absolute" else 0,
+        "bias": biased or "add-qkv-bias" in given.flags,
+        "out_bias": biased,
+        "mlp_bias": biased,
+        "output": "dense" if "untie-embeddings-and-output-weights" in given.flags else "tied_dense",
+        "dropout": Node(given.text("hidden-dropout", "0.1"), f"{source.path}: --hidden-dropout").number(),
+    }
+    values["dropped"] = "dropout" if values["dropout"] else "none"
+    return Read({**table, "parameters": values}, "megatron")
+
+
+def _vocabulary(given: _Arguments) -> int:
+    """Return the rows of the embedding: words, padded so that tensor-parallel ranks share them evenly."""
+    if "padded-vocab-size" in given.flags:
+        return given.count("padded-vocab-size")
+    tokenizer = given.text("tokenizer-type", "")
+    words = given.count("vocab-size", 50257 if tokenizer == "GPT2BPETokenizer" else None)
+    multiple = given.count("make-vocab-size-divisible-by", 128) * given.count("tensor-model-parallel-size", 1)
+    return math.ceil((words + (tokenizer == "NullTokenizer")) / multiple) * multiple
+
+
+def _printed(text: str) -> dict[str, set[str]]:
+    """Return arguments as they are printed; those that are off or have no value are left out."""
+    flags = {name.replace("_", "-"): {value} for name, value in _PRINTED.findall(text)}
+    if flags.pop("add-bias-linear", {""}) & {"False", "false"}:
+        flags["disable-bias-linear"] = {"True"}
+    return {flag: values for flag, values in flags.items() if not values & {"False", "false", "None", "null"}}
+
+
+def _script(text: str) -> dict[str, set[str]]:
+    """Return the values of all flags in a script, variables that have one value replaced by it."""
+    text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
+    variables: dict[str, set[str]] = {}
+    for name, value in _ASSIGNED.findall(text):
+        default = re.fullmatch(rf"\$\{{{name}:?-(.*)\}}", word := value.strip("\"'"))  # TP=${TP:-8}
+        variables.setdefault(name, set()).add(default[1] if default else word)
+
+    def value_of(match: re.Match[str]) -> str:
+        values = variables.get(match[1] or match[3], {match[2]} if match[2] else set())
+        return next(iter(values)) if len(values) == 1 and not any("--" in value for value in values) else match[0]
+
+    for _ in range(5):  # variables that name variables
+        text = _VARIABLE.sub(value_of, text)
+    flags: dict[str, set[str]] = {}
+    for name, value in _FLAG.findall(re.sub(r"[\"'()]", " ", text)):
+        flags.setdefault(name.replace("_", "-"), set()).add(value.rstrip("\\;"))
+    return flags
+
+
+class _Arguments:
+    """Values by flag, without the dashes; a flag with several values is an error where it is used."""
+
+    def __init__(self, source: SourceText, flags: dict[str, set[str]]) -> None:
+        self.source, self.flags = source, flags
+
+    def error(self, flag: str, reason: str) -> ConfigError:
+        return self.source.error(None, f"--{flag}: {reason}")
+
+    def text(self, flag: str, default: str | None = None) -> str:
+        values = sorted(self.flags.get(flag, () if default is None else (default,)))
+        if len(values) != 1:
+            what = f"has the values {' and '.join(values)}; give those of one model" if values else "is missing; add it"
+            raise self.error(flag, what)
+        return values[0]
+
+    def count(self, flag: str, default: int | None = None) -> int:
+        value = self.text(flag, None if default is None else str(default))
+        if not value.isdecimal() or len(value) > 10 or not 1 <= int(value) <= 10**9:
+            why = "; give the number in place of the variable" if "$" in value else ""
+            raise self.error(flag, f"{shown(value)}: must be a whole number from 1 to 1e9{why}")
+        return int(value)

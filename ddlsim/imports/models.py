@@ -1,0 +1,108 @@
+"""Models that other tools describe, told apart by what they contain.
+
+=================================  ==================================================================================
+a configuration of transformers    JSON with ``model_type`` or ``architectures``; also a folder with a ``config.json``
+arguments of Megatron-LM           a text with ``--num-layers``, or ``num_layers`` and ``hidden_size`` with their values
+a table of tensors                 JSON, CSV with the columns name and shape, or the header of ``.safetensors``
+=================================  ==================================================================================
+
+A source is a path or the text itself; options follow behind a plus, as for model files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+from ddlsim.bundled import split_options
+from ddlsim.errors import ConfigError, shown
+from ddlsim.imports.decoders import Read
+from ddlsim.imports.hugging_face import is_config, read_config
+from ddlsim.imports.json_values import Node, parse_json
+from ddlsim.imports.megatron import is_megatron, read_megatron
+from ddlsim.imports.tensors import is_csv, read_csv, read_json, safetensors_header
+from ddlsim.imports.text import SourceText, read_text
+from ddlsim.workload.model import Model
+from ddlsim.workload.model_build import model_of
+
+#: endings of files that are read; TOML is ddlsim's own
+SUFFIXES = (".json", ".sh", ".txt", ".log", ".args", ".yaml", ".yml", ".csv", ".safetensors")
+#: what no path has, and the options behind it
+_CONTENT = re.compile(r"^\s*\{|\n|(?:^|\s)--[a-z]|^Namespace\(")
+_OPTIONS = re.compile(r"((?:\+\w+=[^+\s]*)*)\s*$")
+
+
+def is_foreign(source: str | Path) -> bool:
+    """Return whether a source of a model is for this module."""
+    if isinstance(source, str) and _CONTENT.search(source):
+        return True
+    stem, _ = split_options(str(source))
+    is_path = isinstance(source, Path) or "/" in stem
+    return stem.endswith(SUFFIXES) or (is_path and os.path.isfile(os.path.join(stem, "config.json")))
+
+
+def import_model(source: str | Path) -> Model:
+    """Return the model that a file or a text of another tool describes.
+
+    Raises ConfigError, in one line with file, field and value, for what cannot be read, and for a model that cannot be
+    simulated, with its parameters where they are counted.
+    """
+    text, options = _content(source)
+    read = _read(text)
+    where = str(text.path) if isinstance(text, SourceText) else text.place.rstrip(": ")
+    if isinstance(read, Model):
+        if options:
+            raise ConfigError(f"{where}: is a table of tensors, which has no options; leave +{options[0]} out")
+        return read
+    made_of = {"title": f"{read.kind} of $layers layers", "sources": [f"{where}, read as {read.kind}"]}
+    model = model_of({**read.table, **made_of}, where, read.kind, options)
+    name = "+".join((f"{read.kind}-{model.n_params / 1e9:.2f}b", *model.options))
+    return dataclasses.replace(model, name=name, notes=_notes(model, read))
+
+
+def _content(source: str | Path) -> tuple[SourceText | Node, list[str]]:
+    """Return the text, or the header of a file of tensors, and the options behind it."""
+    stem, options = split_options(str(source))
+    if isinstance(source, str) and _CONTENT.search(source) and not os.path.isfile(stem):
+        found = _OPTIONS.search(source)
+        assert found is not None  # it also fits nothing
+        return SourceText(Path("model"), source[: found.start()]), found[1].split("+")[1:]
+    path = Path(stem) / "config.json" if os.path.isdir(stem) else Path(stem)
+    return (safetensors_header(path) if path.suffix == ".safetensors" else read_text(path)), options
+
+
+def _read(text: SourceText | Node) -> Read | Model:
+    if isinstance(text, Node):
+        return read_json(text)
+    root = parse_json(text) if text.text.lstrip()[:1] in ("{", "[") else None
+    if root is not None and is_config(root.value):
+        return read_config(root)
+    if is_megatron(text.text):
+        return read_megatron(text)
+    if root is not None:
+        return read_json(root)
+    if is_csv(text):
+        return read_csv(text)
+    what = "no config.json, arguments of Megatron-LM or table of tensors (name, shape)"
+    start = shown(" ".join(text.text[:200].split())[:60])
+    raise text.error(None, f"begins with {start}, which is {what}; models of ddlsim are .toml files")
+
+
+def _notes(model: Model, read: Read) -> tuple[str, ...]:
+    """Return what the reader of a result should know of the model."""
+    notes, seq = [], model.input_shape[0]
+    if seq < read.reads and not any(option.startswith("seq=") for option in model.options):
+        notes.append(
+            f"sequences of {seq:,} tokens are assumed, of the {read.reads:,} that the model reads; set +seq=..."
+        )
+    if 0 < read.window < seq:
+        notes.append(f"layers that attend to the last {read.window:,} tokens only are taken to cost full attention")
+    of_experts = [dict(layer.tensors) for layer in model.layers if layer.type == "mixture_of_experts"]
+    if of_experts:
+        experts, active = (read.table["parameters"][name] for name in ("experts", "active"))
+        idle = sum(n for tensors in of_experts for name, n in tensors.items() if name != "router.weight")
+        used = model.n_params - idle // experts * (experts - active)
+        notes.append(f"a token uses {used:,} of the {model.n_params:,} parameters")
+    return tuple(notes)

@@ -1,0 +1,108 @@
+"""Devices in files of the user's own."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+import ddlsim
+from ddlsim import cli
+from ddlsim.collectives import nccl
+from ddlsim.errors import ConfigError
+
+CLUSTER = """
+[generator]
+type = "star"
+n_hosts = 2
+bandwidth = "25 Gbit/s"
+latency = "1 us"
+[host]
+device = "{device}"
+"""
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """A V100 of half the speed, in a file."""
+    v100 = ddlsim.load_device("v100")
+    half = replace(v100, name="half", peak_flops={name: rate / 2 for name, rate in v100.peak_flops.items()}, curves=())
+    half.save(tmp_path / "v100-slow.toml")
+    return half
+
+
+@pytest.mark.parametrize("name", ["v100", "h100", "desktop-cpu"])
+def test_every_field_comes_back(tmp_path, name):
+    device = ddlsim.load_device(name)
+    device.save(tmp_path / "mine.toml")
+    assert ddlsim.load_device(tmp_path / "mine.toml") == device
+    assert ddlsim.load_device(str(tmp_path / "mine.toml")) == device
+    if name == "v100":
+        assert 'fp16 = "125 TFLOP/s"' in (tmp_path / "mine.toml").read_text()
+
+
+def test_a_file_without_a_name_is_called_after_itself(tmp_path, slow):
+    path = tmp_path / "lab.toml"
+    path.write_text((tmp_path / "v100-slow.toml").read_text().replace('name = "half"\n', ""))
+    assert ddlsim.load_device(path) == replace(slow, name="lab")
+
+
+def test_a_file_that_changes_is_read_again(tmp_path, slow):
+    path = tmp_path / "v100-slow.toml"
+    assert ddlsim.load_device(path).power_w == 300.0
+    replace(slow, power_w=250.0).save(path)
+    assert ddlsim.load_device(path).power_w == 250.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('title = "x"\npower = "3 W"', "mine.toml: unknown key 'power'"),
+        ('title = "x"', "mine.toml: key 'peak_flops' is missing; add peak_flops = ..."),
+        ("title = ", "mine.toml: is not valid TOML"),
+        (None, "mine.toml: no such file"),
+    ],
+    ids=["unknown", "missing", "syntax", "none"],
+)
+def test_mistakes_are_one_line(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")) as caught:
+        ddlsim.load_device(tmp_path / "mine.toml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rate_needs_its_unit(tmp_path, slow):
+    path = tmp_path / "v100-slow.toml"
+    path.write_text(path.read_text().replace('"900 GB/s"', "900e9"))
+    with pytest.raises(ConfigError, match=r"v100-slow.toml: memory_bandwidth = 900000000000.0: must be a text with a"):
+        ddlsim.load_device(path)
+
+
+def test_everywhere_that_takes_a_name(tmp_path, slow, monkeypatch):
+    """In Python, in experiments and clusters relative to their folder, and on the command line."""
+    (tmp_path / "cluster.toml").write_text(CLUSTER.format(device="v100-slow.toml"))
+    (tmp_path / "fast.toml").write_text(CLUSTER.format(device="v100"))
+    (tmp_path / "run.toml").write_text('cluster = "fast.toml"\nmodel = "alexnet"\ndevice = "v100-slow.toml"\n')
+    of_cluster = ddlsim.Experiment(tmp_path / "cluster.toml", "alexnet")
+    of_file = ddlsim.load_experiment(tmp_path / "run.toml")
+    in_python = ddlsim.Experiment(tmp_path / "fast.toml", "alexnet", device=slow)
+    expected = ddlsim.simulate(in_python).throughput
+    assert ddlsim.simulate(of_cluster).throughput == ddlsim.simulate(of_file).throughput == expected
+    of_file.save(tmp_path / "again.toml")
+    assert ddlsim.simulate(ddlsim.load_experiment(tmp_path / "again.toml")).throughput == expected
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ["run", "cluster.toml", "-m", "alexnet"], ["run", "fast.toml", "-m", "alexnet", "--device", "v100-slow.toml"]
+    ):  # fmt: skip
+        done = CliRunner().invoke(cli.app, [*arguments, "--json", "--no-bottleneck"], catch_exceptions=False)
+        assert json.loads(done.stdout)["throughput"] == pytest.approx(expected)
+    done = CliRunner().invoke(cli.app, ["fits", "alexnet", "v100-slow.toml"])
+    assert done.exit_code == 0, done.output
+
+
+def test_nccl_goes_by_the_name_of_the_file(tmp_path, slow):
+    (tmp_path / "cluster.toml").write_text(CLUSTER.format(device="v100-slow.toml"))
+    (tmp_path / "fast.toml").write_text(CLUSTER.format(device="v100"))
+    sites = [nccl.site(ddlsim.load_cluster(tmp_path / name), (1, 2)) for name in ("cluster.toml", "fast.toml")]
+    assert sites[0] == sites[1]
