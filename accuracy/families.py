@@ -239,8 +239,8 @@ FAMILIES = (
     Family(
         "dlrm", "Recommendation models: DLRM on several GPUs", 0.15, "recommendation",
         "The one-GPU row of each framework, machine and precision gives the efficiency of matrix products; the smaller "
-        "batch of several GPUs lowers it by what is left empty of waves of tiles. Without CUDA graphs the host launches "
-        "kernels of PyTorch in the times of `megatron-2021`.",
+        "batch of several GPUs lowers it by what is left empty of waves of tiles. Without CUDA graphs the host "
+        "launches kernels of PyTorch in the times of `megatron-2021`.",
         recommendation.rows,
         causes=(
             ("", "", "of the host only launches of kernels are modelled: the code waits for the GPU at the begin of "
@@ -370,8 +370,8 @@ FAMILIES = (
         "megatron_a100", "Megatron-LM, weak scaling on up to 3,072 A100", 0.08, "megatron",
         "Nothing is fitted (stack `megatron-2021`); layouts and micro-batches are those of the repository's scripts.",
         megatron.a100_rows,
-        causes=(("", "", "all rows are too fast, their ratios are right: the rate of matrix products is that of another "
-                 "cluster and a later release; published rates of the A100 differ by as much"),),
+        causes=(("", "", "all rows are too fast, their ratios are right: the rate of matrix products is that of "
+                 "another cluster and a later release; published rates of the A100 differ by as much"),),
     ),
     Family(
         "megatron_h100", "Megatron Core, weak scaling on up to 2,304 H100", 0.08, "megatron",
