@@ -113,8 +113,8 @@ class Roofline:
 
     ``efficiency`` is the achieved fraction of the peak FLOP/s (None: the device catalogue's for the
     precision), ``memory_efficiency`` of the peak memory bandwidth (0.8 is near what stream benchmarks reach:
-    Deakin et al. 2018, BabelStream, 70 to 92 % on the GPUs here). Kernel launches and the framework cost
-    nothing in this model, so small batches come out too fast.
+    Deakin et al. 2018, BabelStream, 70 to 92 % on the GPUs here). On GPUs a pass takes at least the
+    time in which the stack's host launches its kernels.
 
     Against GPU measurements that the efficiencies were not fitted to, the step came out 0.8 to 1.55 times as
     long as measured (VGG-16 too slow, Inception-v3 too fast); a 3-D network at batch 1 on a KNL node came out
