@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import ddlsim
+from ddlsim import cli
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
@@ -19,9 +21,17 @@ def test_python_block_runs(code, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed.strip()
     if "print(result)" in code:
-        shown = next(text for kind, text in BLOCKS if not kind and text.startswith("memory"))
+        shown = next(text for kind, text in BLOCKS if not kind and text.startswith("throughput"))
         assert printed.strip() == shown.strip()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.png", "timeline.png", "trace.json"]
+
+
+def test_the_first_answer_is_the_command_s():
+    line, _, shown = next(text for kind, text in BLOCKS if kind == "console").partition("\n")
+    program, *arguments = line.removeprefix("$ ").split()
+    assert program == "ddlsim"
+    printed = CliRunner().invoke(cli.app, arguments).stdout
+    assert printed.startswith(shown.removesuffix("...\n"))
 
 
 def test_toml_block_is_a_cluster(tmp_path):

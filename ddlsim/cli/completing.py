@@ -11,6 +11,7 @@ from pathlib import Path
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import DdlsimError
 from ddlsim.plain import read_toml
+from ddlsim.workload.precision import ELEMENT_NBYTES
 
 #: tables of a cluster file whose keys "+key=value" sets
 _SETTABLE = ("generator", "host", "link")
@@ -18,7 +19,7 @@ _SETTABLE = ("generator", "host", "link")
 COSTS = ("simulated", "calibrated", "nccl")
 OVERLAPS = ("none", "layer", "ddp", "horovod", "priority", "while-waiting")
 PLACEMENTS = ("own", "colocated")
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+PRECISIONS = tuple(ELEMENT_NBYTES)
 OPTIMIZERS = ("sgd", "momentum", "adam", "lars", "lamb")
 
 
@@ -69,6 +70,13 @@ def devices(incomplete: str) -> list[str]:
     from ddlsim.workload.devices import device_names
 
     return device_names()
+
+
+def stacks(incomplete: str) -> list[str]:
+    """Return the names of the software stacks."""
+    from ddlsim.workload.stacks import stack_names
+
+    return stack_names()
 
 
 def algorithms(incomplete: str) -> list[str]:

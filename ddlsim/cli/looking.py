@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -128,6 +128,37 @@ def devices(
             }
         )
     print_table(rows, as_json)
+
+
+@app.command()
+def stacks(
+    name: Annotated[str | None, arg("Only this one, with its sources.", offers=completing.stacks)] = None,
+    as_json: Json = False,
+) -> None:
+    """List the software stacks, or what one sets, with its sources.
+
+    Example: ddlsim stacks megatron
+    """
+    from ddlsim.schema import PLAIN
+
+    rows: list[dict[str, Any]] = []
+    for each in ddlsim.stack_names() if name is None else [name]:
+        table = PLAIN.table(ddlsim.load_stack(each))
+        rows.append({key: table.pop(key) for key in ("name", "title", "release", "sources")} | {"sets": table})
+    if as_json:
+        typer.echo(json.dumps(rows if name is None else rows[0], indent=2))
+    elif name is None:
+        sets = (", ".join(f"{key} {_value(value)}" for key, value in row["sets"].items()) for row in rows)
+        heads = ({key: row[key] for key in ("name", "title", "release")} for row in rows)
+        print_table([{**head, "sets": text} for head, text in zip(heads, sets, strict=True)], as_json)
+    else:
+        (row,) = rows
+        typer.echo(f"{row['title']}, {row['release']}\n" + "\n".join(f"  source  {each}" for each in row["sources"]))
+        typer.echo("\n".join(f"  {key:<17} {_value(value)}" for key, value in row["sets"].items()))
+
+
+def _value(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
 @app.command()

@@ -61,12 +61,18 @@ Overlap = Annotated[
 ]
 Servers = Annotated[int | None, opt("Number of parameter servers.")]
 Placement = Annotated[str | None, opt("Parameter servers: own or colocated.", offers=completing.PLACEMENTS)]
-Batch = Annotated[int | None, opt("Samples per worker and step.", "--batch-size", "-b")]
+Batch = Annotated[
+    int | None, opt("Samples per worker and step; with fsdp, parallel, ... of all workers.", "--batch-size", "-b")
+]
 Steps = Annotated[int | None, opt("Steps to measure.")]
 Device = Annotated[
     str | None, opt("Of all workers: ddlsim devices lists names; or a device file.", offers=completing.devices)
 ]
-Precision = Annotated[str | None, opt("fp32, tf32, fp16 or bf16.", offers=completing.PRECISIONS)]
+Precision = Annotated[str | None, opt("bf16, fp16, fp8, mxfp8, nvfp4, tf32 or fp32.", offers=completing.PRECISIONS)]
+Stack = Annotated[
+    str | None, opt("Software: megatron, torchtitan, ... (see: ddlsim stacks).", offers=completing.stacks)
+]
+Flash = Annotated[bool | None, opt("Fused attention (default: as the stack has it).", "--flash/--no-flash")]
 Optimizer = Annotated[
     str | None,
     opt("Optimizer whose time and memory count: sgd, momentum, adam, lars or lamb.", offers=completing.OPTIMIZERS),

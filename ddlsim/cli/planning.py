@@ -12,7 +12,7 @@ import typer
 import ddlsim
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Device, Json, Optimizer, arg, counts, given, opt
+from ddlsim.cli.options import AllowCode, Device, Flash, Json, Optimizer, Precision, Stack, arg, counts, given, opt
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import save_csv
@@ -23,8 +23,8 @@ def fits(
     model: Annotated[str, arg("A bundled model or a file.", offers=completing.models)],
     device: Annotated[str, arg("A device of the catalogue (ddlsim devices), or a file.", offers=completing.devices)],
     batch_size: Annotated[int, opt("Samples of a micro-batch of a rank.", "--batch-size", "-b")] = 1,
-    precision: Annotated[str, opt("fp32, tf32, fp16 or bf16.", offers=completing.PRECISIONS)] = "fp32",
-    optimizer: Annotated[str, opt("sgd, momentum, adam, lars or lamb.", offers=completing.OPTIMIZERS)] = "momentum",
+    precision: Precision = None,
+    optimizer: Optimizer = None,
     gradients: Annotated[str | None, opt("fp32, as Megatron-LM keeps them.", "--gradient-dtype")] = None,
     zero: Annotated[int, opt("ZeRO stage, 1 to 3; 3 is FSDP.")] = 0,
     shards: Annotated[int, opt("Ranks that ZeRO shares over.")] = 1,
@@ -34,7 +34,8 @@ def fits(
     micro_batches: Annotated[int | None, opt("Of a step, in the pipeline.")] = None,
     interleave: Annotated[int, opt("Chunks of a stage.")] = 1,
     recompute: Annotated[str, opt("none, selective, full or segments.")] = "none",
-    flash: Annotated[bool, opt("Flash attention.", "--flash")] = False,
+    stack: Stack = None,
+    flash: Flash = None,
     offload: Annotated[bool, opt("The optimizer's state is in the host's memory.", "--offload")] = False,
     workspace: Annotated[str | None, opt('Of convolutions, e.g. "64 MiB".')] = None,
     as_json: Json = False,
@@ -45,7 +46,13 @@ def fits(
     """
     split: dict[str, Any] = {"zero": zero, "shards": shards, "tensor": tensor, "sequence": sequence}
     split |= {"pipeline": pipeline, "micro_batches": micro_batches, "interleave": interleave}
-    memory: dict[str, Any] = {"recompute": recompute, "flash": flash, "offload": offload, "workspace": workspace}
+    memory: dict[str, Any] = {
+        "recompute": recompute,
+        "stack": stack,
+        "flash": flash,
+        "offload": offload,
+        "workspace": workspace,
+    }
     fit = ddlsim.fits(model, device, batch_size, precision, optimizer, gradient_dtype=gradients, **split, **memory)
     typer.echo(json.dumps(fit.to_dict(), indent=1) if as_json else str(fit))
 
@@ -77,8 +84,10 @@ def recommend(
     batch_size: Annotated[str | None, opt('To try, e.g. "32,64".', "--batch-size", "-b")] = None,
     price: Annotated[list[str] | None, opt('Of a machine, "24.48 USD/h", or a cloud, "aws"; or one a cluster.')] = None,
     device: Device = None,
-    precision: Annotated[str | None, opt("fp32, tf32, fp16 or bf16 (fp32).", offers=completing.PRECISIONS)] = None,
+    precision: Precision = None,
     optimizer: Optimizer = None,
+    stack: Stack = None,
+    flash: Flash = None,
     split: Annotated[
         bool, opt("Share the model out over workers; --batch-size is the global batch.", "--split")
     ] = False,
@@ -120,7 +129,8 @@ def recommend(
     asked |= given(model=model, target=target, samples=samples, n_best=n_best, **tried)
     asked |= given(stability=stability or None, strategies=ways)
     base = asked.get("base") or ddlsim.Experiment(priced[0], asked.get("model", "resnet50"))
-    asked["base"] = base.with_(**given(device=device, precision=precision, optimizer=optimizer))
+    computing = given(device=device, precision=precision, optimizer=optimizer, stack=stack, flash=flash)
+    asked["base"] = base.with_(**computing)
     plan = ddlsim.recommend(**asked, jobs=jobs)
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     write_file(csv, lambda path: save_csv(plan.table, path))

@@ -21,6 +21,7 @@ from ddlsim.cli.options import (
     Batch,
     Cost,
     Device,
+    Flash,
     Json,
     Model,
     Optimizer,
@@ -30,6 +31,7 @@ from ddlsim.cli.options import (
     Seed,
     Servers,
     Source,
+    Stack,
     Steps,
     Strat,
     counts,
@@ -64,6 +66,8 @@ def run(
     device: Device = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
+    stack: Stack = None,
+    flash: Flash = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     stability: Annotated[
@@ -92,7 +96,7 @@ def run(
     """
     chosen = given(model=model, batch_size=batch_size, workers=workers, steps=steps, precision=precision)
     made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
-    chosen |= given(device=device, strategy=made, optimizer=optimizer, seed=seed)
+    chosen |= given(device=device, strategy=made, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
     if _has(what, {"jobs", "arrivals"}):
         others = given(trace=trace, plot_cluster=plot_cluster, plot_learning=plot_learning, write=write_to)
         others |= given(save=save, resume=resume, stability=stability or None)
@@ -190,6 +194,8 @@ def scaling(
     device: Device = None,
     precision: Precision = None,
     optimizer: Optimizer = None,
+    stack: Stack = None,
+    flash: Flash = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -205,7 +211,8 @@ def scaling(
     check_picture(plot)
     made = _strategy(strategy, algorithm, cost, overlap, servers, placement)
     chosen = given(strategy=made, model=model, batch_size=batch_size, steps=steps, precision=precision)
-    experiment = _experiment(what, allow_code, chosen | given(device=device, optimizer=optimizer, seed=seed))
+    chosen |= given(device=device, optimizer=optimizer, stack=stack, flash=flash, seed=seed)
+    experiment = _experiment(what, allow_code, chosen)
     results, interrupted = _each(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
     if plot is not None and results:

@@ -47,7 +47,8 @@ from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS
 from ddlsim.run.files import COMPRESSORS, OVERLAPS, SCHEMA, STRATEGIES
 from ddlsim.schema import Names, members, toml_value
 from ddlsim.workload.model import model_names
-from ddlsim.workload.precision import GRADIENT_TYPES
+from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.stacks import stack_names
 
 #: what people change most: shown at once, the others on request
 COMMON = {"algorithm", "overlap", "tensor", "pipeline", "data", "micro_batch", "order", "stage", "servers"}
@@ -169,7 +170,6 @@ def _descriptions(kind: type) -> dict[str, str]:
 
 
 OWN = "own ..."
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 #: what is seen where nothing is written
 OTHERS = 'max_time = "720 h"\n[failures]\nmtbf = "5000 h"\n[checkpoints]\nevery = "1 h"\nto = "peers"'
 
@@ -191,14 +191,16 @@ def form(setup: Setup) -> pn.Column:
         problem,
         _card("Cluster and model", [
             *_source(setup, "cluster", cluster_names()), *_source(setup, "model", model_names()),
-            _count(setup, "workers", "Workers (empty: all devices)"), _count(setup, "batch_size", "Batch size"),
+            _count(setup, "workers", "Workers (empty: all devices)"),
+            _count(setup, "batch_size", "Batch size (empty: default)"),
         ]),
         _choice_card(setup, "Strategy", "strategy", "settings", STRATEGIES, setup.choose_strategy),
         _choice_card(setup, "Compression", "compression", "compression_settings", COMPRESSORS,
                      setup.choose_compression),
         _card("More", [
             _count(setup, "accumulation", "Micro-steps per exchange"),
-            _select(setup, "precision", "Arithmetic", PRECISIONS),
+            _select(setup, "precision", "Arithmetic", ELEMENT_NBYTES),
+            _select(setup, "stack", "Software", stack_names()),
             _select(setup, "gradient_dtype", "Gradients on the wire", GRADIENT_TYPES),
             pn.widgets.FloatInput.from_param(setup.param.jitter, label="Jitter (coefficient of variation)", step=0.05,
                                              start=0.0, sizing_mode="stretch_width"),
@@ -218,10 +220,9 @@ def _count(setup: Setup, name: str, label: str) -> pn.widgets.IntInput:
     return pn.widgets.IntInput.from_param(setup.param[name], label=label, sizing_mode="stretch_width")
 
 
-def _select(setup: Setup, name: str, label: str, options: Sequence[str]) -> pn.widgets.Select:
-    return pn.widgets.Select.from_param(
-        setup.param[name], label=label, options=list(options), sizing_mode="stretch_width"
-    )
+def _select(setup: Setup, name: str, label: str, options: Iterable[str]) -> pn.widgets.Select:
+    labels = {"default": "", **{option: option for option in options}}
+    return pn.widgets.Select.from_param(setup.param[name], label=label, options=labels, sizing_mode="stretch_width")
 
 
 def _source(setup: Setup, name: str, presets: Sequence[str]) -> list[Any]:

@@ -71,16 +71,15 @@ class Setup(param.Parameterized):
     cluster = param.String("cloud-25g-16x8-v100", doc="bundled name or path, with +key=value")
     model = param.String("resnet50", doc="bundled name or path, with +option or +key=value")
     workers = param.Integer(None, allow_None=True, doc="how many; empty: one on every device")
-    batch_size = param.Integer(
-        32, allow_None=True, doc="samples per worker and step; of all workers that split a model"
-    )
+    batch_size = param.Integer(None, allow_None=True, doc="samples per worker and step; of all that split a model")
     strategy = param.String("all-reduce", doc="a type of experiment files")
     settings = param.Dict({}, doc="fields of the strategy")
     compression = param.String("none", doc="a type of experiment files")
     compression_settings = param.Dict({}, doc="fields of the compressor")
     accumulation = param.Integer(1, allow_None=True, doc="micro-steps per exchange")
-    precision = param.String("fp32", doc="arithmetic")
-    gradient_dtype = param.String("fp32", doc="gradients on the wire")
+    precision = param.String("", doc="arithmetic; empty: that of the model on the device")
+    stack = param.String("", doc="software; empty: that of the strategy on the device")
+    gradient_dtype = param.String("", doc="gradients on the wire; empty: those of the software")
     jitter = param.Number(0.0, allow_None=True, doc="coefficient of variation of the time that steps compute")
     steps = param.Integer(None, allow_None=True, doc="measured steps; None: 10, rounded up to whole cycles")
     seed = param.Integer(0, allow_None=True, doc="of all random streams")
@@ -107,9 +106,10 @@ class Setup(param.Parameterized):
     def experiment(self) -> Experiment:
         """Return what the form says. Raises a DdlsimError, in one line, where that makes no sense."""
         fields: dict[str, Any] = {"cluster": _text(self.cluster, "cluster"), "model": _text(self.model, "model")}
-        for name in ("batch_size", "accumulation", "seed"):
+        for name in ("accumulation", "seed"):
             fields[name] = _given(getattr(self, name), name)
-        fields |= {name: getattr(self, name) for name in ("workers", "steps", "precision", "gradient_dtype")}
+        fields |= {name: getattr(self, name) for name in ("workers", "batch_size", "steps")}
+        fields |= {name: getattr(self, name) or None for name in ("precision", "stack", "gradient_dtype")}
         fields["strategy"] = self._strategy()
         if spread := _given(self.jitter, "jitter"):
             fields["jitter"] = Lognormal(spread)

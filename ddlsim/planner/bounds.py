@@ -120,12 +120,12 @@ class Bounds:
         strategy, (warmup, steps) = contract.of(experiment.strategy), experiment.window
         if _varies(candidate) or not warmup or not strategy.defines("folded_program"):
             return None
-        at_a_time = strategy.samples_at_once(experiment.batch_size, candidate.workers)
+        at_a_time = strategy.samples_at_once(candidate.batch_size, candidate.workers)
         key = id(cluster), candidate.workers, at_a_time
         if key not in self._placed:
             self._placed[key] = place(experiment)
         placed = self._placed[key]
-        batches = strategy.micro_batches(experiment.batch_size, candidate.workers, experiment.accumulation)
+        batches = strategy.micro_batches(candidate.batch_size, candidate.workers, experiment.accumulation)
         whole = [workload for workload, _ in placed.workloads]
         folded = strategy.folded_program(whole, batches, cluster, placed.nodes)
         if folded is None:
@@ -224,7 +224,7 @@ def _program(candidate: Candidate, prepared: Prepared) -> StepProgram | None:
 def _batches(candidate: Candidate) -> tuple[int, float]:
     """Return the samples that a worker computes at once, and how often it does so for an update."""
     experiment, workers = candidate.experiment, candidate.workers
-    strategy, batch_size = contract.of(experiment.strategy), experiment.batch_size
+    strategy, batch_size = contract.of(experiment.strategy), candidate.batch_size
     n = strategy.micro_batches(batch_size, workers, experiment.accumulation)
     return strategy.samples_at_once(batch_size, workers), float(n)
 
@@ -251,4 +251,4 @@ def _computing(candidate: Candidate, prepared: Prepared) -> float:
         or experiment.window[0] > 0
     ):
         return np.inf
-    return sum(experiment.batch_size / (w.forward_time + w.backward_time) for w in prepared.workloads)
+    return sum(candidate.batch_size / (w.forward_time + w.backward_time) for w in prepared.workloads)

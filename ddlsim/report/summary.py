@@ -37,8 +37,12 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, st
     """
     experiment = result.experiment
     rows = [
-        *_memory(result),
         ("throughput" if result.fits else "if it fitted", _throughput(result)),
+        *_memory(result),
+        ("time goes to", _shares(result)),
+        *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result, simulate))],
+        *_software(result),
+        *_published(result),
         ("workers", f"{result.n_workers} on {result.cluster.name}"),
         ("strategy", experiment.strategy.label),
         ("model", _model(result)),
@@ -46,7 +50,6 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, st
         ("step time", _step_time(result)),
         *_interval(result, simulate),
         ("speed-up", _speedup(result)),
-        ("time goes to", _shares(result)),
         *_staleness(result),
         *_transport(result),
         *_life(result),
@@ -54,11 +57,12 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, st
         *_costs(result),
         *_learning(result),
         *[("busy links" if i == 0 else "", text) for i, text in enumerate(_links(result))],
-        *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result, simulate))],
         *[("compute time" if i == 0 else "", text) for i, text in enumerate(_compute_times(result))],
         *[("note", note) for note in result.notes],
         *[("warning", warning) for warning in result.warnings[not result.fits :]],
     ]
+    if not result.fits:
+        rows.insert(0, rows.pop(1))
     if result.interrupted:
         rows.insert(0, ("interrupted", f"after {count(len(result.recorder.updates), 'update')}"))
     return rows
@@ -74,12 +78,31 @@ def _memory(result: Result) -> list[tuple[str, str]]:
 
 
 def _throughput(result: Result) -> str:
-    """Return tokens/s (samples/s for other models), in all and per device, and the MFU."""
+    """Return tokens/s per device (samples/s for other models), in all, and the MFU."""
     tokens, mfu = result.tokens_per_second, result.mfu
     total, unit = (result.throughput, "samples/s") if tokens is None else (tokens, "tokens/s")
-    text = f"{rate(total, unit)}, {rate(total / result.n_workers, 'per device')}"
+    text = f"{rate(total / result.n_workers, unit)} per device, {rate(total, unit)} in all"
     text += "" if tokens is None else f" ({rate(result.throughput)})"
     return text if mfu is None else f"{text}, MFU {percent(mfu)}"
+
+
+def _software(result: Result) -> list[tuple[str, str]]:
+    """Return the software stack that computes, where times depend on it, and how to change one that was assumed."""
+    if not result.workloads[0].by_kernel:
+        return []
+    stack = result.workloads[0].stack
+    text = f"{stack.name}: {stack.title}, {stack.release}"
+    return [
+        (
+            "software",
+            text + ("; assumed, set another by --stack or stack= (ddlsim stacks)" if result.assumes_stack else ""),
+        )
+    ]
+
+
+def _published(result: Result) -> list[tuple[str, str]]:
+    """Return the nearest published run."""
+    return [] if result.published is None else [("published", str(result.published))]
 
 
 def _model(result: Result) -> str:

@@ -28,7 +28,7 @@ def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tupl
         return None, f"the measured steps of {model} are fp32, not {experiment.precision}: not used"
     if len({cluster.device_of[node] for node in cluster.workers.tolist()}) > 1:
         return None, f"the measured steps of {model} do not say on which of the cluster's devices: not used"
-    if len(own.batch_sizes) == 1 and own.batch_sizes[0] != experiment.batch_size:
+    if len(own.batch_sizes) == 1 and own.batch_sizes[0] != experiment.batch(1):
         return None, f"the measured steps of {model} are of batch {own.batch_sizes[0]} only: not used"
     return own, ""
 
@@ -45,7 +45,7 @@ def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int
             links += Beyond(0.0, ("extrapolated: no collective was measured, only messages",), PER_MESSAGE)
     own, _ = measured_steps(experiment, cluster, model)
     if own is not None:
-        compute = beyond(experiment.batch_size, own.batch_sizes, f"samples of {model}")
+        compute = beyond(experiment.batch(n_workers), own.batch_sizes, f"samples of {model}")
     return links, compute
 
 

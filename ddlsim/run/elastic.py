@@ -96,7 +96,7 @@ class Groups:
         return True
 
     def _batch_size(self, n_workers: int) -> int:
-        size = self._experiment.batch_size
+        size = self._experiment.batch(len(self._nodes))
         if contract.of(self._experiment.strategy).shares_batch:  # which is that of all workers already
             return size
         return self.elastic.batch_size(size, n_workers, len(self._nodes))

@@ -124,7 +124,9 @@ class Experiment:
     cluster         bundled name, path, networkx graph or :class:`~ddlsim.Cluster`
     model           bundled name, path or :class:`~ddlsim.Model`
     strategy        how workers exchange gradients
-    batch_size      samples per worker and (micro-)step; of all workers together where the strategy shares out a model
+    batch_size      samples per worker and (micro-)step; of all workers together where the strategy shares out a model.
+                    None: 32; where a strategy shares out the batch, a micro-batch of one sample per data-parallel rank
+                    (with a pipeline as many as it has stages)
     workers         number of workers, placed on the cluster's first devices, or the places of a part of them in
                     ``cluster.workers``, such as [4, 5, 6, 7]; None: on all of them
     steps           measured steps per worker (asynchronous: on average); None: 10, rounded up to whole cycles of a
@@ -172,7 +174,7 @@ class Experiment:
     cluster: ClusterLike
     model: ModelLike = "resnet50"
     strategy: StrategyLike = AllReduce()
-    batch_size: Count = 32
+    batch_size: Count | None = None
     workers: WorkersLike | None = None
     _: KW_ONLY
     steps: Count | None = None
@@ -252,6 +254,10 @@ class Experiment:
     def n_workers(self) -> int | None:
         """How many workers are asked for, None for as many as the cluster has devices."""
         return self.workers if self.workers is None or isinstance(self.workers, int) else len(self.workers)
+
+    def batch(self, n_workers: int) -> int:
+        """Return the batch size: as set, by default that of the strategy for `n_workers`."""
+        return self.batch_size or contract.of(self.strategy).default_batch_size(n_workers)
 
     def with_(self, **changes: object) -> Experiment:
         """Return the experiment with some fields changed."""

@@ -62,7 +62,7 @@ def what_fits(
     if not strategy.defines("lower_memory_variants"):
         return _fewer_samples(experiment, [workload for workload, _ in workloads], room)
     fit: list[tuple[Mapping[str, object], float]] = []
-    tries = strategy.lower_memory_variants(workload, experiment.batch_size, n_workers, room)
+    tries = strategy.lower_memory_variants(workload, experiment.batch(n_workers), n_workers, room)
     left = MOST_TRIED
     for other, changes in itertools.islice(tries, MOST_TRIED):
         left -= 1
@@ -102,7 +102,7 @@ def _held(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], worklo
     """Return the bytes that the fullest worker needs. Raises ConfigError where workers cannot exchange what they
     share."""
     strategy, whole = contract.of(experiment.strategy), [workload for workload, _ in workloads]
-    batches = strategy.micro_batches(experiment.batch_size, len(whole), experiment.accumulation)
+    batches = strategy.micro_batches(experiment.batch(len(whole)), len(whole), experiment.accumulation)
     strategy.folded_program(whole, batches, cluster, list(nodes))
     return memory_use(experiment, workloads, strategy.stages_of(whole))[0].needed
 
@@ -227,12 +227,12 @@ def place(experiment: Experiment) -> Placed:
     cluster = load_cluster(experiment.cluster)
     model = load_model(experiment.model)
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
-    given = experiment
+    nodes = _nodes(experiment, cluster)
+    n_workers, batch_size = len(nodes), experiment.batch(len(nodes))
+    given = experiment = experiment.with_(batch_size=batch_size)
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     notes += time_model.notes
-    nodes = _nodes(experiment, cluster)
-    n_workers = len(nodes)
-    contract.of(experiment.strategy).check_sizes(time_model, experiment.batch_size, n_workers)
+    contract.of(experiment.strategy).check_sizes(time_model, batch_size, n_workers)
     if n_workers > 1:
         cluster.check_connected(nodes)
     experiment = _with_algorithms(experiment, cluster, nodes)
@@ -318,9 +318,10 @@ def _regimes(
     def make(regime: tuple[int, int | None]) -> list[Stage]:
         return contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads_in(regime)])
 
-    regimes = Regimes(training, experiment.batch_size, make, {(experiment.batch_size, None): stages})
+    size = experiment.batch(len(nodes))
+    regimes = Regimes(training, size, make, {(size, None): stages})
     for number, phase in enumerate(training.phases):
-        regime = phase.batch or experiment.batch_size, number
+        regime = phase.batch or size, number
         workloads = workloads_in(regime)
         regimes.stages[regime] = contract.of(experiment.strategy).stages_of([workload for workload, _ in workloads])
         warnings += memory_use(experiment, workloads, regimes.stages[regime])[1]
@@ -337,7 +338,7 @@ def memory_use(
     held: list[float | None] = [None] * n_workers
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
     if parts:
-        accumulation = strategy.micro_batches(experiment.batch_size, n_workers, experiment.accumulation)
+        accumulation = strategy.micro_batches(experiment.batch(n_workers), n_workers, experiment.accumulation)
         peaks = strategy.peak_memory(whole, accumulation)
         held = held if peaks is None else peaks[:n_workers].tolist()
     different = {
@@ -382,7 +383,7 @@ def _workloads(
 ) -> list[tuple[Workload, Device]]:
     """Return each worker's workload (in a phase) and device; equal ones are the same object."""
     speeds = experiment.speeds(len(nodes))
-    batch_size = contract.of(experiment.strategy).samples_at_once(experiment.batch_size, len(nodes))
+    batch_size = contract.of(experiment.strategy).samples_at_once(experiment.batch(len(nodes)), len(nodes))
     devices: dict[int, Device] = {}  # by what asks for them
     made: dict[tuple[str, float], tuple[Workload, Device]] = {}
     result = []

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
+    from ddlsim.report.published import Comparison
     from ddlsim.run.sensitivity import Sensitivity, Stability
     from ddlsim.validation.intervals import RunInterval
 
@@ -42,6 +43,8 @@ def plain_result(result: Result) -> dict[str, object]:
         "throughput": result.throughput,
         "tokens_per_second": result.tokens_per_second,
         "mfu": result.mfu,
+        "stack": _stack(result),
+        "published": None if result.published is None else result.published.to_dict(),
         "step_time": result.step_time,
         "speedup": result.speedup,
         "efficiency": result.efficiency,
@@ -67,6 +70,15 @@ def plain_result(result: Result) -> dict[str, object]:
         "stop_reason": result.stop_reason,
         "history": _history(result),
     }
+
+
+def _stack(result: Result) -> dict[str, object] | None:
+    """Return the software that computes, None where times do not depend on it."""
+    workload = result.workloads[0]
+    if not workload.by_kernel:
+        return None
+    stack = {name: getattr(workload.stack, name) for name in ("name", "title", "release")}
+    return {**stack, "assumed": result.assumes_stack}
 
 
 def _history(result: Result) -> list[dict[str, float | None]]:
@@ -112,6 +124,18 @@ class Result(Outcome):
             return float(getattr(self, quantity))
         except ConfigError:
             return None
+
+    @property
+    def assumes_stack(self) -> bool:
+        """Whether the software stack is the default one, as the experiment sets none."""
+        return (self.given or self.experiment).stack is None
+
+    @cached_property
+    def published(self) -> Comparison | None:
+        """The nearest published run of a similar transformer on the same kind of device; None if there is none."""
+        from ddlsim.report.published import nearest
+
+        return nearest(self)
 
     # ------------------------------------------------------------ learning
 

@@ -74,7 +74,7 @@ def _workers(
     experiment = prepared.experiment
     regimes, n_workers = prepared.regimes, len(prepared.nodes)
     accumulation = contract.of(experiment.strategy).micro_batches(
-        experiment.batch_size, n_workers, experiment.accumulation
+        experiment.batch(n_workers), n_workers, experiment.accumulation
     )
     feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
     workers = []
@@ -361,7 +361,8 @@ def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
     if setting.plan is not None:
         return setting.plan(steps)
     strategy = contract.of(experiment.strategy)
-    accumulation = strategy.micro_batches(experiment.batch_size, len(prepared.nodes), experiment.accumulation)
+    n_workers = len(prepared.nodes)
+    accumulation = strategy.micro_batches(experiment.batch(n_workers), n_workers, experiment.accumulation)
     return strategy.plan(prepared.workloads, 1 if steps is None else steps, accumulation)
 
 

@@ -27,6 +27,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 #: names of parameters, positional and by keyword
 Parameters = tuple[tuple[str, ...], tuple[str, ...]]
+#: samples of a worker by default
+SAMPLES = 32
 #: the parameters of methods that a class must define (``buckets``: of an overlap policy), and of those that it may
 REQUIRED: dict[str, Parameters] = {"start": (("setting",), ()), "buckets": (("workload",), ())}
 OPTIONAL: dict[str, Parameters] = {}
@@ -77,6 +79,11 @@ class Contract:
         Default: the batch size, which is that of each worker.
         """
         return batch_size
+
+    @_optional
+    def default_batch_size(self, n_workers: int) -> int:
+        """Batch size of a run that sets none. Default: 32; where workers share a batch, a sample for each."""
+        return n_workers if self.shares_batch else SAMPLES
 
     @_optional
     def n_replicas(self, n_workers: int) -> int:

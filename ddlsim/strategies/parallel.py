@@ -178,6 +178,11 @@ class Parallel(WithFabric):
         """Return the mesh of `n_workers` workers. Raises ConfigError, with the nearest meshes, if there is none."""
         return _mesh(n_workers, self.data, self.pipeline, self.tensor)
 
+    def default_batch_size(self, n_workers: int) -> int:
+        """Return the samples of as many micro-batches per replica as there are stages ("pipedream" has one)."""
+        data = self.data or max(n_workers // (self.pipeline * self.tensor), 1)
+        return data * (self.micro_batch or 1) * (1 if self.order == "pipedream" else self.pipeline)
+
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples that a worker computes at once."""
         data, micro_batch = self.mesh(n_workers).data, self.micro_batch or 1
@@ -589,6 +594,7 @@ def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, 
     holding = Holding(
         work.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
         recompute=recompute, flash=work.flash, loss_nbytes=work.loss_nbytes,
+        gradient_dtype=work.main_gradients,
     )  # fmt: skip
     memory = memory_of(work.model, work.batch_size, work.precision, holding)
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))

@@ -12,6 +12,10 @@ class DealtOut:
 
     micro_batches: int = 1
 
+    def default_batch_size(self, n_workers: int) -> int:
+        """Return the samples of micro-batches of one sample each."""
+        return n_workers * self.micro_batches
+
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples that a worker computes at once. Raises ConfigError for a batch that cannot be divided
         evenly."""

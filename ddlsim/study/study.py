@@ -492,10 +492,11 @@ def _ways(family: Contract, experiment: Experiment, loader: Loader) -> list[obje
     assert isinstance(cluster, Cluster)
     assert isinstance(model, Model)
     n_workers = loader.n_workers(experiment)
-    ways = list(family.ways(cluster, model, n_workers, experiment.batch_size, senseless))
+    batch_size = experiment.batch(n_workers)
+    ways = list(family.ways(cluster, model, n_workers, batch_size, senseless))
     if not ways:
         raise ConfigError(
             f"{family.name}: no way to share {model.name} out over {n_workers} workers with batch_size = "
-            f"{experiment.batch_size}: {text_of_senseless(senseless)}"
+            f"{batch_size}: {text_of_senseless(senseless)}"
         )
     return ways

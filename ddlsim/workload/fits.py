@@ -12,12 +12,14 @@ from ddlsim.arguments import Bytes, Count, checked, one_of, whole
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
 from ddlsim.text_tables import aligned
-from ddlsim.workload.devices import DeviceLike, load_device
+from ddlsim.workload.devices import Device, DeviceLike, load_device
 from ddlsim.workload.memory import RECOMPUTE, Holding, Memory, Precision, memory_of
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
-from ddlsim.workload.precision import GRADIENT_TYPES
+from ddlsim.workload.precision import FP32_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.products import has_kernels
 from ddlsim.workload.roles import blocks, can_split, unit_starts
+from ddlsim.workload.stacks import Stack, StackLike, default_stack, load_stack
 
 #: ranks that a remedy may ask for: data-parallel ones, and those of a tensor-parallel group, which stays in a machine
 MOST_SHARDS, MOST_TENSOR, MACHINE = 1024, 8, 8
@@ -37,6 +39,22 @@ class _Case:
     micro_batches: int | None  # None: as many as there are stages
     interleave: int
     holding: Holding
+    device: Device
+    stack: Stack | None  # None: the default one
+    flash: bool | None  # None: as the stack does
+
+    def __post_init__(self) -> None:
+        """Complete how ranks hold what they train by what their software does."""
+        software, holding = self.software, self.holding
+        flash = software.attention_kernel(self.device) is not None if self.flash is None else self.flash
+        loss = software.loss_nbytes if has_kernels(self.model, self.device, self.precision) else FP32_NBYTES
+        object.__setattr__(self, "holding", dataclasses.replace(holding, flash=flash, loss_nbytes=loss))
+
+    @property
+    def software(self) -> Stack:
+        """The stack that trains: as asked, or the default of the strategy that holds it so."""
+        framework = "FSDP" if self.holding.zero == 3 else "Parallel" if self.holding.tensor * self.pipeline > 1 else ""
+        return self.stack or load_stack(default_stack(framework, self.device))
 
     def memory(self) -> Memory:
         """Return the memory of the stage that needs most."""
@@ -60,7 +78,7 @@ class _Case:
         return dataclasses.replace(self, holding=dataclasses.replace(self.holding, **others), **mine)
 
 
-_MINE = ("batch_size", "pipeline")
+_MINE = ("batch_size", "pipeline", "flash")
 
 
 @checked
@@ -119,13 +137,13 @@ class Fit:
 
 @checked
 def fits(
-    model: ModelLike, device: DeviceLike, batch_size: Count = 1, precision: Precision = "fp32",
-    optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] = "momentum", *,
+    model: ModelLike, device: DeviceLike, batch_size: Count = 1, precision: Precision | None = None,
+    optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] | None = None, *,
     gradient_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None, zero: Annotated[int, whole(0, 3)] = 0,
     shards: Count = 1, tensor: Count = 1, sequence: bool = False, pipeline: Count = 1,
     micro_batches: Count | None = None, interleave: Count = 1,
-    recompute: Annotated[str, one_of(*RECOMPUTE)] = "none", flash: bool = False, offload: bool = False,
-    workspace: Bytes | None = None,
+    recompute: Annotated[str, one_of(*RECOMPUTE)] = "none", stack: StackLike | None = None,
+    flash: bool | None = None, offload: bool = False, workspace: Bytes | None = None,
 ) -> Fit:  # fmt: skip
     """Return whether a model can be trained on a device, with the memory of the fullest rank and remedies.
 
@@ -134,12 +152,15 @@ def fits(
     shards         data-parallel ranks that ZeRO shards over, as do embedding tables whose gradients are not exchanged
     micro_batches  of a step; the first stage keeps up to `pipeline` of them (1F1B). None: as many as stages
     interleave     chunks of a stage (Narayanan et al. 2021, arXiv:2104.04473)
+    stack          software that trains, by name; None: that of FSDP with stage 3 of ZeRO, of Megatron-LM with tensor
+                   groups or pipelines. It determines whether attention is fused (`flash` None) and what a loss holds
 
-    The other arguments are those of :class:`~ddlsim.workload.memory.Holding`. Remedies that are enough by themselves
-    come first, those that cost least time before others: tables shared out, flash attention, selective recomputation,
-    ZeRO stage 1 and 2 (which send no more bytes), a smaller micro-batch, full recomputation (a third more work), ZeRO
-    stage 3 (half as many bytes more), tensor parallelism, pipelines, the optimizer's state in the host's memory. If
-    none is enough, several together may be. Then come the others, the most saved first.
+    Precision, optimizer and stack default to those of an :class:`~ddlsim.Experiment`. The other arguments are those of
+    :class:`~ddlsim.workload.memory.Holding`. Remedies that are enough by themselves come first, those that cost least
+    time before others: tables shared out, flash attention, selective recomputation, ZeRO stage 1 and 2 (which send no
+    more bytes), a smaller micro-batch, full recomputation (a third more work), ZeRO stage 3 (half as many bytes more),
+    tensor parallelism, pipelines, the optimizer's state in the host's memory. If none is enough, several together may
+    be. Then come the others, the most saved first.
 
     Raises ConfigError, in one line, for what cannot be split so.
 
@@ -148,23 +169,19 @@ def fits(
     False
     """
     network, machine = load_model(model), load_device(device)
+    of_kernels = has_kernels(network, machine, precision or "bf16")
+    precision = precision or ("bf16" if of_kernels else "fp32")
+    optimizer = optimizer or ("adam" if of_kernels else "momentum")
     holding = Holding(
-        optimizer,
-        gradient_dtype,
-        zero,
-        shards,
-        tensor,
-        sequence,
-        recompute,
-        flash,
-        offload=offload,
-        workspace=workspace,
+        optimizer, gradient_dtype, zero, shards, tensor, sequence, recompute, offload=offload, workspace=workspace
     )
-    case = _Case(network, precision, batch_size, pipeline, micro_batches, interleave, holding)
+    software = None if stack is None else load_stack(stack)
+    case = _Case(network, precision, batch_size, pipeline, micro_batches, interleave, holding, machine, software, flash)
     if interleave > 1 and pipeline == 1:
         raise ConfigError(f"interleave = {interleave}: cuts stages of a pipeline into chunks; give pipeline=2 or more")
     memory = case.memory()
     question = f"{network.name} with micro-batches of {batch_size} in {precision} with {optimizer}"
+    question += f" under {case.software.name}" if of_kernels else ""
     room = machine.memory_nbytes
     if memory.total <= room:
         return Fit(question, machine.name, room, memory)

@@ -287,3 +287,54 @@ def test_words_that_a_command_does_not_take_are_one_line(monkeypatch, capsys, ar
     said = fails(monkeypatch, capsys, *arguments)
     assert said.startswith("error: ddlsim")
     assert text in said
+
+
+LLAMA = ("dgx-h100-pod", "-m", "llama-3-8b", "-s", "fsdp")
+
+
+def test_software_attention_and_precision_of_a_run(tmp_path):
+    options = ("--stack", "megatron", "--precision", "fp8", "--flash", "--steps", "1")
+    data = json.loads(run("run", *LLAMA, "-n", "8", *options, "--no-bottleneck", "--json"))
+    experiment = ddlsim.Experiment(
+        "dgx-h100-pod", "llama-3-8b", ddlsim.FSDP(), workers=8, stack="megatron", precision="fp8", flash=True, steps=1
+    )
+    assert data["throughput"] == ddlsim.simulate(experiment).throughput
+    assert data["stack"]["name"] == "megatron"
+    path = tmp_path / "run.toml"
+    run("run", *LLAMA, "-n", "8", *options, "--no-bottleneck", "--write", str(path))
+    assert 'stack = "megatron"' in path.read_text()
+    assert ddlsim.load_experiment(path) == experiment
+    rows = json.loads(run("scaling", *LLAMA, "-n", "8,16", *options, "--json"))
+    assert rows[0]["throughput"] == data["throughput"]
+
+
+def test_an_old_attention_needs_the_memory_that_it_needed():
+    text = run("run", *LLAMA, "-n", "64", "--no-flash", "--steps", "1", "--no-bottleneck")
+    assert text.startswith("memory        does not fit: llama-3-8b")
+
+
+def test_stacks_are_listed_with_what_they_set():
+    rows = json.loads(run("stacks", "--json"))
+    assert [row["name"] for row in rows] == ddlsim.stack_names()
+    one = json.loads(run("stacks", "megatron", "--json"))
+    assert one == rows[ddlsim.stack_names().index("megatron")]
+    stack = ddlsim.load_stack("megatron")
+    assert one["sets"]["gemm"] == stack.gemm
+    text = run("stacks", "megatron")
+    assert text.startswith(f"{stack.title}, {stack.release}\n  source  ")
+    assert f"attention         {', '.join(stack.attention)}" in text
+    assert stack.title in run("stacks")
+
+
+def test_an_unknown_stack_is_one_line(monkeypatch, capsys):
+    text = fails(monkeypatch, capsys, "run", *LLAMA, "-n", "8", "--stack", "megatrom")
+    assert "unknown stack 'megatrom'; did you mean 'megatron'" in text
+
+
+def test_memory_of_a_language_model_is_that_of_its_software():
+    data = json.loads(run("fits", "llama-3-8b", "h100", "-b", "1", "--shards", "64", "--json"))
+    assert "zero=1, shards=64" in [remedy["change"] for remedy in data["remedies"] if remedy["fits"]]
+    old = json.loads(run("fits", "llama-3-8b", "h100", "--shards", "64", "--no-flash", "--json"))
+    assert old["total"] > data["total"] + 50e9
+    other = json.loads(run("fits", "llama-3-8b", "h100", "--shards", "64", "--stack", "megatron", "--json"))
+    assert other["memory"]["buffers"] < data["memory"]["buffers"]

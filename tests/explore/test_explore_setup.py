@@ -61,6 +61,17 @@ def test_all_fields_reach_the_experiment():
     )  # fmt: skip
 
 
+def test_what_the_form_leaves_open_is_left_to_the_run():
+    setup = Setup(cluster="dgx-h100-pod", model="llama-3-8b")
+    setup.choose_strategy("fsdp")
+    assert setup.experiment() == ddlsim.Experiment("dgx-h100-pod", "llama-3-8b", ddlsim.FSDP())
+    setup.param.update(stack="megatron", precision="mxfp8", gradient_dtype="fp32")
+    expected = ddlsim.Experiment(
+        "dgx-h100-pod", "llama-3-8b", ddlsim.FSDP(), stack="megatron", precision="mxfp8", gradient_dtype="fp32"
+    )
+    assert setup.experiment() == expected
+
+
 def test_other_fields_are_lines_of_an_experiment_file(tmp_path):
     setup = Setup(others=OTHERS)  # what the form shows as an example
     assert setup.experiment() == ddlsim.Experiment(
@@ -115,7 +126,7 @@ def test_settings_are_written_as_in_files():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": None}, "batch size is empty; give a number"),
+        ({"accumulation": None}, "accumulation is empty; give a number"),
         ({"batch_size": 0}, "Experiment: batch_size = 0: must be a whole number of at least 1"),
         ({"cluster": " "}, "cluster is empty; choose one, or give the path of a file"),
         ({"strategy": "all-reduc"}, "unknown strategy 'all-reduc'; did you mean 'all-reduce'?"),

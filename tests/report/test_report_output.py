@@ -181,14 +181,16 @@ def test_studies_of_lives_are_judged_by_goodput_and_those_with_input_say_what_wa
     assert percent(fed.summary["input_share"].iloc[0]) in row
 
 
-def test_a_run_that_fits_opens_with_memory_and_throughput_per_device():
+def test_a_run_that_fits_opens_with_throughput_and_memory():
     """BERT-large: sequences of 512 tokens; 3 times its forward FLOPs over the V100's 15.7 TFLOP/s in fp32."""
     result = ddlsim.simulate("cloud-25g-16x8-v100", "bert-large", batch_size=8, workers=16, optimizer="adam", steps=2)
-    memory, throughput, *_ = str(result).splitlines()
+    throughput, memory, *_ = str(result).splitlines()
     assert re.fullmatch(r"memory +fits: 19\.29 GB of 34\.36 GB on the fullest worker", memory)
     tokens = 512 * result.throughput
     assert result.tokens_per_second == tokens
-    assert throughput.split(None, 1)[1].startswith(f"{tokens:,.0f} tokens/s, {tokens / 16:,.0f} per device (")
+    assert throughput.split(None, 1)[1].startswith(
+        f"{tokens / 16:,.0f} tokens/s per device, {tokens:,.0f} tokens/s in all ("
+    )
     mfu = 3 * ddlsim.load_model("bert-large").flops * result.throughput / (16 * 15.7e12)
     assert result.mfu == pytest.approx(mfu, rel=1e-12)
     assert throughput.endswith(f"MFU {mfu:.1%}".replace("%", " %"))

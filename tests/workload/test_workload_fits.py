@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import ddlsim
 from ddlsim import ConfigError, cli, fits
+from ddlsim.readable import size
 from ddlsim.workload.memory import Holding, memory_of
 
 GIB = 2.0**30
@@ -68,10 +69,37 @@ def test_what_fits_has_no_remedies() -> None:
     answer = fits("gpt2", "a100-40g", 8, "fp16", "adam")
     assert answer
     assert answer.remedies == ()
-    assert answer.memory == memory_of(ddlsim.load_model("gpt2"), 8, "fp16", Holding("adam"))
+    loss = ddlsim.load_stack("pytorch").loss_nbytes
+    assert answer.memory == memory_of(
+        ddlsim.load_model("gpt2"), 8, "fp16", Holding("adam", flash=True, loss_nbytes=loss)
+    )
     assert answer.capacity == 40 * GIB
-    line = "gpt2 with micro-batches of 8 in fp16 with adam fits a100-40g: needs 12.28 GB of 42.95 GB"
-    assert str(answer).splitlines()[0] == line
+    line = (
+        f"gpt2 with micro-batches of 8 in fp16 with adam under pytorch fits a100-40g: needs {size(answer.memory.total)}"
+    )
+    assert str(answer).splitlines()[0] == f"{line} of 42.95 GB"
+
+
+def test_a_language_model_is_held_as_its_software_does() -> None:
+    """bf16, Adam and fused attention unless set; ZeRO stage 3 is FSDP's, tensor groups are Megatron-LM's."""
+    answer = fits("llama-3-8b", "h100", shards=64, zero=3)
+    assert answer
+    assert answer.question == "llama-3-8b with micro-batches of 1 in bf16 with adam under torchtitan"
+    assert fits("llama-3-8b", "h100", tensor=8).question.endswith("under megatron")
+    old = fits("llama-3-8b", "h100", shards=64, zero=3, flash=False)
+    assert old.memory.activations > 4 * answer.memory.activations
+    assert {remedy.change for remedy in old.remedies if remedy.fits} >= {"flash=True", "recompute='full'"}
+    assert fits("llama-3-8b", "h100", shards=64, zero=3, stack="megatron").memory.buffers < answer.memory.buffers
+    assert fits("llama-3-8b", "h100", precision="fp8").memory == fits("llama-3-8b", "h100").memory
+    assert fits("gpt2", "v100").question == "gpt2 with micro-batches of 1 in fp32 with momentum"
+
+
+@pytest.mark.parametrize("stack", [None, "megatron-2021"])
+def test_remedies_are_those_of_the_stack(stack: str | None) -> None:
+    answer = fits("llama-3-8b", "a100-80g", 2, stack=stack)
+    for remedy in answer.remedies:
+        arguments = {"batch_size": 2, **asked(remedy.change)}
+        assert fits("llama-3-8b", "a100-80g", stack=stack, **arguments).memory == remedy.memory  # type: ignore[arg-type]
 
 
 def test_stages_hold_their_layers_and_live_micro_batches() -> None:

@@ -314,7 +314,10 @@ def test_memory_prints_its_terms() -> None:
         (lambda: Holding(zero=4), "zero = 4: must be a whole number from 0 to 3"),
         (lambda: Holding(zero=1), "zero = 1: shares out over shards = 1 rank; give shards=2 or more, or zero=0"),
         (lambda: Holding(sequence=True), "sequence = True: splits what tensor = 1 leaves whole"),
-        (lambda: Holding(recompute="some"), "recompute = 'some': must be one of none, selective, operators, full, segments"),
+        (
+            lambda: Holding(recompute="some"),
+            "recompute = 'some': must be one of none, selective, operators, full, segments",
+        ),
         (lambda: Holding(workspace="8 s"), "Holding: workspace: '8 s' is a time, not a size"),
         (lambda: memory_of(load_model("gpt2"), -1), "batch_size = -1: must be a whole number of at least 0"),
         (lambda: memory_of(load_model("gpt2"), 1, "fp7"), "precision = 'fp7'"),

@@ -275,7 +275,10 @@ def test_per_kernel_computes_runs() -> None:
             lambda: make_workload(GPT2, load_device("v100"), 1, precision="fp16", compute=PerKernel()),
             "PerKernel: the kernels of v100 in fp16 are not known; they are of a100-40g, a100-80g",
         ),
-        (lambda: gemm_efficiency("v100", 8, 8, 8), "the kernels of v100 in fp16 are not known; they are of a100-40g, a100"),
+        (
+            lambda: gemm_efficiency("v100", 8, 8, 8),
+            "the kernels of v100 in fp16 are not known; they are of a100-40g, a100",
+        ),
         (lambda: gemm_efficiency("a100-40g", 0, 8, 8), "m = 0: must be finite and above 0"),
         (lambda: step_flops(GPT2, 0), "batch_size = 0"),
         (lambda: step_flops(GPT2, 1, "ful"), "recompute = 'ful'"),

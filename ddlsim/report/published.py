@@ -1,0 +1,105 @@
+"""The published training speed that is nearest to a simulated run, from ``published.toml`` beside this file."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddlsim.plain import read_toml
+from ddlsim.readable import percent, rate
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
+
+#: comparable models have this many times the parameters at most
+MOST_RATIO = 2.0
+#: how the values are written that differ
+_WORDS = {"device": "on {}", "GPUs": "{:,} GPUs", "precision": "{}", "tokens": "{:,} tokens", "stack": "under {}"}
+#: unit of figures that are shares of the peak, and of the others
+MFU, TOKENS = "MFU", "tokens/s per GPU"
+
+
+class Row(NamedTuple):
+    """A published run; `parameters` in 10^9, `sequence` in tokens per sample, `stack` a name of a software stack."""
+
+    model: str
+    parameters: float
+    device: str
+    gpus: int
+    precision: str
+    sequence: int
+    layout: str
+    figure: float
+    unit: str
+    stack: str
+    source: str
+
+
+class Comparison(NamedTuple):
+    """A published run, the simulated value of its figure, and the values of the simulated run that differ from it."""
+
+    row: Row
+    simulated: float
+    differences: dict[str, object]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return everything as plain values."""
+        return {**self.row._asdict(), "simulated": self.simulated, "differences": self.differences}
+
+    def __str__(self) -> str:
+        row = self.row
+        figure = percent(row.figure) + " MFU" if row.unit == MFU else rate(row.figure, row.unit)
+        here = percent(self.simulated) if row.unit == MFU else rate(self.simulated, "").rstrip()
+        differs = ", ".join(_WORDS[name].format(value) for name, value in self.differences.items())
+        return (
+            f"{figure}: {row.model} on {row.gpus:,} {row.device}, {row.precision}, {row.sequence:,} tokens, "
+            f"{row.layout} ({row.source}); simulated: {here}{f' with {differs}' if differs else ''}"
+        )
+
+
+def nearest(result: Result) -> Comparison | None:
+    """Return the nearest published run of a transformer of at most twice or half the size on the same kind of device.
+
+    None if there is none. The other properties count by their factor, twofold GPUs a quarter of twofold parameters.
+    """
+    workload, tokens = result.workloads[0], result.workloads[0].model.tokens
+    device = workload.device
+    if device is None or tokens is None or not any(layer.heads for layer in workload.model.layers):
+        return None
+    here: dict[str, Any] = {"device": device.name, "GPUs": result.n_workers, "precision": workload.precision}
+    here |= {"tokens": tokens, "stack": workload.stack.name}
+    best: tuple[float, Comparison] | None = None
+    for row in _rows():
+        ratio = abs(math.log2(workload.model.n_params / 1e9 / row.parameters))
+        speed = result.mfu if row.unit == MFU else tokens * result.throughput / result.n_workers
+        if _kind(row.device) != _kind(device.name) or ratio > math.log2(MOST_RATIO) or speed is None:
+            continue
+        there = {"device": row.device, "GPUs": row.gpus, "precision": row.precision, "tokens": row.sequence}
+        there["stack"] = row.stack
+        differs = {name: value for name, value in here.items() if value != there[name]}
+        apart = ratio + 0.5 * len(differs.keys() & {"device", "precision", "stack"})
+        apart += 0.25 * (abs(math.log2(tokens / row.sequence)) + abs(math.log2(result.n_workers / row.gpus)))
+        if best is None or apart < best[0]:
+            best = apart, Comparison(row, speed, differs)
+    return None if best is None else best[1]
+
+
+def _kind(device: str) -> str:
+    """Return the name of a device without its memory: "a100" of "a100-80g"."""
+    return re.sub(r"-\d+g(-.*)?$", "", device)
+
+
+@cache
+def _rows() -> tuple[Row, ...]:
+    return tuple(_read())
+
+
+def _read() -> Iterator[Row]:
+    tables: dict[str, Any] = read_toml(Path(__file__).with_suffix(".toml"))
+    for table in tables.values():
+        for row in table["rows"]:
+            yield Row._make([*row, table.get("unit", TOKENS), table["stack"], table["source"]])
