@@ -4,8 +4,11 @@
 
 FILE has the columns of one of the five files of published runs: Megatron-Bridge, torchtitan, fms-fsdp, MaxText
 (``.csv``), or large runs (``.yaml``). Every row is simulated on the catalogue's device, the bundled cluster and the
-named stack. Rows that cannot be run are listed with the reason. ``OUT`` is ``{"rows": [{"published", "predicted", "unit",
-"reason"}, ...]}`` in the order of the file.
+named stack. Rows that cannot be run are listed with the reason. ``OUT`` is ``{"rows": [{"published", "predicted",
+"unit", "reason"}, ...]}`` in the order of the file.
+
+What a row leaves open is chosen by the same rules for all rows: the layout is data-parallel over the remaining ranks,
+and where memory would not suffice, transformer layers are recomputed.
 """
 
 from __future__ import annotations
@@ -14,28 +17,31 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
-from ddlsim import FSDP, ConfigError, DdlsimError, Parallel, simulate
+from ddlsim import FSDP, ConfigError, DdlsimError, Model, Parallel, Result, load_model, simulate
 
-__all__ = ["Judged", "judge", "main", "read"]
+__all__ = ["Judged", "judge", "main", "read", "summary"]
 
 Row = Mapping[str, Any]
+TOKENS = "tokens/s per GPU"
 
 
 class Judged(NamedTuple):
-    """A published figure, its prediction, and why there is none."""
+    """A published figure, its prediction, and why there is none; the same of the peak memory, in GiB."""
 
     what: str
     published: float
     predicted: float | None
     unit: str
     reason: str = ""
+    memory: float | None = None
+    predicted_memory: float | None = None
 
     @property
     def error(self) -> float | None:
@@ -44,196 +50,288 @@ class Judged(NamedTuple):
 
 
 class UnsupportedError(Exception):
-    """A row that needs something that is not simulated yet."""
+    """A row needs something that is not simulated."""
 
 
 def read(path: Path) -> tuple[str, list[Row]]:
-    """Return the kind of a file, told by its columns, and its rows."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix in (".yaml", ".yml"):
-        names = [
-            "case",
-            "model",
-            "machine",
-            "gpus",
-            "tensor",
-            "pipeline",
-            "interleave",
-            "micro",
-            "batch",
-            "framework",
-            "recompute",
-            "seconds",
-        ]
-        return "large", [dict(zip(names, row, strict=True)) for row in yaml.safe_load(text)["rows"]]
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    rows = list(csv.DictReader(lines))
-    for kind, columns in COLUMNS.items():
-        if rows and set(columns) <= set(rows[0]):
-            return kind, [{key: _value(value) for key, value in row.items()} for row in rows]
-    raise ConfigError(f"{path}: none of the known sets of columns: {', '.join(COLUMNS)}")
-
-
-COLUMNS = {
-    "bridge": ("release", "virtual", "expert", "routing"),
-    "torchtitan": ("source", "async_tensor", "compile"),
-    "fms": ("nic_gbit_per_s", "sharding"),
-    "maxtext": ("slices", "chips_per_slice", "tflops_chip"),
-}
-
-
-def _value(text: str) -> Any:
+    """Return the kind of a file, told by its columns, and its rows. Raises ConfigError for other columns."""
     try:
-        number = float(text)
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give a file of published runs") from None
+    if path.suffix in (".yaml", ".yml"):
+        rows = (yaml.safe_load(text) or {}).get("rows", [])
+        return "large", [dict(zip(LARGE, row, strict=True)) for row in rows]
+    table = list(csv.DictReader(line for line in text.splitlines() if line and not line.startswith("#")))
+    for kind, family in FAMILIES.items():
+        if table and set(family.columns) <= set(table[0]):
+            return kind, [{key: _value(value) for key, value in row.items()} for row in table]
+    raise ConfigError(f"{path}: has the columns of none of the known files; known: {', '.join(FAMILIES)}")
+
+
+def _value(text: str | None) -> Any:
+    try:
+        number = float(text or "")
     except ValueError:
-        return text
+        return text or ""
     return int(number) if number.is_integer() else number
 
 
-# ---------------------------------------------------------------- families
-
-#: precisions of the files -> those of ddlsim
-PRECISIONS = {"fp8-cs": "fp8"}
-BRIDGE = {
-    "h100": ("dgx-h100-pod+n_leaves={}", "h100"), "b200": ("dgx-b200-pod+n_leaves={}", "b200"),
-    "b300": ("dgx-b300-pod+n_leaves={}", "b300"), "gb200": ("gb200-nvl72+n_racks={}", "gb200"),
-    "gb300": ("gb300-nvl72+n_racks={}", "gb300"),
-}  # fmt: skip
+# ---------------------------------------------------------------- what rows have in common
 
 
-def _refuse(row: Row) -> None:
-    if int(row.get("expert") or 1) > 1 or "a3b" in row["model"] or row.get("routing"):
-        raise UnsupportedError("experts are not simulated with these stacks yet")
-    if int(row.get("context") or 1) > 1:
+def _size(row: Row, name: str) -> int:
+    """Return the size of a kind of parallelism: 1 where the row has none."""
+    return int(row.get(name) or 1)
+
+
+def _check(row: Row) -> None:
+    """Raise UnsupportedError for what no strategy simulates."""
+    if row.get("routing") or _size(row, "expert") > 1:
+        raise UnsupportedError("experts: these models are not simulated yet")
+    if _size(row, "context") > 1:
         raise UnsupportedError("context parallelism is not simulated yet")
 
 
-def _bridge(row: Row) -> tuple[float, str, float]:
-    _refuse(row)
-    gpus, tensor, pipeline = row["gpus"], row["tensor"], row["pipeline"]
-    data = gpus // (tensor * pipeline)
-    if row["fsdp"]:
-        strategy: Any = FSDP(micro_batch=row["micro_batch"], shard=None if row["fsdp"] == gpus else row["fsdp"])
-    else:
-        strategy = Parallel(
-            tensor=tensor, pipeline=pipeline, data=data, micro_batch=row["micro_batch"],
-            interleave=row["virtual"] or 1, sequence=tensor > 1, tp_comm_overlap=tensor > 1, cut="layers",
-            sharded=True, overlap="megatron",
-        )  # fmt: skip
-    cluster = _cluster(row["system"], gpus)
-    precision = PRECISIONS.get(row["precision"], row["precision"])
-    model = f"{row['model']}+seq={row['sequence']}"
-    result = _run(cluster, model, strategy, row["global_batch"], gpus, "megatron", precision=precision)
-    return row["tokens_per_s_gpu"], "tokens/s per GPU", result.throughput * row["sequence"] / gpus
-
-
-def _cluster(system: str, gpus: int) -> str:
-    if system.startswith("gb"):
-        return f"{system}-nvl72+n_racks={-(-gpus // 72)}"
-    n_leaves = 8 * -(-gpus // 256)
-    return f"dgx-{system}-pod" + (f"+n_leaves={n_leaves}" if gpus > 256 else "")
-
-
-def _run(cluster: str, model: str, strategy: Any, batch: int, gpus: int, stack: str, **options: Any) -> Any:
+def _run(cluster: str, model: str | Model, strategy: Any, batch: int, gpus: int, stack: str, **options: Any) -> Result:
     return simulate(
         cluster, model, strategy, batch_size=batch, workers=gpus, stack=stack, optimizer="adam", steps=2, warmup=1,
         **options,
     )  # fmt: skip
 
 
-def _torchtitan(row: Row) -> tuple[float, str, float]:
-    _refuse(row)
-    gpus, tensor, pipeline = row["gpus"], row["tensor"] or 1, row["pipeline"] or 1
-    batch, recompute = row["global_batch"], row["recompute"]
-    if tensor * pipeline > 1:
-        raise UnsupportedError("todo")
-    strategy = FSDP(micro_batch=row["local_batch"], recompute=_again(recompute))
-    cluster = {"h100-96g-500w": "hgx-h100-96g", "a100-80g": "roce-a100-80g", "h200": "dgx-h100-pod"}[row["system"]]
-    stack = "torchtitan-compile" if row["compile"] else "torchtitan"
-    device = {"h200": "h200"}.get(row["system"])
-    result = _run(cluster, f"{row['model']}+seq={row['sequence']}", strategy, batch, gpus, stack,
-                  precision=row["precision"], device=device)  # fmt: skip
-    return row["tokens_per_s_gpu"], "tokens/s per GPU", result.throughput * row["sequence"] / gpus
+def _fitting(run: Callable[[str], Result], recompute: Sequence[str]) -> Result:
+    """Return the first run whose memory suffices, of those that recompute more and more; else the last."""
+    for how in recompute:
+        result = run(how)
+        if result.memory is None or result.memory.fits:
+            break
+    return result
 
 
-def _again(recompute: str) -> str:
-    return {"none": "none", "selective": "operators", "full": "early-stop"}[recompute]
+def _tokens(result: Result, sequence: int) -> float:
+    return result.throughput * sequence / result.n_workers
 
 
-def _fms(row: Row) -> tuple[float, str, float]:
-    gpus, shard = row["gpus"], 8 if row["sharding"] == "hsdp" else None
+def _gib(result: Result) -> float | None:
+    """Return the peak memory that the allocator reserves."""
+    return None if result.memory is None else result.workloads[0].stack.reserved * result.memory.needed / 2**30
+
+
+# ---------------------------------------------------------------- the files
+
+#: precisions of the files -> those of ddlsim
+PRECISIONS = {"fp8-cs": "fp8", "fp8-ds": "fp8"}
+
+
+def _bridge(row: Row) -> tuple[float, float | None]:
+    """Megatron-Bridge: Megatron Core on DGX machines and NVL72 racks."""
+    _check(row)
+    gpus, tensor, pipeline = row["gpus"], _size(row, "tensor"), _size(row, "pipeline")
+
+    def run(recompute: str) -> Result:
+        strategy: Any = FSDP(micro_batch=row["micro_batch"], recompute=recompute)
+        if row["fsdp"]:
+            if row["fsdp"] < gpus:
+                strategy = FSDP(micro_batch=row["micro_batch"], recompute=recompute, shard=row["fsdp"])
+        else:
+            strategy = _megatron(row["micro_batch"], gpus, tensor, pipeline, _size(row, "virtual"), recompute)
+        precision = PRECISIONS.get(row["precision"], row["precision"])
+        model = f"{row['model']}+seq={row['sequence']}"
+        return _run(_nvidia(row["system"], gpus), model, strategy, row["global_batch"], gpus, "megatron",
+                    precision=precision)  # fmt: skip
+
+    result = _fitting(run, ("none", "full"))
+    return _tokens(result, row["sequence"]), None
+
+
+def _megatron(micro_batch: int, gpus: int, tensor: int, pipeline: int, chunks: int, recompute: str) -> Parallel:
+    """Return a layout as Megatron Core runs it: distributed optimizer, everything overlapped."""
+    return Parallel(
+        tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), micro_batch=micro_batch,
+        interleave=chunks if pipeline > 1 else 1, sequence=tensor > 1, tp_comm_overlap=tensor > 1,
+        cut="layers" if pipeline > 1 else "balanced", sharded=True, overlap="megatron", recompute=recompute,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _nvidia(system: str, gpus: int) -> str:
+    """Return the cluster of NVIDIA's systems: racks of 72 GPUs, or machines of 8 in units of 256."""
+    if system.startswith("gb"):
+        return f"{system}-nvl72+n_hosts={-(-gpus // 72)}" + (f"+n_gpus={gpus}" if gpus < 72 else "")
+    return f"dgx-{system}-pod" + (f"+n_leaves={8 * -(-gpus // 256)}" if gpus > 256 else "")
+
+
+#: systems of torchtitan's file -> cluster and device
+TORCHTITAN = {
+    "h100-96g-500w": ("hgx-h100-96g", "h100-96g-500w"), "a100-80g": ("roce-a100-80g", "a100-80g"),
+    "h100": ("roce-h100", "h100"), "h200": ("roce-h100", "h200"), "b200": ("roce-h100", "b200"),
+}  # fmt: skip
+#: recomputation: of FSDP, and of layouts with tensor or pipeline parallelism
+RECOMPUTE = {
+    "none": ("none", "none"), "selective": ("operators", "operators"), "full": ("early-stop", "full"),
+    "": ("none", "none"), "selective layer": ("operators", "operators"),
+}  # fmt: skip
+PIPELINES = {"interleaved-1f1b": 2, "interleaved1f1b": 2}
+
+
+def _torchtitan(row: Row) -> tuple[float, float | None]:
+    """torchtitan: FSDP2, with tensor and pipeline parallelism on the larger models."""
+    _check(row)
+    gpus, tensor, pipeline = row["gpus"], _size(row, "tensor"), _size(row, "pipeline")
+    cluster, device = TORCHTITAN[row["system"]]
+    alone, split = RECOMPUTE[row["recompute"]]
+    if tensor * pipeline == 1:
+        shard = row["fsdp"] if row["fsdp"] and row["fsdp"] < gpus else None
+        strategy: Any = FSDP(micro_batch=row["local_batch"], recompute=alone, shard=shard)
+    else:
+        strategy = Parallel(
+            tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), sequence=tensor > 1, recompute=split,  # type: ignore[arg-type]
+            micro_batch=1 if pipeline > 1 else row["local_batch"], tp_comm_overlap=bool(row["async_tensor"]),
+            interleave=PIPELINES.get(str(row["schedule"]).lower(), 1), sharded=True, overlap="layer",
+        )  # fmt: skip
+    result = _run(f"{cluster}+n_hosts={-(-gpus // 8)}", f"{row['model']}+seq={row['sequence']}", strategy,
+                  row["global_batch"], gpus, "torchtitan-compile" if row["compile"] else "torchtitan",
+                  precision=PRECISIONS.get(row["precision"], row["precision"]), device=device)  # fmt: skip
+    return _tokens(result, row["sequence"]), _gib(result)
+
+
+def _fms(row: Row) -> tuple[float, float | None]:
+    """fms-fsdp: PyTorch's FSDP, sharded over all GPUs or over those of a machine."""
+    gpus = row["gpus"]
     strategy = FSDP(
-        micro_batch=row["local_batch"],
-        shard=shard,
-        recompute={"full": "early-stop"}.get(row["recompute"], row["recompute"]),
-    )
+        micro_batch=row["local_batch"], recompute=RECOMPUTE[row["recompute"]][0],
+        shard=8 if row["sharding"] == "hsdp" and gpus > 8 else None,
+    )  # fmt: skip
     cluster = {"a100-80g": "roce-a100-80g", "h100": "roce-h100"}[row["system"]]
-    nic = row["nic_gbit_per_s"] / 8
-    result = _run(f"{cluster}+n_hosts={gpus // 8}+n_nics=8+bandwidth={nic} Gbit/s", f"{row['model']}+seq={row['sequence']}", strategy,
+    nics = f"+n_nics=8+bandwidth={row['nic_gbit_per_s'] / 8} Gbit/s"
+    result = _run(f"{cluster}+n_hosts={-(-gpus // 8)}{nics}", f"{row['model']}+seq={row['sequence']}", strategy,
                   gpus * row["local_batch"], gpus, "fsdp-eager")  # fmt: skip
-    return row["tokens_per_s_gpu"], "tokens/s per GPU", result.throughput * row["sequence"] / gpus
+    return _tokens(result, row["sequence"]), None
 
 
-def _large(row: Row) -> tuple[float, str, float]:
-    gpus, tensor, pipeline = row["gpus"], row["tensor"], row["pipeline"]
-    modern = row["framework"] == "megatron"
+def _maxtext(row: Row) -> tuple[float, float | None]:
+    """MaxText: FSDP inside a slice of TPUs, data parallelism between slices over the data-centre network."""
+    chips, slices, tensor = row["chips_per_slice"], row["slices"], _size(row, "tensor")
+    n = chips * slices
+    cluster = f"{row['system']}+slices={slices}+sizes={_torus(row['system'], chips)}"
+    sizes = "+".join(
+        f"{key}={row[name]}"
+        for key, name in (("layers", "layers"), ("dim", "width"), ("hidden", "mlp"), ("heads", "heads"),
+                          ("head_size", "head_size"), ("seq", "sequence"))
+    )  # fmt: skip
+    # the 22B and 52B models of v4 have no gate
+    model = load_model(f"maxtext+{sizes}" + ("+mlp=ungated" if row["system"] == "tpu-v4" else ""))
+    full = row["recompute"] == "full"
+    if tensor == 1:
+        strategy: Any = FSDP(shard=chips if slices > 1 else None, recompute="full" if full else "none")
+    else:
+        strategy = Parallel(tensor=tensor, data=n // tensor, micro_batch=row["local_batch"] * tensor, sharded=True,
+                            overlap="layer", recompute="full" if full else "none")  # fmt: skip
+    result = _run(cluster, model, strategy, row["local_batch"] * n, n, "maxtext")
+    # MaxText counts attention in full (MaxText/maxtext_utils.py, calculate_tflops_training_per_device)
+    return 3.0 * model.flops * result.throughput / n / 1e12, None
+
+
+def _torus(system: str, chips: int) -> str:
+    """Return the sizes of a slice: as even as powers of two go, two axes on v5e and v6e, else three."""
+    n_axes = 2 if system in ("tpu-v5e", "tpu-v6e") else 3
+    sizes = [1] * n_axes
+    for _ in range(chips.bit_length() - 1):
+        sizes[sizes.index(min(sizes))] *= 2
+    return str(sorted(sizes))
+
+
+LARGE = ("case", "model", "machine", "gpus", "tensor", "pipeline", "interleave", "micro", "batch", "framework",
+         "recompute", "seconds")  # fmt: skip
+
+
+def _large(row: Row) -> tuple[float, float | None]:
+    """Large runs of Megatron and DeepSpeed on DGX H100, and on Selene's A100."""
+    gpus, tensor, pipeline, modern = row["gpus"], row["tensor"], row["pipeline"], row["framework"] == "megatron"
+    if modern and row["machine"] == "h100":
+        strategy = _megatron(row["micro"], gpus, tensor, pipeline, row["interleave"], row["recompute"])
+        result = _run(_nvidia("h100", gpus), _model(row["model"]), strategy, row["batch"], gpus, "megatron")
+        return result.step_time, None
     strategy = Parallel(
         tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), micro_batch=row["micro"],
-        interleave=row["interleave"], cut="layers" , recompute=row["recompute"], sequence=modern and tensor > 1,
-        tp_comm_overlap=modern and tensor > 1, sharded=modern, overlap="megatron" if modern else "none",
-        p2p={"megatron": "overlapped", "deepspeed": "in turns"}.get(row["framework"], "exchange"),
+        interleave=row["interleave"], cut="layers", recompute=row["recompute"], overlap="none",
+        p2p="in turns" if row["framework"] == "deepspeed" else "exchange",
     )  # fmt: skip
-    model = row["model"].replace("nemotron4", "nemotron-4")
-    cluster = {
-        "h100": f"dgx-h100-pod+n_leaves={8 * -(-gpus // 256)}",
-        "a100": f"selene+n_leaves={8 * -(-gpus // 160)}",
-    }[row["machine"]]
-    stack = "megatron" if modern else "megatron-2021"
-    result = _run(cluster, model, strategy, row["batch"], gpus, stack, precision="bf16" if modern else "fp16")
-    return row["seconds"], "s", result.step_time
+    cluster = f"selene+n_leaves={8 * -(-gpus // 160)}" if row["machine"] == "a100" else _nvidia(row["machine"], gpus)
+    result = _run(cluster, _model(row["model"]), strategy, row["batch"], gpus, "megatron-2021", precision="fp16")
+    return result.step_time, None
 
 
-def _maxtext(row: Row) -> tuple[float, str, float]:
-    raise UnsupportedError("todo")
+def _model(name: str) -> str:
+    """Return the bundled model's name."""
+    return name.replace("nemotron4", "nemotron-4")
 
 
-FAMILIES: Mapping[str, Callable[[Row], tuple[float, str, float]]] = {
-    "bridge": _bridge, "torchtitan": _torchtitan, "fms": _fms, "maxtext": _maxtext, "large": _large,
-}  # fmt: skip
-PUBLISHED = {"bridge": "tokens_per_s_gpu", "torchtitan": "tokens_per_s_gpu", "fms": "tokens_per_s_gpu",
-             "maxtext": "tflops_chip", "large": "seconds"}  # fmt: skip
+class Family(NamedTuple):
+    """A kind of file: columns that tell it, the published figure's column and unit, and how a row is predicted."""
+
+    columns: tuple[str, ...]
+    figure: str
+    unit: str
+    predict: Callable[[Row], tuple[float, float | None]]
+
+
+FAMILIES = {
+    "bridge": Family(("release", "virtual", "expert", "routing"), "tokens_per_s_gpu", TOKENS, _bridge),
+    "torchtitan": Family(("source", "async_tensor", "compile"), "tokens_per_s_gpu", TOKENS, _torchtitan),
+    "fms": Family(("nic_gbit_per_s", "sharding"), "tokens_per_s_gpu", TOKENS, _fms),
+    "maxtext": Family(("slices", "chips_per_slice"), "tflops_chip", "TFLOP/s per chip", _maxtext),
+    "large": Family(LARGE, "seconds", "s", _large),
+}
 
 
 def judge(path: Path) -> Iterator[Judged]:
     """Yield a result for each row of a file, in its order."""
     kind, rows = read(path)
+    family = FAMILIES[kind]
     for row in rows:
-        what = ", ".join(f"{value}" for value in row.values() if value not in ("", None))
+        what = ", ".join(f"{key} {value}" for key, value in row.items() if value not in ("", None))
+        published, memory = float(row[family.figure]), row.get("memory_gib") or None
         try:
-            published, unit, predicted = FAMILIES[kind](row)
-            yield Judged(what, published, predicted, unit)
-        except (UnsupportedError, DdlsimError) as error:
-            yield Judged(what, float(row[PUBLISHED[kind]]), None, "", str(error).splitlines()[0])
+            predicted, needed = family.predict(row)
+            yield Judged(what, published, predicted, family.unit, "", memory, needed if memory else None)
+        except (UnsupportedError, DdlsimError, KeyError) as error:
+            reason = f"unknown {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+            yield Judged(what, published, None, family.unit, reason, memory)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print a line per row and the errors' mean, median, signed mean and share within 10 %."""
-    parser = argparse.ArgumentParser(prog="python -m accuracy.judge", description=__doc__.splitlines()[0])
+def summary(errors: Sequence[float], name: str, n_rows: int) -> str:
+    """Return mean, median, signed mean and share within 10 % of relative errors."""
+    if not errors:
+        return f"{name}: 0 of {n_rows} rows predicted"
+    off = np.abs(errors)
+    return (
+        f"{name}: {len(errors)} of {n_rows} rows: mean {off.mean():.1%}, median {np.median(off):.1%}, signed "
+        f"{np.mean(errors):+.1%}, within 10 %: {(off <= 0.1).mean():.0%}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line per row, and the errors of all rows."""
+    parser = argparse.ArgumentParser(prog="python -m accuracy.judge", description=str(__doc__).splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    rows = []
-    for each in judge(given.file):
-        rows.append(each)
-        error = f"{each.predicted:10.4g} {each.error:+7.1%}" if each.predicted is not None else f"- {each.reason}"
-        print(f"{each.published:10.4g} {error}  {each.unit}  [{each.what}]", flush=True)
-    errors = np.array([each.error for each in rows if each.error is not None])
-    if len(errors):
-        off = np.abs(errors)
-        print(
-            f"{len(errors)} of {len(rows)} rows: mean {off.mean():.1%}, median {np.median(off):.1%}, "
-            f"signed {errors.mean():+.1%}, within 10 %: {(off <= 0.1).mean():.0%}"
-        )
+    rows: list[Judged] = []
+    try:
+        for each in judge(given.file):
+            rows.append(each)
+            text = f"{each.reason}" if each.predicted is None else f"{each.predicted:10.5g} {each.error:+7.1%}"
+            if each.memory and each.predicted_memory:
+                text += f"  {each.memory:.4g} {each.predicted_memory:.4g} GiB"
+            print(f"{each.published:10.5g} {text}  {each.unit}  [{each.what}]", flush=True)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(summary([each.error for each in rows if each.error is not None], "figures", len(rows)))
+    memory = [(each.memory, each.predicted_memory) for each in rows if each.memory]
+    if memory:
+        print(summary([needed / measured - 1.0 for measured, needed in memory if needed], "memory", len(memory)))
     if given.json is not None:
         table = [{name: getattr(each, name) for name in ("published", "predicted", "unit", "reason")} for each in rows]
         given.json.write_text(json.dumps({"rows": table}, indent=1), encoding="utf-8")

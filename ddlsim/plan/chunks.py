@@ -53,7 +53,8 @@ class Chunk:
 
 def stored_nbytes(workload: Workload) -> Floats:
     """Return the bytes of activations that each layer keeps of a (micro-)batch, (n_layers,)."""
-    sample = np.array([layer_nbytes(layer, workload.precision) for layer in workload.model.layers])
+    scores = not workload.flash
+    sample = np.array([layer_nbytes(layer, workload.precision, scores=scores) for layer in workload.model.layers])
     return np.round(sample * workload.batch_size)
 
 

@@ -267,11 +267,16 @@ class FSDP:
                 each, None, self._units(model), accumulation=accumulation, prefetch=self._ahead,
                 reshard=self.reshard, shard=self.shard, no_sync=self.no_sync, param_dtype=self.param_dtype,
             )  # fmt: skip
-        whole = float(stored_nbytes(workloads[0]).sum())
+        stored, inside = stored_nbytes(workloads[0]), np.zeros(len(model.layers), dtype=np.bool_)
+        for first, end in blocks(model.layers):
+            inside[first:end] = True
+        if not inside.any():
+            inside[:] = True
+        share = (kept - stored[~inside].sum()) / max(stored[inside].sum(), 1.0)  # only transformer layers recompute
 
         def keeping(plan: Plan) -> Plan:
-            passes = np.isin(plan.kind, (FORWARD, BACKWARD))
-            return dataclasses.replace(plan, holds=np.where(passes, plan.holds * (kept / max(whole, 1.0)), plan.holds))
+            recomputes = np.isin(plan.kind, (FORWARD, BACKWARD)) & inside[np.minimum(plan.first, len(inside) - 1)]
+            return dataclasses.replace(plan, holds=np.where(recomputes, plan.holds * share, plan.holds))
 
         return program.map(keeping)
 
@@ -368,6 +373,7 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
             recompute=recompute,
             flash=workload.flash,
             loss_nbytes=workload.loss_nbytes,
+            gradient_dtype=workload.main_gradients,
         )
         return memory_of(model, samples, precision, holding, n_workers=n_workers)
 

@@ -594,6 +594,7 @@ def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, 
     holding = Holding(
         work.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
         recompute=recompute, flash=work.flash, loss_nbytes=work.loss_nbytes,
+        gradient_dtype=work.main_gradients,
     )  # fmt: skip
     memory = memory_of(work.model, work.batch_size, work.precision, holding)
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))

@@ -193,6 +193,11 @@ class Workload:
         return self.stack.loss_nbytes if self.by_kernel else FP32_NBYTES
 
     @property
+    def main_gradients(self) -> str | None:
+        """Dtype of the gradients that a rank keeps; None: as the weights."""
+        return self.stack.main_gradients if self.by_kernel else None
+
+    @property
     def slowdown(self) -> OverlapSlowdown:
         """How much longer it computes beside collectives, of the kernels that its times are sums of."""
         if self.known or not self.by_kernel:

@@ -6,7 +6,7 @@ Transformers by Korthikanti et al. 2022 (arXiv:2205.05198), s tokens, h features
 
     s h (34 + 5 a s/h)             on one rank          s h (10 + 24/t + 5 a s/(h t))   tensor-parallel over t
     s h/t (34 + 5 a s/h)           sequence-parallel    without 5 a s/(h t)             "selective" or flash attention
-    2 s h                          "full"
+    2 s h                          "full" (2 s h/t with sequence parallelism, where inputs are split by tokens)
 
 All follow from what the layers keep (:mod:`ddlsim.workload.kept`), for layers of other makes as well.
 """
@@ -96,6 +96,7 @@ def kept_nbytes(
     for first, end in stretches:
         stretch = sum(nbytes[first:end])
         checkpoint = element * math.prod(layers[end - 1].out_shape) if last or end < len(layers) else 0.0
+        checkpoint /= tensor if sequence else 1
         kept += checkpoint - stretch
         again = max(again, stretch)
     return kept, again
@@ -312,13 +313,17 @@ def activation_nbytes(model: Model, precision: str) -> float:
 def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = None) -> tuple[float, float]:
     """Return the bytes that one of `n_workers` holds of parameters, gradients, optimizer and buffers, and of
     activations, which a plan may know better."""
-    workload, one = stage.workload, stage.memory
+    workload, one, state = stage.workload, stage.memory, 1.0  # the strategy's memory has its share of the state
     if one is None:
-        holding = Holding(workload.rule or "momentum", flash=workload.flash, loss_nbytes=workload.loss_nbytes)
+        state = stage.state
+        holding = Holding(
+            workload.rule or "momentum", flash=workload.flash, loss_nbytes=workload.loss_nbytes,
+            gradient_dtype=workload.main_gradients,
+        )  # fmt: skip
         one = memory_of(
             workload.model, workload.batch_size, workload.precision, holding, batches=stage.batches, n_workers=n_workers
         )
-    fixed = one.weights + one.gradients + stage.state * one.optimizer + one.buffers
+    fixed = one.weights + one.gradients + state * one.optimizer + one.buffers
     return fixed, one.activations if activations is None else activations
 
 

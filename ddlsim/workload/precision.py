@@ -16,6 +16,7 @@ class LowPrecision(NamedTuple):
     peak       key of the device's ``peak_flops`` and of its kernels' ``gemm``
     operand    bytes per element, scales included
     quantise   bytes moved per element to quantise an operand for the products of both passes
+    high       share of the products that stay in bf16
     transpose  bytes per element of a transposed copy, on devices whose products take operands in one layout only: those
                without 4-bit products (Hopper: NVIDIA, Transformer Engine, "FP8 GEMMs ... TN layout")
     """
@@ -24,15 +25,16 @@ class LowPrecision(NamedTuple):
     operand: float
     quantise: float
     transpose: float = 0.0
+    high: float = 0.0
 
 
 #: "fp8": a scale per tensor, of its current maximum, which is read first; "mxfp8": a scale of a byte per 32 elements of
 #: a row, and once more of a column (OCP Microscaling Formats 1.0); "nvfp4": the same per 16 elements, after the maximum
-#: of the tensor
+#: of the tensor; about 15 % of the layers stay in bf16 (NVIDIA 2025, Pretraining LLMs with NVFP4, arXiv:2509.25149)
 LOW_PRECISIONS = {
     "fp8": LowPrecision("fp8", 1.0, 2.0 + 2.0 + 1.0, 1.0),
     "mxfp8": LowPrecision("fp8", 1.0 + 1 / 32, 2.0 * (2.0 + 1.0 + 1 / 32)),
-    "nvfp4": LowPrecision("fp4", 0.5 + 1 / 16, 2.0 + 2.0 * (2.0 + 0.5 + 1 / 16)),
+    "nvfp4": LowPrecision("fp4", 0.5 + 1 / 16, 2.0 + 2.0 * (2.0 + 0.5 + 1 / 16), high=0.15),
 }
 #: of an activation, a weight or a gradient, by precision (tf32 is kept in 32 bits)
 ELEMENT_NBYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0} | dict.fromkeys(LOW_PRECISIONS, 2.0)

@@ -213,8 +213,10 @@ class Timing(NamedTuple):
         return base_precision(self.precision)
 
     def product(self, product: Product, precision: str) -> float:
-        """Return the seconds of a product."""
-        return product_time(product, self.device, precision, self.stack.gemm)
+        """Return the seconds of a product, of which a share may stay in bf16."""
+        seconds = product_time(product, self.device, precision, self.stack.gemm)
+        high = LOW_PRECISIONS[precision].high if precision in LOW_PRECISIONS else 0.0
+        return seconds + high * (self.product(product, self.base) - seconds) if high else seconds
 
     def streamed(self, nbytes: float) -> float:
         """Return the seconds in which element-wise kernels move bytes that fused ones would move once."""

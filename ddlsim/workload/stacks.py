@@ -51,7 +51,7 @@ class Stack:
     gathers_operands
                     whether sharded weights are gathered as operands of matrix products, in 8 bits with FP8
     loss_nbytes     bytes per logit at the peak of the loss
-    runtime_nbytes  bytes of the framework itself: contexts, communication buffers
+    reserved        bytes that the allocator reserves at the peak per byte in use
     """
 
     name: str
@@ -75,7 +75,7 @@ class Stack:
     quantised_weights: Annotated[str, one_of("step", "micro-batch")] = "step"
     gathers_operands: bool = False
     loss_nbytes: Positive = 4.0
-    runtime_nbytes: Annotated[float, quantity("bytes", zero=True, si=True)] = 0.0
+    reserved: Positive = 1.0
 
     def attention_kernel(self, device: Device) -> str | None:
         """Return the fused attention kernel that runs on a device, None if matrices are written to memory."""
@@ -124,9 +124,9 @@ def default_stack(strategy: str, device: Device) -> str:
 @cache
 def _stacks() -> Mapping[str, Stack]:
     tables: dict[str, Any] = read_toml(_FILE)
-    stacks: dict[str, Stack] = {}
-    for name, table in tables.items():
-        base = tables[table["like"]] if "like" in table else {}
-        values = {"name": name} | base | {key: value for key, value in table.items() if key != "like"}
-        stacks[name] = PLAIN.build(Stack, values, name)
-    return stacks
+
+    def values(name: str) -> dict[str, Any]:
+        table = dict(tables[name])
+        return (values(table.pop("like")) if "like" in table else {}) | table
+
+    return {name: PLAIN.build(Stack, {"name": name} | values(name), name) for name in tables}

@@ -166,7 +166,7 @@ def tensor_parallel(
 def _holding(workload: Workload, tensor: int, sequence: bool, recompute: str) -> Holding:
     return Holding(
         workload.rule or "momentum", tensor=tensor, sequence=sequence, recompute=recompute, flash=workload.flash,
-        loss_nbytes=workload.loss_nbytes,
+        loss_nbytes=workload.loss_nbytes, gradient_dtype=workload.main_gradients,
     )  # fmt: skip
 
 

@@ -143,7 +143,7 @@ def test_memory_by_stage():
     assert held[3].buffers == pytest.approx(2 * 2 * largest)
     assert held["ahead"].buffers == pytest.approx(4 * 2 * largest)
     assert held["kept"].buffers == pytest.approx(2 * p)
-    assert held["full"].activations < 0.1 * held[3].activations
+    assert held["full"].activations < 0.12 * held[3].activations
 
 
 def test_a_layer_is_computed_again():

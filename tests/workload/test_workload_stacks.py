@@ -1,0 +1,172 @@
+"""Software stacks: what they set, low precisions by hand, recomputation per operator, and the defaults of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddlsim import (
+    FSDP,
+    ConfigError,
+    Experiment,
+    Measured,
+    OverlapSlowdown,
+    Parallel,
+    PerKernel,
+    load_device,
+    load_model,
+    load_stack,
+    simulate,
+    stack_names,
+)
+from ddlsim.run.prepare import prepare
+from ddlsim.workload.compute import Workload, make_workload
+from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
+from ddlsim.workload.precision import LOW_PRECISIONS
+from ddlsim.workload.products import Product, Timing, kernel_times, product_time
+from ddlsim.workload.roles import blocks, saved_products
+from ddlsim.workload.tensor_parallel import tensor_parallel
+
+H100, B200, A100 = load_device("h100"), load_device("b200"), load_device("a100-80g")
+MODEL = load_model("llama-3-8b+layers=2+seq=2048")
+
+
+def work(stack: str = "torchtitan", **options: object) -> Workload:
+    options = {"compute": PerKernel(), "precision": "bf16"} | options
+    return make_workload(MODEL, H100, 1, stack=stack, **options)  # type: ignore[arg-type]
+
+
+def test_every_stack_is_complete() -> None:
+    """Each names its release and the source of its figures."""
+    for name in stack_names():
+        stack = load_stack(name)
+        assert (stack.name, load_stack(stack)) == (name, stack)
+        assert stack.title
+        assert stack.release
+        assert stack.sources
+
+
+def test_names_are_checked() -> None:
+    with pytest.raises(ConfigError, match="unknown stack 'megatrn'; did you mean 'megatron'"):
+        load_stack("megatrn")
+    with pytest.raises(ConfigError, match="unknown stack 'megatrn'"):
+        simulate("dgx-h100-pod", MODEL, FSDP(), 8, workers=8, stack="megatrn")
+
+
+def test_one_device_serves_several_stacks() -> None:
+    """The slowest and the fastest way to compute the same model on an H100."""
+    seconds = {name: work(name).step_time for name in ("torchtitan", "torchtitan-compile", "fsdp-eager", "megatron")}
+    assert seconds["megatron"] < seconds["torchtitan-compile"] < seconds["torchtitan"]
+    assert seconds["megatron"] < seconds["fsdp-eager"]
+
+
+def test_fp8_product_by_hand() -> None:
+    """4,096 cubed: 32 x 32 tiles of 128 x 128 are 7.76 waves of 132, so 8, each with its start and end."""
+    kernels = H100.kernels
+    assert kernels is not None
+    rate = 1979e12 * kernels.gemm["fp8"] / 132
+    expected = 8 * (2 * 128 * 128 * 4096 / rate + kernels.tile_time)
+    assert product_time(Product(4096, 4096, 4096), H100, "fp8") == pytest.approx(expected, rel=1e-12)
+    narrow = product_time(Product(65536, 65536, 16), H100, "mxfp8")  # by memory: operands of 8 bits, results of 16
+    moved = 33 / 32 * 2 * 65536 * 16 + 2 * 65536**2
+    assert narrow == pytest.approx(moved / (3.35e12 * kernels.streaming), rel=1e-12)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
+def test_low_precision_leaves_attention_and_the_output_layer_in_bf16(precision: str) -> None:
+    """Layers outside the transformer layers keep their time; those inside get shorter, by less than their products."""
+    times = [kernel_times(MODEL, Timing(B200, load_stack("megatron"), 4, kind, True)) for kind in ("bf16", precision)]
+    inside = np.zeros(len(MODEL.layers), dtype=bool)
+    for first, end in blocks(MODEL.layers):
+        inside[first:end] = True
+    for plain, low in zip(*times, strict=True):
+        assert np.array_equal(plain[~inside], low[~inside])
+        assert 0.3 * plain[inside].sum() < low[inside].sum() < plain[inside].sum()
+
+
+def test_precisions_need_their_rates() -> None:
+    with pytest.raises(ConfigError, match="device 'a100-80g': unknown precision 'fp8'"):
+        make_workload(MODEL, A100, 1, precision="fp8")
+    with pytest.raises(ConfigError, match="unknown precision 'nvfp4'"):
+        make_workload(MODEL, H100, 1, precision="nvfp4")
+
+
+def test_weights_are_gathered_as_operands() -> None:
+    """FP8 all-gathers: a byte per parameter of transformer layers, two per parameter outside."""
+    inside = sum(layer.n_params for first, end in blocks(MODEL.layers) for layer in MODEL.layers[first:end])
+    gathered = work(precision="fp8").gathered_nbytes
+    assert gathered == pytest.approx((2.0 * (MODEL.n_params - inside) + inside) / MODEL.n_params, rel=1e-12)
+    assert work("megatron", precision="fp8").gathered_nbytes == work().gathered_nbytes == 2.0
+
+
+def test_collectives_take_multiprocessors() -> None:
+    """16 of 132 channels: 1.138 times as long; steps that were measured include it."""
+    assert work().slowdown == OverlapSlowdown(132 / 116, 132 / 116)
+    assert work(compute=Measured("1 s", 1)).slowdown == OverlapSlowdown()
+    assert work("maxtext").slowdown == OverlapSlowdown()
+    alone = replace(load_stack("torchtitan"), channels=0)
+    run = {"strategy": FSDP(), "batch_size": 8, "workers": 8, "steps": 1}
+    times = [simulate("dgx-h100-pod", MODEL, stack=stack, **run).step_time for stack in (alone, "torchtitan")]
+    assert times[0] < times[1] < 132 / 116 * times[0]
+    assert simulate("dgx-h100-pod", MODEL, overlap_slowdown=1.0, **run).step_time == pytest.approx(times[0], rel=1e-12)
+
+
+def test_unfused_softmax_moves_more() -> None:
+    """Megatron's fused softmax needs micro-batch x heads / tensor to be a multiple of 4."""
+    gpt = load_model("gpt3-1.3b+layers=2")  # 16 heads
+    stack = load_stack("megatron-2021")
+    fused, unfused = (kernel_times(gpt, Timing(A100, stack, 1, "fp16", False, t))[0].sum() for t in (4, 8))
+    assert unfused > 0.8 * fused
+
+
+def test_recomputation_per_operator() -> None:
+    """Of Llama's seven products the second, fourth and sixth are repeated: keys, output and up."""
+    (first, end), *_ = blocks(MODEL.layers)
+    kept = [is_kept for each in saved_products(MODEL.layers)[first:end] for _, is_kept in each]
+    assert kept == [True, False, True, False, True, False, True]
+    plain, some, full = (tensor_parallel(work(), 1, recompute=how).workload for how in ("none", "operators", "full"))
+    assert plain.backward_time < some.backward_time < full.backward_time
+    h, kv, f = 4096, 1024, 14336
+    nbytes, again = kept_nbytes(MODEL.layers, "bf16", recompute="operators", flash=True)
+    outside = kept_nbytes(MODEL.layers, "bf16", recompute="full", flash=True)[0] - 2 * 2 * 2048 * h
+    # entering, queries, values, attention, gate and down
+    assert nbytes - outside == pytest.approx(2 * 2.0 * 2048 * (4 * h + kv + f), rel=1e-12)
+    assert again > 0.0
+
+
+def test_the_loss_at_its_peak() -> None:
+    """12 bytes per logit in eager fp32, of which 4 are kept anyway."""
+    logits = 2048 * 128256
+    plain, eager = (memory_of(MODEL, 1, "bf16", Holding(flash=True, loss_nbytes=n)) for n in (4.0, 12.0))
+    assert eager.total - plain.total == pytest.approx(8.0 * logits, rel=1e-12)
+
+
+def test_defaults_of_a_run() -> None:
+    """Transformers on devices whose kernels are known: bf16, Adam, the strategy's stack, flash attention."""
+    made = prepare(Experiment("dgx-h100-pod", MODEL, FSDP(), 8, workers=8)).experiment
+    assert (made.precision, made.gradient_dtype, made.optimizer) == ("bf16", "fp32", "adam")
+    assert load_stack(made.stack or "").name == "torchtitan"
+    parallel = prepare(Experiment("dgx-h100-pod", MODEL, Parallel(tensor=2, data=4), 4, workers=8))
+    assert parallel.workloads[0].stack.name == "megatron"
+    assert parallel.workloads[0].flash
+    other = prepare(Experiment("dgx-h100-pod", "resnet50", batch_size=8, workers=8)).experiment
+    assert (other.precision, other.gradient_dtype, other.optimizer) == ("fp32", "fp32", None)
+    tpu = prepare(Experiment("tpu-v5e", MODEL, FSDP(), 256, workers=256)).workloads[0]
+    assert tpu.stack.name == "maxtext"
+    unfused = prepare(Experiment("dgx-h100-pod", MODEL, FSDP(), 8, workers=8, flash=False)).workloads[0]
+    assert not unfused.flash
+
+
+def test_fsdp_memory_counts_the_optimizer_once() -> None:
+    """16 bytes per parameter over 8 ranks, activations, two gathered layers and the loss."""
+    made = prepare(Experiment("dgx-h100-pod", MODEL, FSDP(), 8, workers=8))
+    assert made.fullest is not None
+    assert made.stages[0].memory is not None
+    assert made.fullest.needed == pytest.approx(made.stages[0].memory.total, rel=1e-12)
+
+
+def test_low_precisions_keep_bf16_activations() -> None:
+    assert set(LOW_PRECISIONS) == {"fp8", "mxfp8", "nvfp4"}
+    assert memory_of(MODEL, 1, "fp8").weights == memory_of(MODEL, 1, "bf16").weights
