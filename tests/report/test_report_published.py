@@ -1,4 +1,4 @@
-"""The published run beside a simulated one: which is the nearest, what differs, and none where nothing is comparable."""
+"""The published run beside a simulated one: which is the nearest, what differs, none where nothing is comparable."""
 
 from __future__ import annotations
 
