@@ -138,6 +138,11 @@ class Plan:
         raise ConfigError("no configuration without compression or local steps was simulated; give such strategies")
 
     @property
+    def certain(self) -> bool | None:
+        """Whether the best stays the best within all ranges; None where published runs do not disagree."""
+        return None if self.rivals is None else not self.rivals
+
+    @property
     def meets_target(self) -> bool:
         """Whether the best choice keeps every limit of the target."""
         return self.best.meets_target
@@ -183,7 +188,7 @@ class Plan:
         """Return the plan as plain values."""
         return {
             "meets_target": self.meets_target,
-            "certain": None if self.rivals is None else not self.rivals,
+            "certain": self.certain,
             "rivals": None if self.rivals is None else list(self.rivals),
             "cost_unit": "USD" if self.priced else "device-hours",
             "choices": [self._choice(choice) for choice in self.choices],
