@@ -77,11 +77,11 @@ class Candidate:
     def mfu(self, throughput: float) -> float | None:
         """Return the model FLOPs utilisation at a throughput in samples/s; None where a peak is not known."""
         experiment, nodes = self.experiment, self.cluster.workers[: self.workers].tolist()
-        names = [experiment.device or self.cluster.device_of[node] or DEFAULT_DEVICE for node in nodes]
-        devices = {name: load_device(name) for name in set(names)}
+        names = [self.cluster.device_of[node] or DEFAULT_DEVICE for node in nodes]
+        known = {name: load_device(experiment.device or name) for name in set(names)}
         model = load_model(experiment.model)
-        precision = with_defaults(experiment, model, devices[names[0]]).precision
-        return model_flops_utilisation(model, throughput, [devices[name] for name in names], str(precision))
+        precision = with_defaults(experiment, model, known[names[0]]).precision
+        return model_flops_utilisation(model, throughput, [known[name] for name in names], str(precision))
 
     @property
     def settings(self) -> dict[str, object]:

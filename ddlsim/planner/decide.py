@@ -32,7 +32,7 @@ from ddlsim.cluster.machines import machines_of
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, listed
 from ddlsim.learning import Training
 from ddlsim.plain import read_toml
 from ddlsim.planner.advice import advice
@@ -42,6 +42,7 @@ from ddlsim.planner.crossovers import crossovers
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
 from ddlsim.planner.plan import Choice, Plan, choices_of
+from ddlsim.planner.ranges import device_of, may_win, ranges
 from ddlsim.planner.search import SAME, Found, Search, beats_bound, preferred, spread_of, tie_reason
 from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import count, duration, percent
@@ -59,6 +60,7 @@ from ddlsim.strategies.splits import SIZES, text_of_senseless
 from ddlsim.units import si
 from ddlsim.workload.jitter import Spread
 from ddlsim.workload.model import Model, ModelLike, load_model
+from ddlsim.workload.stacks import default_stack, load_stack
 
 #: spares that are tried
 SPARES = (0, 1, 2, 4, 8)
@@ -268,12 +270,47 @@ def recommend(
         choices, more = _choices(found, what, search, n_best)
         best = choices[0].candidate
         counts = [option.workers for option in options if option.cluster is best.cluster]
+        choices, rivals = _with_ranges(choices, found, search) if what is None else (choices, None)
         crossings, remarks = crossovers(found, best, counts, evaluator)
         rules = advice(best, target.efficiency or EFFICIENCY, evaluator)
     gains = tuple(sensitivities(best.experiment)) if best.workers > 1 and not best.sizes else ()
     notes += reliability(best)
     notes += [*more, *remarks, *_notes(choices, options, senseless, what), *prepare(best.experiment).left_out]
-    return Plan(target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced)
+    notes += _software(choices)
+    return Plan(target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced, rivals)
+
+
+def _with_ranges(
+    choices: list[Choice], found: Sequence[Found], search: Search
+) -> tuple[list[Choice], tuple[str, ...] | None]:
+    """Return the choices with their ranges, and the configurations that may be better than the best within them.
+
+    Compared are the choices and the best of every other cluster. None: nothing of their devices is disputed.
+    """
+    by_candidate = {one.candidate: one for one in found}
+    finalists = [by_candidate[choice.candidate] for choice in choices]
+    chosen = {one.candidate.place for one in finalists}
+    for place in dict.fromkeys(one.candidate.place for one in found if one.candidate.place not in chosen):
+        near = [one for one in found if one.candidate.place == place]
+        other = _best_of(near, search.target, lambda candidate: search.simulate([candidate])[0])
+        finalists += [] if other is None else [other]
+    known = ranges(finalists, search.evaluator, priced=search.priced, samples=search.samples)
+    best, *others = finalists
+    rivals = [str(other.candidate) for other in others if may_win(best, other, known, search.target)]
+    choices = [dataclasses.replace(choice, range=known.get(choice.candidate)) for choice in choices]
+    return choices, tuple(rivals) if known else None
+
+
+def _software(choices: Sequence[Choice]) -> list[str]:
+    """Return the software stacks that were assumed for the choices, where their times depend on them."""
+    names = []
+    for choice in choices:
+        experiment, device = choice.experiment, device_of(choice.candidate)
+        if experiment.stack is None and device is not None:
+            names.append(load_stack(default_stack(type(experiment.strategy).__name__, device)).name)
+    if not names:
+        return []
+    return [f"software assumed: {listed(dict.fromkeys(names))}; set another by --stack, or stack= of the base"]
 
 
 def _clusters(given: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:

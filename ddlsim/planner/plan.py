@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ddlsim.errors import ConfigError
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.crossovers import Crossover
+from ddlsim.planner.ranges import Range
 from ddlsim.planner.search import OUT, PRUNED, SIMULATED, Found
 from ddlsim.planner.target import Figures, Miss, Target
 from ddlsim.printable import shown
@@ -53,6 +54,7 @@ class Choice:
     misses      each limit of the target with what stands against it; all ``share`` are 0 where it is met
     reasons     why it, and not another one
     accuracy    that was reached, where it was trained
+    range       figures at both ends of what published runs disagree on; None: they do not, or it was not simulated
     """
 
     candidate: Candidate
@@ -61,6 +63,7 @@ class Choice:
     misses: tuple[Miss, ...]
     reasons: tuple[str, ...] = ()
     accuracy: float | None = None
+    range: Range | None = None
 
     @property
     def meets_target(self) -> bool:
@@ -108,6 +111,7 @@ class Plan:
     guidelines     rules of thumb for the best choice
     notes          what the reader should know
     priced         costs are in USD; otherwise in device-hours
+    rivals         configurations that may be better than the best within their ranges; None: nothing is disputed
     """
 
     target: Target
@@ -118,6 +122,7 @@ class Plan:
     guidelines: tuple[Guideline, ...]
     notes: tuple[str, ...]
     priced: bool
+    rivals: tuple[str, ...] | None = None
 
     @property
     def best(self) -> Choice:
@@ -131,6 +136,11 @@ class Plan:
             if choice.exact:
                 return choice
         raise ConfigError("no configuration without compression or local steps was simulated; give such strategies")
+
+    @property
+    def certain(self) -> bool | None:
+        """Whether the best stays the best within all ranges; None where published runs do not disagree."""
+        return None if self.rivals is None else not self.rivals
 
     @property
     def meets_target(self) -> bool:
@@ -178,6 +188,8 @@ class Plan:
         """Return the plan as plain values."""
         return {
             "meets_target": self.meets_target,
+            "certain": self.certain,
+            "rivals": None if self.rivals is None else list(self.rivals),
             "cost_unit": "USD" if self.priced else "device-hours",
             "choices": [self._choice(choice) for choice in self.choices],
             "crossovers": [vars(crossing) for crossing in self.crossovers],
@@ -194,7 +206,14 @@ class Plan:
         figures = choice.figures
         finite = figures.total_time is not None and math.isfinite(figures.total_time)
         cost = self.cost(figures)
-        speed = {"throughput": figures.throughput, "throughput_spread": figures.spread}
+        speed: dict[str, object] = {"throughput": figures.throughput, "throughput_spread": figures.spread}
+        speed |= {"throughput_range": None, "cost_range": None}
+        if choice.range is not None:
+            ends = choice.range.low, choice.range.high
+            speed |= {
+                "throughput_range": [end.throughput for end in ends],
+                "cost_range": [self.cost(end) for end in ends],
+            }
         spent = {"time": figures.total_time if finite else None, "cost": cost if math.isfinite(cost) else None}
         missed = {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf}
         said = {"accuracy": choice.accuracy, "missed": missed, "reasons": list(choice.reasons)}
@@ -254,10 +273,10 @@ def text(plan: Plan) -> str:
 def choice_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return labels and texts: what was asked for, and what is recommended. One without a label goes on with the one
     before, an empty one begins a new paragraph."""
-    rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan)]
+    rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan), *_certainty(plan)]
     said: set[str] = set()
     for i, choice in enumerate(plan.choices):
-        rows += [("", ""), (_title(i, choice), str(choice)), ("", _figures(plan, choice))]
+        rows += [("", ""), (_title(i, choice), str(choice)), ("", _figures(plan, choice)), *_range(plan, choice)]
         new = [reason for reason in choice.reasons if reason not in said]  # the rest is as above
         rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
         said.update(new)
@@ -398,6 +417,31 @@ def _figures(plan: Plan, choice: Choice) -> str:
         unit = "USD" if plan.priced else "device-hours"
         parts.append(f"{cost:,.4g} {unit}" + ("" if whole else " per million samples"))
     return ", ".join(parts)
+
+
+def _range(plan: Plan, choice: Choice) -> list[tuple[str, str]]:
+    """Return throughput and cost at both ends of what is disputed."""
+    if choice.range is None:
+        return []
+    low, high, device = choice.range
+    text = f"{low.throughput:,.4g} to {rate(high.throughput)}"
+    if math.isfinite(plan.cost(low)):
+        text += f", {plan.cost(high):,.4g} to {plan.cost(low):,.4g} {'USD' if plan.priced else 'device-hours'}"
+    return [("", f"{text}: published runs on {device} disagree")]
+
+
+def _certainty(plan: Plan) -> list[tuple[str, str]]:
+    """Return whether the best stays the best within the ranges."""
+    if plan.rivals is None:
+        return []
+    if not plan.rivals:
+        return [("ranking", "certain: the best stays the best where published runs on these devices disagree")]
+    return [
+        (
+            "ranking",
+            f"not certain, as published runs on these devices disagree; may be better: {'; '.join(plan.rivals)}",
+        )
+    ]
 
 
 def _skipped(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -91,13 +91,8 @@ def _software(result: Result) -> list[tuple[str, str]]:
     if not result.workloads[0].by_kernel:
         return []
     stack = result.workloads[0].stack
-    text = f"{stack.name}: {stack.title}, {stack.release}"
-    return [
-        (
-            "software",
-            text + ("; assumed, set another by --stack or stack= (ddlsim stacks)" if result.assumes_stack else ""),
-        )
-    ]
+    how = ", assumed: --stack or stack= sets another (ddlsim stacks)" if result.assumes_stack else ""
+    return [("software", f"{stack.title} ({stack.release}); stack {stack.name}{how}")]
 
 
 def _published(result: Result) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from ddlsim.workload.devices import Device, DeviceLike, load_device
 from ddlsim.workload.memory import RECOMPUTE, Holding, Memory, Precision, memory_of
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
-from ddlsim.workload.precision import FP32_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.precision import GRADIENT_TYPES
 from ddlsim.workload.products import has_kernels
 from ddlsim.workload.roles import blocks, can_split, unit_starts
 from ddlsim.workload.stacks import Stack, StackLike, default_stack, load_stack
@@ -42,13 +42,16 @@ class _Case:
     device: Device
     stack: Stack | None  # None: the default one
     flash: bool | None  # None: as the stack does
+    gradients: str | None  # None: as the stack keeps them
 
     def __post_init__(self) -> None:
         """Complete how ranks hold what they train by what their software does."""
-        software, holding = self.software, self.holding
-        flash = software.attention_kernel(self.device) is not None if self.flash is None else self.flash
-        loss = software.loss_nbytes if has_kernels(self.model, self.device, self.precision) else FP32_NBYTES
-        object.__setattr__(self, "holding", dataclasses.replace(holding, flash=flash, loss_nbytes=loss))
+        software, flash, changes = self.software, self.flash, dict[str, Any](gradient_dtype=self.gradients)
+        changes["flash"] = software.attention_kernel(self.device) is not None if flash is None else flash
+        if has_kernels(self.model, self.device, self.precision):
+            changes |= {"loss_nbytes": software.loss_nbytes}
+            changes |= {"gradient_dtype": self.gradients or software.main_gradients}
+        object.__setattr__(self, "holding", dataclasses.replace(self.holding, **changes))
 
     @property
     def software(self) -> Stack:
@@ -153,7 +156,8 @@ def fits(
     micro_batches  of a step; the first stage keeps up to `pipeline` of them (1F1B). None: as many as stages
     interleave     chunks of a stage (Narayanan et al. 2021, arXiv:2104.04473)
     stack          software that trains, by name; None: that of FSDP with stage 3 of ZeRO, of Megatron-LM with tensor
-                   groups or pipelines. It determines whether attention is fused (`flash` None) and what a loss holds
+                   groups or pipelines. It determines what gradients and a loss take, and whether attention is
+                   fused, unless `gradient_dtype` and `flash` are set
 
     Precision, optimizer and stack default to those of an :class:`~ddlsim.Experiment`. The other arguments are those of
     :class:`~ddlsim.workload.memory.Holding`. Remedies that are enough by themselves come first, those that cost least
@@ -172,11 +176,9 @@ def fits(
     of_kernels = has_kernels(network, machine, precision or "bf16")
     precision = precision or ("bf16" if of_kernels else "fp32")
     optimizer = optimizer or ("adam" if of_kernels else "momentum")
-    holding = Holding(
-        optimizer, gradient_dtype, zero, shards, tensor, sequence, recompute, offload=offload, workspace=workspace
-    )
-    software = None if stack is None else load_stack(stack)
-    case = _Case(network, precision, batch_size, pipeline, micro_batches, interleave, holding, machine, software, flash)
+    holding = Holding(optimizer, None, zero, shards, tensor, sequence, recompute, offload=offload, workspace=workspace)
+    software, batches = None if stack is None else load_stack(stack), (pipeline, micro_batches, interleave)
+    case = _Case(network, precision, batch_size, *batches, holding, machine, software, flash, gradient_dtype)
     if interleave > 1 and pipeline == 1:
         raise ConfigError(f"interleave = {interleave}: cuts stages of a pipeline into chunks; give pipeline=2 or more")
     memory = case.memory()

@@ -30,7 +30,8 @@ def test_every_file_of_the_page_can_be_read(number: int, tmp_path: Path) -> None
     assert result.throughput > 0.0
 
 
-def test_the_calls_of_the_page_run() -> None:
+def test_the_calls_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     calls = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert calls
     for call in calls:

@@ -1,0 +1,88 @@
+"""Ranges of recommended configurations on devices whose rates are disputed, and whether they decide the ranking.
+
+Published runs of a device can disagree on the share of its peak that matrix products reach (``Kernels.spread``). A
+configuration is simulated once more at the lowest and the highest of these. All configurations on one device share its
+true rate, so they are compared at the same end, configurations on different devices at opposite ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ddlsim.planner.candidates import Candidate
+from ddlsim.planner.evaluate import Evaluator
+from ddlsim.planner.search import Found, beats_bound, figures_of, spread_of
+from ddlsim.planner.target import Figures, Target
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.prepare import DEFAULT_DEVICE, with_defaults
+from ddlsim.study.work import DONE
+from ddlsim.workload.compute import PerKernel
+from ddlsim.workload.devices import Device, load_device
+from ddlsim.workload.model import load_model
+from ddlsim.workload.products import has_kernels
+
+
+class Range(NamedTuple):
+    """The figures of a configuration with the lowest and the highest rates of its device, called `device`."""
+
+    low: Figures
+    high: Figures
+    device: str
+
+
+def ranges(
+    found: Sequence[Found], evaluator: Evaluator, *, priced: bool, samples: float | None
+) -> Mapping[Candidate, Range]:
+    """Simulate configurations at both ends of what is disputed of their devices; leave out those where nothing is."""
+    asked: dict[Candidate, tuple[Device, list[Experiment]]] = {}
+    for one in found:
+        device = device_of(one.candidate)
+        if device is not None and device.kernels is not None and device.kernels.spread != (1.0, 1.0):
+            asked[one.candidate] = device, [_at(one.candidate, device, end) for end in device.kernels.spread]
+    outcomes = iter(evaluator.outcomes([each for _, both in asked.values() for each in both]))
+    known: dict[Candidate, Range] = {}
+    for candidate, (device, _) in asked.items():
+        ends = [next(outcomes), next(outcomes)]
+        if all(end.status == DONE for end in ends):
+            low, high = (figures_of(candidate, end, priced=priced, samples=samples) for end in ends)
+            known[candidate] = Range(low, high, device.name)
+    return known
+
+
+def may_win(best: Found, other: Found, known: Mapping[Candidate, Range], target: Target) -> bool:
+    """Return whether another configuration is better than the best somewhere in their ranges."""
+    mine, its = _ends(best, known), _ends(other, known)
+    together = mine.device == its.device
+    pairs = [(mine.low, its.low), (mine.high, its.high)] if together else [(mine.low, its.high)]
+    return any(
+        beats_bound(target.rank(theirs), target.rank(ours), max(spread_of(ours), spread_of(theirs)))
+        for ours, theirs in pairs
+    )
+
+
+def _ends(found: Found, known: Mapping[Candidate, Range]) -> Range:
+    assert found.figures is not None
+    return known.get(found.candidate, Range(found.figures, found.figures, ""))
+
+
+def device_of(candidate: Candidate) -> Device | None:
+    """Return the device of all workers if they compute by its kernels, else None."""
+    experiment, cluster = candidate.experiment, candidate.cluster
+    nodes = cluster.workers[: candidate.workers].tolist()
+    names = {cluster.device_of[node] or DEFAULT_DEVICE for node in nodes} if experiment.device is None else set()
+    if len(names) > 1 or not isinstance(experiment.compute, PerKernel | None):
+        return None
+    device, model = load_device(experiment.device or names.pop()), load_model(experiment.model)
+    precision = str(with_defaults(experiment, model, device).precision)
+    return device if has_kernels(model, device, precision) else None
+
+
+def _at(candidate: Candidate, device: Device, factor: float) -> Experiment:
+    """Return the experiment on a device with another rate of matrix products."""
+    assert device.kernels is not None
+    gemm = {kind: min(factor * share, 1.0) for kind, share in device.kernels.gemm.items()}
+    return candidate.experiment.with_(
+        device=dataclasses.replace(device, kernels=dataclasses.replace(device.kernels, gemm=gemm))
+    )
