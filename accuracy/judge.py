@@ -101,10 +101,10 @@ def _run(cluster: str, model: str | Model, strategy: Any, batch: int, gpus: int,
     )  # fmt: skip
 
 
-def _fitting(run: Callable[[str], Result], recompute: Sequence[str]) -> Result:
-    """Return the first run whose memory suffices, of those that recompute more and more; else the last."""
-    for how in recompute:
-        result = run(how)
+def _fitting(run: Callable[[float], Result], shares: Sequence[float]) -> Result:
+    """Return the first run whose memory suffices, of those that recompute more and more layers; else the last."""
+    for share in shares:
+        result = run(share)
         if result.memory is None or result.memory.fits:
             break
     return result
@@ -136,14 +136,16 @@ def _bridge(row: Row) -> tuple[float, float | None]:
         cluster = _nvidia(row["system"], gpus)
         return _run(cluster, model, strategy, row["global_batch"], gpus, "megatron", precision=precision)
 
-    def run(recompute: str) -> Result:
+    def run(share: float) -> Result:
+        recompute = "full" if share else "none"
         if row["fsdp"] and tensor * pipeline == 1:
             shard = row["fsdp"] if row["fsdp"] < gpus else None
-            return simulated(FSDP(micro_batch=row["micro_batch"], recompute=recompute, shard=shard))  # type: ignore[arg-type]
+            again = {"recompute": recompute, "recompute_share": share or 1.0}
+            return simulated(FSDP(micro_batch=row["micro_batch"], shard=shard, **again))
         chunks = _size(row, "virtual")
         return _split(simulated, _megatron(row["micro_batch"], gpus, tensor, pipeline, chunks, recompute))
 
-    result = _fitting(run, ("none", "full"))
+    result = _fitting(run, (0.0, 0.25, 0.5, 0.75, 1.0) if row["fsdp"] else (0.0, 1.0))
     return _tokens(result, row["sequence"]), None
 
 
@@ -181,7 +183,7 @@ TORCHTITAN = {
 #: recomputation: of FSDP, and of layouts with tensor or pipeline parallelism
 RECOMPUTE = {
     "none": ("none", "none"), "selective": ("operators", "operators"), "full": ("early-stop", "full"),
-    "": ("none", "none"), "selective layer": ("operators", "operators"),
+    "": ("none", "none"), "selective layer": ("early-stop", "operators"),
 }  # fmt: skip
 PIPELINES = {"interleaved-1f1b": 2, "interleaved1f1b": 2}
 
@@ -194,7 +196,8 @@ def _torchtitan(row: Row) -> tuple[float, float | None]:
     alone, split = RECOMPUTE[row["recompute"]]
     if tensor * pipeline == 1:
         shard = row["fsdp"] if row["fsdp"] and row["fsdp"] < gpus else None
-        strategy: Any = FSDP(micro_batch=row["local_batch"], recompute=alone, shard=shard)
+        share = 0.5 if row["recompute"] == "selective layer" else 1.0
+        strategy: Any = FSDP(micro_batch=row["local_batch"], recompute=alone, recompute_share=share, shard=shard)
     else:
         strategy = Parallel(
             tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), sequence=tensor > 1, recompute=split,  # type: ignore[arg-type]
