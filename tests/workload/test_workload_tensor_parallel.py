@@ -26,7 +26,7 @@ def workload(model: Model = GPT2, batch: int = 8, **options: object) -> Workload
     return make_workload(model, A100, batch, precision="fp16", stack=STACK, **options)  # type: ignore[arg-type]
 
 
-def times(batch: int, tensor: int = 1, *, sequence: bool = False, flash: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def kernel_seconds(batch: int, tensor: int = 1, *, sequence: bool = False, flash: bool = False) -> tuple[np.ndarray, np.ndarray]:
     return kernel_times(GPT2, Timing(A100, STACK, batch, "fp16", flash, tensor, sequence))
 
 
@@ -149,19 +149,19 @@ def test_larger_products_are_more_efficient() -> None:
 def test_small_layers_take_the_time_of_their_launches() -> None:
     """19 kernels a layer forward: two normalisations, attention (8), two dropouts, two dense layers with bias (4),
     GELU, two sums."""
-    forward, backward = times(1)
+    forward, backward = kernel_seconds(1)
     for first, end in blocks(GPT2.layers):
         assert forward[first:end].sum() == pytest.approx(19 * STACK.forward_launch, rel=1e-9)
         assert backward[first:end].sum() == pytest.approx(19 * STACK.backward_launch, rel=1e-9)
-    large, _ = times(64)
+    large, _ = kernel_seconds(64)
     first, end = blocks(GPT2.layers)[0]
     assert large[first:end].sum() > 19 * STACK.forward_launch
 
 
 def test_flash_attention_and_width_take_less_time() -> None:
-    one = times(64)[0].sum()
-    assert times(64, flash=True)[0].sum() < 0.9 * one
-    two, both = (times(64, 2, sequence=s)[0].sum() for s in (False, True))
+    one = kernel_seconds(64)[0].sum()
+    assert kernel_seconds(64, flash=True)[0].sum() < 0.9 * one
+    two, both = (kernel_seconds(64, 2, sequence=s)[0].sum() for s in (False, True))
     assert 0.5 * one < both < two < one
 
 
