@@ -18,6 +18,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,10 +101,10 @@ def _run(cluster: str, model: str | Model, strategy: Any, batch: int, gpus: int,
     )  # fmt: skip
 
 
-def _fitting(run: Callable[[str], Result], recompute: Sequence[str]) -> Result:
-    """Return the first run whose memory suffices, of those that recompute more and more; else the last."""
-    for how in recompute:
-        result = run(how)
+def _fitting(run: Callable[[float], Result], shares: Sequence[float]) -> Result:
+    """Return the first run whose memory suffices, of those that recompute more and more layers; else the last."""
+    for share in shares:
+        result = run(share)
         if result.memory is None or result.memory.fits:
             break
     return result
@@ -129,19 +130,22 @@ def _bridge(row: Row) -> tuple[float, float | None]:
     _check(row)
     gpus, tensor, pipeline = row["gpus"], _size(row, "tensor"), _size(row, "pipeline")
 
-    def run(recompute: str) -> Result:
-        strategy: Any = FSDP(micro_batch=row["micro_batch"], recompute=recompute)
-        if row["fsdp"]:
-            if row["fsdp"] < gpus:
-                strategy = FSDP(micro_batch=row["micro_batch"], recompute=recompute, shard=row["fsdp"])
-        else:
-            strategy = _megatron(row["micro_batch"], gpus, tensor, pipeline, _size(row, "virtual"), recompute)
-        precision = PRECISIONS.get(row["precision"], row["precision"])
-        model = f"{row['model']}+seq={row['sequence']}"
-        return _run(_nvidia(row["system"], gpus), model, strategy, row["global_batch"], gpus, "megatron",
-                    precision=precision)  # fmt: skip
+    precision, model = PRECISIONS.get(row["precision"], row["precision"]), f"{row['model']}+seq={row['sequence']}"
 
-    result = _fitting(run, ("none", "full"))
+    def simulated(strategy: Any) -> Result:
+        cluster = _nvidia(row["system"], gpus)
+        return _run(cluster, model, strategy, row["global_batch"], gpus, "megatron", precision=precision)
+
+    def run(share: float) -> Result:
+        recompute = "full" if share else "none"
+        if row["fsdp"] and tensor * pipeline == 1:
+            shard = row["fsdp"] if row["fsdp"] < gpus else None
+            again = {"recompute": recompute, "recompute_share": share or 1.0}
+            return simulated(FSDP(micro_batch=row["micro_batch"], shard=shard, **again))
+        chunks = _size(row, "virtual")
+        return _split(simulated, _megatron(row["micro_batch"], gpus, tensor, pipeline, chunks, recompute))
+
+    result = _fitting(run, (0.0, 0.25, 0.5, 0.75, 1.0) if row["fsdp"] else (0.0, 1.0))
     return _tokens(result, row["sequence"]), None
 
 
@@ -152,6 +156,16 @@ def _megatron(micro_batch: int, gpus: int, tensor: int, pipeline: int, chunks: i
         interleave=chunks if pipeline > 1 else 1, sequence=tensor > 1, tp_comm_overlap=tensor > 1,
         cut="layers" if pipeline > 1 else "balanced", sharded=True, overlap="megatron", recompute=recompute,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _split(run: Callable[[Parallel], Result], strategy: Parallel) -> Result:
+    """Return a run of a layout; stages with unequal numbers of layers, or without chunks, where others do not work."""
+    for changes in ({}, {"cut": "balanced"}, {"cut": "balanced", "interleave": 1}):
+        try:
+            return run(replace(strategy, **changes))  # type: ignore[arg-type]
+        except ConfigError as error:
+            refused = error
+    raise refused
 
 
 def _nvidia(system: str, gpus: int) -> str:
@@ -169,7 +183,7 @@ TORCHTITAN = {
 #: recomputation: of FSDP, and of layouts with tensor or pipeline parallelism
 RECOMPUTE = {
     "none": ("none", "none"), "selective": ("operators", "operators"), "full": ("early-stop", "full"),
-    "": ("none", "none"), "selective layer": ("operators", "operators"),
+    "": ("none", "none"), "selective layer": ("early-stop", "operators"),
 }  # fmt: skip
 PIPELINES = {"interleaved-1f1b": 2, "interleaved1f1b": 2}
 
@@ -182,7 +196,8 @@ def _torchtitan(row: Row) -> tuple[float, float | None]:
     alone, split = RECOMPUTE[row["recompute"]]
     if tensor * pipeline == 1:
         shard = row["fsdp"] if row["fsdp"] and row["fsdp"] < gpus else None
-        strategy: Any = FSDP(micro_batch=row["local_batch"], recompute=alone, shard=shard)
+        share = 0.5 if row["recompute"] == "selective layer" else 1.0
+        strategy: Any = FSDP(micro_batch=row["local_batch"], recompute=alone, recompute_share=share, shard=shard)
     else:
         strategy = Parallel(
             tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), sequence=tensor > 1, recompute=split,  # type: ignore[arg-type]
@@ -221,12 +236,17 @@ def _maxtext(row: Row) -> tuple[float, float | None]:
     )  # fmt: skip
     # the 22B and 52B models of v4 have no gate
     model = load_model(f"maxtext+{sizes}" + ("+mlp=ungated" if row["system"] == "tpu-v4" else ""))
-    full = row["recompute"] == "full"
+    # "all but products": what attention computes between its products with weights is recomputed
+    again = {"full": "full", "none": "none"}.get(row["recompute"], "selective")
     if tensor == 1:
-        strategy: Any = FSDP(shard=chips if slices > 1 else None, recompute="full" if full else "none")
+        strategy: Any = FSDP(shard=chips if slices > 1 else None, recompute=again)
     else:
-        strategy = Parallel(tensor=tensor, data=n // tensor, micro_batch=row["local_batch"] * tensor, sharded=True,
-                            overlap="layer", recompute="full" if full else "none")  # fmt: skip
+        # XLA hides collectives of tensor groups behind the products that need them, in chunks (Wang et al. 2023,
+        # Overlap communication with dependent computation via decomposition, ASPLOS)
+        strategy = Parallel(
+            tensor=tensor, data=n // tensor, micro_batch=row["local_batch"] * tensor, sharded=True, overlap="layer",
+            sequence=True, tp_comm_overlap=True, recompute=again,  # type: ignore[arg-type]
+        )  # fmt: skip
     result = _run(cluster, model, strategy, row["local_batch"] * n, n, "maxtext")
     # MaxText counts attention in full (MaxText/maxtext_utils.py, calculate_tflops_training_per_device)
     return 3.0 * model.flops * result.throughput / n / 1e12, None
@@ -246,19 +266,24 @@ LARGE = ("case", "model", "machine", "gpus", "tensor", "pipeline", "interleave",
 
 
 def _large(row: Row) -> tuple[float, float | None]:
-    """Large runs of Megatron and DeepSpeed on DGX H100, and on Selene's A100."""
-    gpus, tensor, pipeline, modern = row["gpus"], row["tensor"], row["pipeline"], row["framework"] == "megatron"
-    if modern and row["machine"] == "h100":
+    """Large runs of Megatron and DeepSpeed: on Selene's A100, and on DGX with Hopper and newer GPUs."""
+    gpus, tensor, pipeline, machine = row["gpus"], row["tensor"], row["pipeline"], row["machine"]
+    ampere, options = machine.startswith("a100"), {}
+    if ampere:
+        cluster, stack, options = f"selene+n_leaves={8 * -(-gpus // 160)}", "megatron-2021", {"precision": "fp16"}
+        in_turns = row["framework"] == "deepspeed" and row["interleave"] == 1
+        strategy = Parallel(
+            tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), micro_batch=row["micro"],
+            interleave=row["interleave"], cut="layers", recompute=row["recompute"], overlap="none",
+            p2p="in turns" if in_turns else "exchange",
+        )  # fmt: skip
+    else:
+        cluster, stack = _nvidia("h100" if machine in ("h800", "h200") else machine, gpus), "megatron"
+        options = {"device": machine}
         strategy = _megatron(row["micro"], gpus, tensor, pipeline, row["interleave"], row["recompute"])
-        result = _run(_nvidia("h100", gpus), _model(row["model"]), strategy, row["batch"], gpus, "megatron")
-        return result.step_time, None
-    strategy = Parallel(
-        tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), micro_batch=row["micro"],
-        interleave=row["interleave"], cut="layers", recompute=row["recompute"], overlap="none",
-        p2p="in turns" if row["framework"] == "deepspeed" else "exchange",
-    )  # fmt: skip
-    cluster = f"selene+n_leaves={8 * -(-gpus // 160)}" if row["machine"] == "a100" else _nvidia(row["machine"], gpus)
-    result = _run(cluster, _model(row["model"]), strategy, row["batch"], gpus, "megatron-2021", precision="fp16")
+    result = _split(
+        lambda each: _run(cluster, _model(row["model"]), each, row["batch"], gpus, stack, **options), strategy
+    )
     return result.step_time, None
 
 

@@ -1,8 +1,8 @@
-"""Calibrates the kernels of the A100 on one machine, and says how well half of its rows predict the other half.
+"""Fits the A100's matrix products and the times of Megatron-DeepSpeed's host to the steps of one machine.
 
-`python -m accuracy.kernels` prints the numbers of ``[[kernels]]`` in ``ddlsim/workload/devices.toml``: the fraction of
-the peak, the times of launches and of the framework, and the wait at collectives, by least squares of the logarithms;
-waves and tiles are those of the documentation. Fitted to every second row, what does it predict of the others?
+`python -m accuracy.kernels` prints ``gemm`` of the A100 (``[[kernels]]`` in ``ddlsim/workload/devices.toml``) and the
+times of the stack "megatron-2021" (``ddlsim/workload/stacks.toml``), by least squares of the logarithms. It also fits
+every second row alone, and prints the errors on the others. Tiles and multiprocessors are documented values.
 
 Of a step of m micro-batches on p stages, d replicas and t tensor-parallel ranks,
 
@@ -25,19 +25,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddlsim.workload.devices import Device, Kernels, load_device
+from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.model import Model, load_model
-from ddlsim.workload.products import kernel_times
+from ddlsim.workload.products import Timing, kernel_times
 from ddlsim.workload.roles import blocks
+from ddlsim.workload.stacks import Stack, load_stack
 
-__all__ = ["Row", "errors", "fit", "predicted", "rows"]
+__all__ = ["CATALOGUE", "FITTED", "Row", "Software", "errors", "fit", "predicted", "rows", "values"]
 
 FILE = Path(__file__).parent / "data" / "transformers_a100.csv"
 VOCABULARY = 51_200
 BUS = 235e9
 SUMMED = 6  # all-reduces of a layer: two in each forward pass, two in the backward pass
-#: what is fitted, and in which unit
-FITTED = {"fraction": 1.0, "forward_launch": 1e-5, "backward_launch": 1e-5, "loss_time": 1e-3, "wait": 1e-5}
+#: what is fitted, and in which unit: a rate of the device, and times of the stack
+FITTED = {"gemm": 1.0, "forward_launch": 1e-5, "backward_launch": 1e-5, "micro_batch_time": 1e-3, "rank_delay": 1e-5}
 MODEL = """
 title = "One layer of a GPT"
 input = [{seq}]
@@ -78,6 +79,16 @@ class Row(NamedTuple):
     seconds: float
 
 
+class Software(NamedTuple):
+    """A device and what runs on it."""
+
+    device: Device
+    stack: Stack
+
+
+CATALOGUE = Software(load_device("a100-80g"), load_stack("megatron-2021"))
+
+
 def rows(path: Path = FILE) -> list[Row]:
     """Return the rows of a file."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
@@ -94,10 +105,11 @@ def one_layer(h: int, a: int, seq: int) -> Model:
         return load_model(path)
 
 
-def predicted(row: Row, device: Device) -> float:
-    """Return the seconds of a row's step on a device."""
+def predicted(row: Row, software: Software) -> float:
+    """Return the seconds of a row's step."""
+    device, stack = software
     model = one_layer(row.h, row.a, row.seq)
-    forward, backward = kernel_times(model, device, row.micro, "fp16", tensor=row.t)
+    forward, backward = kernel_times(model, Timing(device, stack, row.micro, "fp16", False, row.t))
     ((first, end),) = blocks(model.layers)
     nbytes = 2.0 * row.micro * row.seq * row.h
     layer = 2.0 * forward[first:end].sum() + backward[first:end].sum() + SUMMED * _all_reduce(nbytes, row.t)
@@ -113,41 +125,60 @@ def _all_reduce(nbytes: float, n: int) -> float:
     return 2.0 * (n - 1) / n * nbytes / BUS
 
 
-def errors(measured: Sequence[Row], device: Device) -> np.ndarray:
+def errors(measured: Sequence[Row], software: Software) -> np.ndarray:
     """Return predicted / measured - 1 of each row."""
-    return np.array([predicted(row, device) / row.seconds - 1.0 for row in measured])
+    return np.array([predicted(row, software) / row.seconds - 1.0 for row in measured])
 
 
-def fit(measured: Sequence[Row], device: Device) -> Kernels:
-    """Return the kernels that fit the rows best: soft L1 beyond 1 %, close to the mean of absolute errors."""
+def values(software: Software) -> dict[str, float]:
+    """Return the fitted numbers of a device and a stack, in SI units."""
+    device, stack = software
+    assert device.kernels is not None
+    gemm = device.kernels.fraction("fp16")
+    assert gemm is not None
+    return {name: gemm if name == "gemm" else getattr(stack, name) for name in FITTED}
+
+
+def fit(measured: Sequence[Row]) -> Software:
+    """Return the device and the stack that fit the rows best: soft L1 beyond 1 %, close to the mean absolute error."""
     from scipy.optimize import least_squares
 
+    device, stack = CATALOGUE
     kernels = device.kernels
     assert kernels is not None
 
-    def kernels_at(point: np.ndarray) -> Kernels:
-        values = zip(FITTED.items(), point.tolist(), strict=True)
-        return replace(kernels, **{name: value * unit for (name, unit), value in values})
+    def software_at(point: np.ndarray) -> Software:
+        gemm, *times = (value * unit for value, unit in zip(point.tolist(), FITTED.values(), strict=True))
+        return Software(
+            replace(device, kernels=replace(kernels, gemm={"bf16": gemm})),
+            replace(stack, **dict(zip(list(FITTED)[1:], times, strict=True))),
+        )
 
     def residuals(point: np.ndarray) -> np.ndarray:
-        return np.log1p(errors(measured, replace(device, kernels=kernels_at(point))))
+        return np.log1p(errors(measured, software_at(point)))
 
     start = [0.8, 3.0, 10.0, 3.0, 2.0]
-    found = least_squares(residuals, start, bounds=(1e-6, [1.0, 50, 100, 50, 50]), loss="soft_l1", f_scale=0.01)
-    return kernels_at(found.x)
+    solution = least_squares(residuals, start, bounds=(1e-6, [1.0, 50, 100, 50, 50]), loss="soft_l1", f_scale=0.01)
+    return software_at(solution.x)
+
+
+def _show(label: str, measured: Sequence[Row], software: Software) -> None:
+    off = np.abs(errors(measured, software))
+    print(f"{label}: mean {off.mean():.2%}, worst {off.max():.0%}")
 
 
 def main() -> None:
-    device, measured = load_device("a100-80g"), rows()
-    for fitted, tested in ((measured[::2], measured[1::2]), (measured[1::2], measured[::2])):
-        kernels = fit(fitted, device)
-        print({name: f"{getattr(kernels, name):.4g}" for name in FITTED})
-        for label, half in (("fitted", fitted), ("predicted", tested)):
-            off = errors(half, replace(device, kernels=kernels))
-            print(f"{label}: mean {np.abs(off).mean():.2%}, worst {np.abs(off).max():.0%}")
-    kernels = fit(measured, device)
-    print("all rows:", {name: f"{getattr(kernels, name):.4g}" for name in FITTED})
-    print(f"mean {np.abs(errors(measured, replace(device, kernels=kernels))).mean():.2%}")
+    measured = rows()
+    for label, fitted, others in (
+        ("even rows", measured[::2], measured[1::2]),
+        ("odd rows", measured[1::2], measured[::2]),
+        ("all rows", measured, measured),
+    ):
+        software = fit(fitted)
+        print(label, {name: f"{value:.4g}" for name, value in values(software).items()})
+        _show("  fitted", fitted, software)
+        _show("  the others", others, software)
+    _show("as in the catalogue", measured, CATALOGUE)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Megatron-LM on A100 and H100: step times of GPT with 22 to 1,008 billion parameters.
+"""Megatron-LM on A100 and H100: step times of GPT with 22 to 1,008 billion parameters, out of the box.
 
-The kernels of the A100 (:mod:`accuracy.kernels`) are those of Megatron-DeepSpeed on one machine of another cluster.
-Table 5 is predicted with them as they are. Weak scaling, a series per GPU and release of the software: its smallest
-model gives how fast the devices are (``speed``), and the others are predicted with it.
+The stack of the A100 is "megatron-2021", whose times are fitted to Megatron-DeepSpeed on one machine of another cluster
+(:mod:`accuracy.kernels`); that of the H100 is "megatron-2024". Nothing is fitted to these rows.
 
 Selene: stages have as many layers each; without interleaving they wait while they exchange activations (megatron/
 p2p_communication.py of 2021: isend and irecv in one batch, then wait). H100: gradients, weights, exchanges of tensor
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from scipy.optimize import brentq
 
 from accuracy.rows import Omitted, Row, show
-from ddlsim import Parallel, PerKernel, load_model, simulate
+from ddlsim import Parallel, load_model, simulate
 from ddlsim.workload.tensor_parallel import step_flops
 
-__all__ = ["a100_rows", "h100_rows", "left_out", "read", "speed_of", "table_5_rows"]
+__all__ = ["a100_rows", "h100_rows", "left_out", "read", "table_5_rows"]
 
 DATA = Path(__file__).with_name("data") / "megatron.yaml"
 #: GPUs of the largest row on H100 that is simulated
@@ -38,7 +36,7 @@ def read(series: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
 
 
-def _a100(row: Mapping[str, Any], speed: float = 1.0) -> float:
+def _a100(row: Mapping[str, Any]) -> float:
     """Return the seconds of a step on Selene."""
     tensor = row.get("tensor", 8)
     strategy = Parallel(
@@ -50,11 +48,11 @@ def _a100(row: Mapping[str, Any], speed: float = 1.0) -> float:
     cluster = f"selene+n_leaves={8 * -(-row['gpus'] // 160)}"
     return simulate(
         cluster, row["model"], strategy, batch_size=row["batch"], workers=row["gpus"], precision="fp16",
-        gradient_dtype="fp16", optimizer="adam", speed=[speed] * row["gpus"], steps=1, warmup=0,
+        stack="megatron-2021", steps=1, warmup=0,
     ).step_time  # fmt: skip
 
 
-def _h100(row: Mapping[str, Any], speed: float = 1.0) -> float:
+def _h100(row: Mapping[str, Any]) -> float:
     """Return the seconds of a step on an H100 SuperPOD."""
     model = load_model(row["model"])
     layers = sum(1 for layer in model.layers if layer.heads)
@@ -67,8 +65,8 @@ def _h100(row: Mapping[str, Any], speed: float = 1.0) -> float:
     )  # fmt: skip
     cluster = f"dgx-h100-pod+n_leaves={8 * -(-row['gpus'] // 256)}"
     return simulate(
-        cluster, model, strategy, batch_size=row["batch"], workers=row["gpus"], precision="bf16", optimizer="adam",
-        compute=PerKernel(flash=True), speed=[speed] * row["gpus"], steps=2, warmup=1,
+        cluster, model, strategy, batch_size=row["batch"], workers=row["gpus"], stack="megatron-2024",
+        steps=2, warmup=1,
     ).step_time  # fmt: skip
 
 
@@ -81,16 +79,8 @@ def measured(series: str, row: Mapping[str, Any]) -> float:
     return float(flops / (row["gpus"] * row["tflops"] * 1e12))
 
 
-@functools.cache
-def speed_of(series: str) -> float:
-    """Return how fast devices must be for the step of the smallest model to be what was measured."""
-    row, seconds = read(series)[0], SERIES[series][0]
-    found: float = brentq(lambda speed: seconds(row, speed) / measured(series, row) - 1.0, 0.3, 3.0, xtol=1e-5)
-    return found
-
-
 def table_5_rows(most: int = 512) -> list[Row]:
-    """Return table 5's rows of up to so many GPUs; none is fitted."""
+    """Return the rows of table 5 of up to `most` GPUs."""
     return [
         Row(
             row["model"],
@@ -113,23 +103,23 @@ def _weak(series: str, most: int) -> list[Row]:
             row["model"],
             f"{row['gpus']} GPUs",
             measured(series, row),
-            seconds(row, speed_of(series)),
+            seconds(row),
             "s",
-            i == 0,
+            False,
             kind="run/parallel/gpus",
         )
-        for i, row in enumerate(read(series))
+        for row in read(series)
         if row["gpus"] <= most
     ]
 
 
 def a100_rows(most: int = 3072) -> list[Row]:
-    """Return the weak scaling on A100, up to so many GPUs: the first row calibrates."""
+    """Return the weak scaling on A100 of up to `most` GPUs."""
     return _weak("a100", most)
 
 
 def h100_rows(most: int = MOST) -> list[Row]:
-    """Return the weak scaling on H100, up to so many GPUs: the first row calibrates."""
+    """Return the weak scaling on H100 of up to `most` GPUs."""
     return _weak("h100", most)
 
 

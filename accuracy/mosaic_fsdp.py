@@ -1,8 +1,9 @@
-"""MPT models trained with PyTorch's FSDP: 16 GPUs and more from the rows of one machine of 8.
+"""MPT models trained with PyTorch's FSDP: 16 and 32 GPUs, from the rows of one machine of 8.
 
-The rows of one machine give two numbers of each device (``FITTED``): the share of its peak that matrix products and
-fused attention reach, by least squares of the logarithms, rows far off counting less (soft L1 beyond 1 %). All else is
-the catalogue's. The step of the other rows is simulated with them.
+The stack is "llm-foundry". The rows of one machine give four numbers of the catalogue (``python -m
+accuracy.mosaic_fsdp``, by least squares of the logarithms, rows far off counting less: soft L1 beyond 1 %): the stack's
+share of the rate of matrix products and its element-wise traffic, and of A100 and H100 the rate of Triton's attention.
+The rows of more GPUs are simulated out of the box.
 
 The configuration is that of github.com/mosaicml/llm-foundry (scripts/train/benchmarking, yamls/pretrain) and
 mosaicml/composer of October 2023: FULL_SHARD over all GPUs, transformer layers as units, ``limit_all_gathers`` (one
@@ -18,6 +19,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,13 +27,13 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import FSDP, PerKernel, load_device, load_model, simulate
 from ddlsim.strategies import contract
 from ddlsim.workload.compute import Workload, make_workload
-from ddlsim.workload.devices import Device, Kernels
+from ddlsim.workload.devices import AttentionRates, Device
 from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.stacks import Stack, load_stack
 
-__all__ = ["FITTED", "Point", "alone", "fit", "fitted", "left_out", "predict", "read", "remark", "rows", "table"]
+__all__ = ["Point", "Software", "alone", "catalogue", "fit", "left_out", "predict", "read", "remark", "rows", "table"]
 
 DATA = Path(__file__).with_name("data") / "mosaic_fsdp.csv"
-FITTED = ("fraction", "flash")
 GPUS = 8  # of a machine
 #: a word of the table's title -> device, cluster, bytes/s of NCCL's rings inside a machine (both as in its file)
 MACHINES = {
@@ -70,12 +72,41 @@ class Point:
         recompute = "early-stop" if self.checkpoints else "none"
         return FSDP(stage=3, prefetch=1, micro_batch=self.micro, recompute=recompute)
 
-    def workload(self, device: Device) -> Workload:
+    def workload(self, device: Device, stack: Stack) -> Workload:
         """Return what a GPU computes of a micro-batch."""
         return make_workload(
-            load_model(f"mpt-{self.model}+seq={self.seq}"), device, self.micro, compute=PerKernel(flash=True),
+            load_model(f"mpt-{self.model}+seq={self.seq}"), device, self.micro, compute=PerKernel(), stack=stack,
             precision="bf16", gradient_dtype=self.reduced, optimizer="adam",
         )  # fmt: skip
+
+
+class Software(NamedTuple):
+    """The four numbers that are fitted."""
+
+    gemm: float
+    elementwise: float
+    h100: float  # rates of Triton's attention
+    a100: float
+
+    @property
+    def stack(self) -> Stack:
+        """LLM Foundry with these numbers."""
+        return replace(load_stack("llm-foundry"), gemm=self.gemm, elementwise=self.elementwise)
+
+    def device(self, machine: str) -> Device:
+        """Return the device of a machine with these numbers."""
+        device = load_device(MACHINES[machine][0])
+        assert device.kernels is not None
+        rate = self.h100 if device.name == "h100" else self.a100
+        attention = {**device.kernels.attention, "triton": AttentionRates(rate, rate)}
+        return replace(device, kernels=replace(device.kernels, attention=attention))
+
+
+def catalogue() -> Software:
+    """Return the numbers of the catalogue."""
+    stack, kernels = load_stack("llm-foundry"), [load_device(name).kernels for name in ("h100", "a100-80g")]
+    rates = [each.attention["triton"].forward for each in kernels if each is not None]
+    return Software(stack.gemm, stack.elementwise, *rates)
 
 
 def read(path: Path = DATA, omitted: Table | None = None) -> list[Point]:
@@ -101,76 +132,68 @@ def read(path: Path = DATA, omitted: Table | None = None) -> list[Point]:
     return found
 
 
-def alone(point: Point, device: Device) -> float:
-    """Return the tokens/s of a machine whose exchanges all hide behind computing but the first unit's: its weights are
-    gathered before anything computes, and its gradients scattered after everything has."""
-    work = point.workload(device)
+def alone(point: Point, software: Software) -> float:
+    """Return the tokens/s of one machine in closed form.
+
+    All exchanges overlap with computing, and slow it down, but those of the first unit: its weights are gathered before
+    anything is computed, and its gradients are scattered at the end.
+    """
+    device = software.device(point.machine)
+    work = point.workload(device, software.stack)
     plan = contract.of(point.strategy).plan([work], 1, point.accumulation)  # of one GPU: nothing is exchanged
-    first = plan.parts[0].nbytes / ELEMENT_NBYTES[point.reduced] * (2.0 + ELEMENT_NBYTES[point.reduced])
-    exposed = (GPUS - 1) / GPUS * first / MACHINES[point.machine][2]
-    seconds = plan.seconds.sum() - work.optimizer * (1.0 - 1.0 / GPUS) + exposed
-    return float(point.batch * point.seq / seconds)
+    reduced = ELEMENT_NBYTES[point.reduced]
+    seconds = (GPUS - 1) / GPUS / MACHINES[point.machine][2] / reduced  # per byte of gradients and byte of a parameter
+    first, total = plan.parts[0].nbytes, work.gradient_nbytes
+    exposed = seconds * first * (2.0 + reduced)
+    exchanged = point.accumulation * seconds * total * (2.0 * 2.0 + reduced) - exposed
+    slowed = exchanged * (1.0 - 1.0 / work.slowdown.inside)
+    step = plan.seconds.sum() - work.optimizer * (1.0 - 1.0 / GPUS) + exposed + slowed
+    return float(point.batch * point.seq / step)
 
 
-def fit(points: Sequence[Point], device: Device) -> Kernels:
-    """Return the kernels that fit rows of one machine best."""
+def fit(points: Sequence[Point]) -> Software:
+    """Return the numbers that fit rows of one machine best."""
     from scipy.optimize import least_squares
 
-    kernels = device.kernels
-    assert kernels is not None
-
-    def with_numbers(numbers: np.ndarray) -> Kernels:
-        return replace(kernels, **dict(zip(FITTED, numbers.tolist(), strict=True)))
-
     def residuals(numbers: np.ndarray) -> np.ndarray:
-        changed = replace(device, kernels=with_numbers(numbers))
-        return np.array([np.log(alone(point, changed) / point.measured) for point in points])
+        software = Software(*numbers.tolist())
+        return np.array([np.log(alone(point, software) / point.measured) for point in points])
 
-    found = least_squares(residuals, [0.6, 0.4], bounds=(0.05, 1.0), loss="soft_l1", f_scale=0.01, diff_step=1e-3)
-    return with_numbers(found.x)
-
-
-@functools.cache
-def fitted(machine: str, path: Path = DATA) -> Device:
-    """Return the device of a machine, with what its rows of one machine say (of :data:`DATA`, if `path` has none)."""
-    device = load_device(MACHINES[machine][0])
-    for source in (path, DATA):
-        points = [point for point in read(source) if point.machine == machine and point.gpus == GPUS]
-        if points:
-            return replace(device, kernels=fit(points, device))
-    raise UnpredictableError("no rows of one machine")
+    bounds = [0.3, 0.5, 0.05, 0.05], [1.0, 8.0, 1.0, 1.0]
+    solution = least_squares(
+        residuals, [0.8, 1.5, 0.2, 0.3], bounds=bounds, loss="soft_l1", f_scale=0.01, diff_step=1e-3
+    )
+    return Software(*solution.x.tolist())
 
 
-def predict(point: Point, device: Device) -> float:
-    """Return the tokens/s of a row, simulated."""
+def predict(point: Point) -> float:
+    """Return the tokens/s of a row, simulated out of the box."""
     _, cluster, _ = MACHINES[point.machine]
     result = simulate(
         f"{cluster}+n_hosts={max(point.gpus // GPUS, 1)}", f"mpt-{point.model}+seq={point.seq}", point.strategy,
-        workers=point.gpus, batch_size=point.batch, precision="bf16", gradient_dtype=point.reduced, device=device,
-        compute=PerKernel(flash=True), optimizer="adam", steps=2, warmup=1,
+        workers=point.gpus, batch_size=point.batch, gradient_dtype=point.reduced, stack="llm-foundry", steps=2,
+        warmup=1,
     )  # fmt: skip
     return result.throughput * point.seq
 
 
 @functools.cache
 def table(path: Path = DATA) -> Table:
-    """Return what becomes of the rows of a file: those of one machine calibrate."""
+    """Return the rows of a file: those of one machine were fitted."""
     found = Table()
     for point in read(path, found):
         what = f"{point.seq} tokens, {point.gpus} GPUs, micro-batches of {point.micro}"
-        found.add(f"{point.machine}_{point.model}", what, functools.partial(_row, point, what, path))
+        found.add(f"{point.machine}_{point.model}", what, functools.partial(_row, point, what))
     return found
 
 
-def _row(point: Point, what: str, path: Path) -> Row:
-    device, calibrates = fitted(point.machine, path), point.gpus == GPUS
-    tokens = alone(point, device) if calibrates else predict(point, device)
-    return Row(f"{point.machine}_{point.model}", what, point.measured, tokens, "tokens/s", calibrates,
-               kind="run/fsdp/gpus")  # fmt: skip
+def _row(point: Point, what: str) -> Row:
+    fitted, tokens = point.gpus == GPUS, predict(point)
+    return Row(f"{point.machine}_{point.model}", what, point.measured, tokens, "tokens/s", fitted, kind="run/fsdp/gpus")
 
 
 def rows(path: Path = DATA) -> list[Row]:
-    """Return all rows: those of one machine calibrate."""
+    """Return all rows: those of one machine were fitted."""
     return table(path).rows
 
 
@@ -180,26 +203,30 @@ def left_out(path: Path = DATA) -> list[Omitted]:
 
 
 def remark() -> str:
-    """Return what was fitted, how far the rows of one machine are off, and whether larger figures are larger."""
+    """Return what was fitted, the error on the rows of one machine, and the rank correlation on the others."""
     from scipy.stats import spearmanr
 
-    numbers = ", ".join(
-        f"{name} {kernels.fraction:.3f} and {kernels.flash:.3f}"
-        for name in MACHINES if (kernels := fitted(name).kernels) is not None
-    )  # fmt: skip
-    found = rows()
-    of_one = [abs(row.error) for row in found if row.fitted_on]
-    several = [(row, int(row.what.split(", ")[1].split()[0])) for row in found if not row.fitted_on]
+    gemm, elementwise, h100, a100 = catalogue()
+    judged = rows()
+    of_one = [abs(row.error) for row in judged if row.fitted_on]
+    several = [(row, int(row.what.split(", ")[1].split()[0])) for row in judged if not row.fitted_on]
     measured, predicted = ([getattr(row, name) / n for row, n in several] for name in ("measured", "predicted"))
     order = spearmanr(measured, predicted).statistic
     return (
-        f"Shares of the peak: {numbers}. The {len(of_one)} rows that they are fitted to are {np.mean(of_one):.1%} off "
-        f"on average. Rank correlation of the predicted tokens/s of a GPU with the measured: {order:.3f}."
+        f"Matrix products at {gemm:.3g} of the device's rate, element-wise kernels move {elementwise:.3g} times what "
+        f"fused ones would, Triton's attention reaches {h100:.3g} (H100) and {a100:.3g} (A100) of the peak. The "
+        f"{len(of_one)} rows that these four numbers are fitted to are {np.mean(of_one):.1%} off on average. Rank "
+        f"correlation of the predicted tokens/s of a GPU with the measured: {order:.3f}."
     )
 
 
-if __name__ == "__main__":
-    for name in MACHINES:
-        kernels = fitted(name).kernels
-        print(name, {number: f"{getattr(kernels, number):.3f}" for number in FITTED})
+def main() -> None:
+    points = [point for point in read() if point.gpus == GPUS]
+    software = fit(points)
+    errors = [abs(alone(point, software) / point.measured - 1.0) for point in points]
+    print({name: f"{value:.3f}" for name, value in software._asdict().items()}, f"mean {np.mean(errors):.1%}")
     show(rows(), left_out())
+
+
+if __name__ == "__main__":
+    main()

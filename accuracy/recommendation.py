@@ -9,13 +9,16 @@ the weights' gradients are split along the batch and leave none.
 The layout is that of the code (dlrm/utils/distributed.py, dlrm/model/distributed.py): tables whole, the bottom MLP on
 the first GPU for all samples, its results in the same all-to-all, the top MLP in DistributedDataParallel; every GPU
 reads the indices of its own tables; plain SGD.
+
+On an A100 the code of PyTorch replays a CUDA graph, whose kernels take no time to launch; on a V100 the host launches
+each, in the time of PyTorch of that year (stack "megatron-2021", fitted to steps of Megatron-DeepSpeed).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -25,6 +28,7 @@ from accuracy.machines import NVLINK_LATENCY, PCIE_LATENCY
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, show
 from ddlsim import Cluster, EmbeddingParallel, Roofline, load_cluster, load_model, simulate
 from ddlsim.cluster import MultiGpu, star
+from ddlsim.workload.stacks import Stack, load_stack
 
 __all__ = ["Point", "calibrated", "filled", "left_out", "predict", "read", "remark", "rows", "table"]
 
@@ -64,6 +68,15 @@ class Point:
     batch: int
     precision: str
     measured: float  # samples/s
+
+    @property
+    def stack(self) -> Stack:
+        """The software, for the times of its launches."""
+        if self.framework != "pytorch":
+            return load_stack("pytorch")
+        stack = load_stack("megatron-2021")
+        graphs = MACHINES[self.machine].device.startswith("a100")
+        return replace(stack, forward_launch=0.0, backward_launch=0.0) if graphs else stack
 
 
 def read(path: Path = DATA, omitted: Table | None = None) -> list[Point]:
@@ -112,7 +125,8 @@ def predict(point: Point, efficiency: float) -> float:
     machine = MACHINES[point.machine]
     result = simulate(
         _cluster(machine), MODELS[point.size], STRATEGY, workers=point.gpus, batch_size=point.batch * point.gpus,
-        precision=point.precision, compute=Roofline(efficiency), steps=4, warmup=2,
+        precision=point.precision, compute=Roofline(efficiency), stack=point.stack, steps=4,
+        warmup=2,
     )  # fmt: skip
     return result.throughput
 

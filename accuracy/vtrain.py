@@ -1,8 +1,8 @@
 """vTrain's validation data: steps of Megatron-DeepSpeed on one machine of 8 A100, and on 8 to 64 of them.
 
-The kernels of the A100 (``[[kernels]]`` in ``ddlsim/workload/devices.toml``) are fitted to the steps of one machine
+The A100's matrix products and the times of the stack "megatron-2021" are fitted to the steps of one machine
 (:mod:`accuracy.kernels`). One machine: rows with an even number are predicted by what the odd ones give, and the other
-way round, so no row is judged by a fit that read it. Several machines: all kernels, nothing fitted.
+way round, so no row is judged by a fit that read it. Several machines: the catalogue, nothing fitted.
 
 The framework, from its code of 2022 (github.com/microsoft/DeepSpeed): gradients are summed in fp16 when all passes are
 done, beside nothing (runtime/pipe/schedule.py: ReduceGrads in the last step; runtime/pipe/engine.py:
@@ -14,7 +14,6 @@ done, beside nothing (runtime/pipe/schedule.py: ReduceGrads in the last step; ru
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +21,13 @@ import numpy as np
 from accuracy import kernels
 from accuracy.rows import Row, show
 from ddlsim import Parallel, simulate
-from ddlsim.workload.devices import Device, load_device
 
 __all__ = ["correlations", "multi_rows", "predicted", "remark", "single_rows"]
 
 DATA = Path(__file__).with_name("data") / "transformers_512_a100.csv"
 
 
-def predicted(row: kernels.Row, device: str | Device = "a100-80g", algorithm: str = "ring") -> float:
+def predicted(row: kernels.Row, software: kernels.Software = kernels.CATALOGUE, algorithm: str = "ring") -> float:
     """Return the seconds of a row's step, simulated on as many machines as it has GPUs for."""
     strategy = Parallel(
         tensor=row.t, pipeline=row.p, data=row.d, micro_batch=row.micro, recompute="full", overlap="none",
@@ -38,8 +36,8 @@ def predicted(row: kernels.Row, device: str | Device = "a100-80g", algorithm: st
     return simulate(
         f"ib-800g-a100+n_hosts={-(-row.gpus // 8)}",
         f"megatron+dim={row.h}+layers={row.layers}+heads={row.a}+seq={row.seq}",
-        strategy, batch_size=row.batch, workers=row.gpus, precision="fp16", gradient_dtype="fp16", optimizer="adam",
-        device=device, steps=1, warmup=0,
+        strategy, batch_size=row.batch, workers=row.gpus, precision="fp16",
+        device=software.device, stack=software.stack, steps=1, warmup=0,
     ).step_time  # fmt: skip
 
 
@@ -49,8 +47,8 @@ def _name(row: kernels.Row) -> str:
 
 def single_rows(every: int = 1) -> list[Row]:
     """Return every so-manieth row of one machine."""
-    device, measured = load_device("a100-80g"), kernels.rows()
-    halves = [replace(device, kernels=kernels.fit(measured[other::2], device)) for other in (1, 0)]
+    measured = kernels.rows()
+    halves = [kernels.fit(measured[other::2]) for other in (1, 0)]
     return [
         Row(
             f"GPT, h={row.h}, {row.layers} layers",

@@ -390,7 +390,7 @@ def _needs(
 
 def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
     """Raise ConfigError for tensor groups that span machines shared with other groups, and for those that span machines
-    although they must be `inside` one (userbuffers).
+    although they must be `inside` one (userbuffers). The chips of a torus are machines that are linked directly.
 
     nodes  (n_groups, t)
     """
@@ -406,7 +406,7 @@ def check_groups(cluster: Cluster, nodes: Ints, *, inside: bool) -> None:
             f"of which has {most} of the workers; use a number that divides those of every machine, or is a multiple "
             "of them"
         )
-    if inside:
+    if inside and not cluster.grid:
         raise ConfigError(
             f"Parallel: tp_comm_overlap = True: needs tensor groups inside a machine; those of {tensor} cross machines"
         )

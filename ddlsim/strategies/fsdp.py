@@ -12,7 +12,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Count, Index, by, checked, one_of, whole
+from ddlsim.arguments import Count, Density, Index, by, checked, one_of, whole
 from ddlsim.collectives import Collective
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, listed
@@ -71,6 +71,10 @@ class FSDP:
                   (attention's matrices), "operators" (every second product and element-wise work of transformer
                   layers), "full" (transformer layers), or "early-stop": transformer layers as far as
                   anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
+    recompute_share
+                  share of the transformer layers that recompute, evenly spread (Megatron-LM's --recompute-num-layers,
+                  torchtitan's "selective" for every n-th layer); of this strategy only, as stages of a pipeline
+                  recompute in all of their layers
     param_dtype   dtype of gathered weights. None: the dtype of the computation; "fp32": each rank casts the gathered
                   weights (autocast)
     reduce_scatter, all_gather, rank_order, cost
@@ -106,6 +110,7 @@ class FSDP:
     units: Sequence[Index] | None = None
     no_sync: bool = False
     recompute: Annotated[str, one_of("none", "selective", "operators", "full", "early-stop")] = "none"
+    recompute_share: Density = 1.0
     overlap: Annotated[str | InOrder, by(in_order)] | None = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
     reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
@@ -132,6 +137,11 @@ class FSDP:
             raise ConfigError(
                 "FSDP: no_sync = True: has no effect with stage = 1, which always does this; remove it, or use stage=2"
             )
+        if self.recompute_share < 1.0 and self.recompute == "none":
+            raise ConfigError(
+                f"FSDP: recompute_share = {self.recompute_share}: has no effect with recompute = 'none'; set "
+                "recompute, or leave it out"
+            )
         if self.all_reduce is not None and self.shard is None:
             raise ConfigError(
                 f"FSDP: all_reduce = {algorithm_name(self.all_reduce)!r} sums gradients over copies of a shard, and "
@@ -146,7 +156,8 @@ class FSDP:
         more += "" if self.reshard else ", weights kept"
         more += "" if self.stage < 3 else f", prefetch {self._ahead}"
         more += ", no_sync" if self.no_sync else ""
-        more += "" if self.recompute == "none" else f", {self.recompute} recomputation"
+        part = "" if self.recompute_share == 1.0 else f" in {self.recompute_share:.0%} of the layers"
+        more += "" if self.recompute == "none" else f", {self.recompute} recomputation{part}"
         return f"FSDP (stage {self.stage}{more}{cost_suffix(self.cost)})"
 
     def collectives(self) -> Collectives:
@@ -249,7 +260,7 @@ class FSDP:
         """Return the step of `accumulation` micro-batches of each worker (:func:`ddlsim.plan.sharded`,
         :func:`ddlsim.plan.fully_sharded`)."""
         model = workloads[0].model
-        each = [_recomputing(workload, self.recompute) for workload in workloads]
+        each = [_recomputing(workload, self.recompute, self.recompute_share) for workload in workloads]
         kept = _memory(self, workloads[0], len(workloads)).activations
         if self.stage < 3:
             policy = overlap_named("ddp" if self.overlap is None else self.overlap)
@@ -341,7 +352,7 @@ class FSDP:
 
 
 @functools.lru_cache(maxsize=16)
-def _recomputing(workload: Workload, recompute: str) -> Workload:
+def _recomputing(workload: Workload, recompute: str, share: float = 1.0) -> Workload:
     """Return the workload whose backward pass computes activations again."""
     if recompute == "none":
         return workload
@@ -350,6 +361,9 @@ def _recomputing(workload: Workload, recompute: str) -> Workload:
             f"FSDP: recompute = {recompute!r}: {workload.model.name} has no attention and no transformer layers; leave "
             "it out"
         )
+    if share < 1.0:
+        every = _recomputing(workload, recompute).backward
+        return dataclasses.replace(workload, backward=workload.backward + share * (every - workload.backward))
     if recompute != "early-stop":
         return tensor_parallel(workload, 1, recompute=recompute).workload
     backward, layers = workload.backward.copy(), workload.model.layers
@@ -364,8 +378,9 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
     shards = n_workers if strategy.shard is None else strategy.shard
     model, samples, precision = workload.model, workload.batch_size, workload.precision
 
-    def memory(zero: int) -> Memory:
-        recompute = "full" if strategy.recompute == "early-stop" else strategy.recompute
+    again = "full" if strategy.recompute == "early-stop" else strategy.recompute
+
+    def memory(zero: int, recompute: str = again) -> Memory:
         holding = Holding(
             workload.rule or "momentum",
             zero=zero if shards > 1 else 0,
@@ -378,6 +393,10 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
         return memory_of(model, samples, precision, holding, n_workers=n_workers)
 
     held, unshared = memory(strategy.stage), memory(0 if shards == 1 else 1)
+    if strategy.recompute_share < 1.0:
+        kept = memory(strategy.stage, "none").activations
+        kept += strategy.recompute_share * (held.activations - kept)
+        held = dataclasses.replace(held, activations=kept)
     if strategy.no_sync:
         held = dataclasses.replace(held, gradients=unshared.gradients)
     if strategy.stage < 3 or shards == 1:

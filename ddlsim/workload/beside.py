@@ -26,7 +26,7 @@ from ddlsim.workload.products import Floats, Product, layer_products, product_ti
 
 RING_EXCHANGE, PIPELINE, BULK = "ring_exchange", "pipeline", "bulk"
 PIECES = 4  # num_splits
-COMMUNICATING = 16  # num_sm: multiprocessors
+COMMUNICATING = 16  # num_sm: multiprocessors; a TPU's interconnect takes none
 
 
 class Beside(NamedTuple):
@@ -94,7 +94,8 @@ def _seconds(workload: Workload, products: Sequence[Product], communicating: int
     """Return the seconds of products on a device with `communicating` multiprocessors occupied by communication."""
     assert workload.device is not None
     assert workload.device.kernels is not None
-    units = workload.device.kernels.units - communicating
+    units = workload.device.kernels.units
+    units -= communicating if units > communicating else 0
     return (
         sum(product_time(each, workload.device, workload.precision, workload.stack.gemm, units) for each in products)
         / workload.speed

@@ -44,6 +44,7 @@ from ddlsim.workload.products import (
     check_kernels,
     has_kernels,
     kernel_times,
+    launched,
     roofline_times,
     scaled,
 )
@@ -112,8 +113,8 @@ class Roofline:
 
     ``efficiency`` is the achieved fraction of the peak FLOP/s (None: the device catalogue's for the
     precision), ``memory_efficiency`` of the peak memory bandwidth (0.8 is near what stream benchmarks reach:
-    Deakin et al. 2018, BabelStream, 70 to 92 % on the GPUs here). Kernel launches and the framework cost
-    nothing in this model, so small batches come out too fast.
+    Deakin et al. 2018, BabelStream, 70 to 92 % on the GPUs here). On GPUs a pass takes at least the
+    time in which the stack's host launches its kernels.
 
     Against GPU measurements that the efficiencies were not fitted to, the step came out 0.8 to 1.55 times as
     long as measured (VGG-16 too slow, Inception-v3 too fast); a 3-D network at batch 1 on a KNL node came out
@@ -306,9 +307,9 @@ def make_workload(
     efficiency = roofline.efficiency or device.efficiency[base_precision(precision)]
     software = load_stack(stack)
     fused = software.attention_kernel(device) is not None if flash is None else flash
+    timing = Timing(device, software, batch_size, precision, fused)
     if isinstance(compute, PerKernel):
         check_kernels(model, device, precision)
-        timing = Timing(device, software, batch_size, precision, fused)
         forward, backward = kernel_times(model, timing)
     else:
         forward, backward = roofline_times(model, device, batch_size, precision, efficiency, roofline.memory_efficiency)
@@ -316,6 +317,8 @@ def make_workload(
     norms = _norm_time(model, device, roofline) if optimizer in NORMS else 0.0
     if total is None:
         update = _update_time(model, device, roofline, optimizer)
+        if device.launch_time > 0.0 and not isinstance(compute, PerKernel):  # a GPU
+            forward, backward = launched(model, timing, (forward, backward))
     else:
         update = norms
         basis += f"; norms of {optimizer}: {norms * 1e3:.3g} ms more" if norms > 0.0 else ""

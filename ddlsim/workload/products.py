@@ -65,6 +65,22 @@ def _weight_nbytes(layer: Layer) -> float:
     return 0.0 if layer.type in ("embedding", "embedding_bag") else FP32_NBYTES * layer.n_params
 
 
+def launched(model: Model, timing: Timing, passes: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+    """Return forward and backward seconds of layers, of which each pass takes as long as the host launches its kernels.
+
+    The host runs ahead of the device until the end of a pass, so only the sum over all layers has a lower bound. The
+    missing time is shared by the layers behind embedding tables: a rank may compute others for all samples, or none.
+    """
+    counts = np.array([_n_kernels(layer, timing) for layer in model.layers])
+    total = counts.sum()
+    counts[: 1 + max((i for i, layer in enumerate(model.layers) if layer.model_parallel), default=-1)] = 0.0
+    times = []
+    for seconds, launch in zip(passes, (timing.stack.forward_launch, timing.stack.backward_launch), strict=True):
+        missing = max(0.0, launch * total - seconds.sum())
+        times.append(seconds + missing * counts / max(counts.sum(), 1.0))
+    return times[0], times[1]
+
+
 def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Floats]:
     """Return both, multiplied by one factor so that their sum is `total` seconds (to rounding)."""
     factor = total / (float(forward.sum()) + float(backward.sum()))
@@ -74,9 +90,12 @@ def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Flo
 #: kernels that a layer of the forward pass launches, where they are not one: attention its four products, the
 #: transpositions before and behind them, softmax and dropout; a dense layer with bias also its addition
 N_KERNELS = {"attention": 8, "cross_attention": 10, "swiglu": 3, "embedding": 2, "tied_embedding": 2}
-#: numbers read and written for each element of attention's matrices beside the products: mask, softmax, dropout; and
-#: where they are not fused: scale, mask, conversion to fp32, softmax and conversion back
-MATRIX_TRAFFIC, DROPPED_TRAFFIC, UNFUSED_TRAFFIC = 4.0, 2.0, 14.0
+#: numbers read and written for each element of attention's matrices beside the products: mask, softmax, dropout
+MATRIX_TRAFFIC, DROPPED_TRAFFIC = 4.0, 2.0
+#: the same where scale, mask and softmax are not fused, forward and backward: conversion to fp32 (3 numbers of 16
+#: bits), scale and mask (4 each), softmax (4; 6 backward), conversion back (3); and how many kernels more than one
+#: (Megatron-LM, megatron/model/fused_softmax.py: forward_torch_softmax)
+UNFUSED_TRAFFIC, UNFUSED_KERNELS = (18.0, 20.0), 4
 #: share of the loss's traffic in the forward pass: of 32 bytes per logit in fp32, 18 for conversion, maximum,
 #: exponentials and their sum, and 14 on the way back
 LOSS_FORWARD = 18.0 / 32.0
@@ -218,6 +237,11 @@ class Timing(NamedTuple):
         high = LOW_PRECISIONS[precision].high if precision in LOW_PRECISIONS else 0.0
         return seconds + high * (self.product(product, self.base) - seconds) if high else seconds
 
+    def fuses_softmax(self, layer: Layer) -> bool:
+        """Return whether scale, mask and softmax of attention's matrices are one kernel."""
+        matrices = self.batch_size * layer.heads / self.tensor
+        return not self.stack.fused_softmax or matrices % self.stack.fused_softmax == 0
+
     def streamed(self, nbytes: float) -> float:
         """Return the seconds in which element-wise kernels move bytes that fused ones would move once."""
         return nbytes * self.stack.elementwise / self.bandwidth
@@ -244,7 +268,7 @@ def kernel_times(model: Model, timing: Timing) -> tuple[Floats, Floats]:
             known[key] = _layer_times(layer, role, timing, precision, (passes[0], passes[1]))
         rows.append(known[key])
     times = np.array(rows)
-    launched = np.array([_n_kernels(layer) for layer in model.layers])
+    launched = np.array([_n_kernels(layer, timing) for layer in model.layers])
     alone = ((i, i + 1) for i in range(len(model.layers)) if i not in inside)
     for column, launch in enumerate((stack.forward_launch, stack.backward_launch)):
         for first, end in (*ranges, *alone):
@@ -282,18 +306,17 @@ def _attention(layer: Layer, timing: Timing) -> tuple[float, float]:
     )
     if timing.flash:
         return forward, backward + forward / 2.0
-    matrices = timing.batch_size * layer.heads / timing.tensor
-    fused = not stack.fused_softmax or matrices % stack.fused_softmax == 0
-    traffic = (MATRIX_TRAFFIC if fused else UNFUSED_TRAFFIC) + (DROPPED_TRAFFIC if layer.fixed_nbytes else 0.0)
-    nbytes = ELEMENT_NBYTES[timing.base] * traffic * layer.scores * timing.batch_size / timing.tensor
-    softmax = nbytes / timing.bandwidth
-    return forward + softmax, backward + softmax
+    traffic = (MATRIX_TRAFFIC,) * 2 if timing.fuses_softmax(layer) else UNFUSED_TRAFFIC
+    per_number = ELEMENT_NBYTES[timing.base] * layer.scores * timing.batch_size / timing.tensor / timing.bandwidth
+    dropped = DROPPED_TRAFFIC if layer.fixed_nbytes else 0.0
+    return forward + per_number * (traffic[0] + dropped), backward + per_number * (traffic[1] + dropped)
 
 
-def _n_kernels(layer: Layer) -> float:
+def _n_kernels(layer: Layer, timing: Timing) -> float:
     if layer.type == "dense":
         return float(len(layer.tensors))
-    return float(N_KERNELS.get(layer.type, 1 if layer.moved_nbytes else 0))
+    unfused = layer.heads and not timing.flash and not timing.fuses_softmax(layer)
+    return float(N_KERNELS.get(layer.type, 1 if layer.moved_nbytes else 0) + (UNFUSED_KERNELS if unfused else 0))
 
 
 def _is_loss(layer: Layer) -> bool:

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from accuracy.kernels import BUS, FITTED, errors, fit, rows
-from ddlsim import PerKernel, load_device, load_model
+from accuracy.kernels import BUS, CATALOGUE, FITTED, errors, fit, rows, values
+from ddlsim import PerKernel, load_model
 from ddlsim.workload.compute import make_workload
 from ddlsim.workload.roles import blocks
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
-A100 = load_device("a100-80g")
-
 
 def test_halves_predict_each_other() -> None:
-    """6.3 and 5.7 %, where the rows that were fitted are 5.4 and 6.2 % off: five numbers for 180 rows fit no noise."""
+    """6.1 and 5.5 %, where the rows that were fitted are 5.2 and 5.9 % off: five numbers for 180 rows fit no noise."""
     measured = rows()
     assert len(measured) == 363
     means = []
     for fitted, others in ((measured[::2], measured[1::2]), (measured[1::2], measured[::2])):
-        halves = replace(A100, kernels=fit(fitted, A100))
-        means.append(float(np.abs(errors(others, halves)).mean()))
-    assert max(means) <= 0.065
-    assert sum(means) / 2.0 <= 0.061
+        means.append(float(np.abs(errors(others, fit(fitted))).mean()))
+    assert max(means) <= 0.063
+    assert sum(means) / 2.0 <= 0.059
 
 
-def test_the_catalogue_has_what_the_procedure_gives() -> None:
-    kernels, fitted = A100.kernels, fit(rows(), A100)
-    assert kernels is not None
-    for name in FITTED:
-        assert getattr(kernels, name) == pytest.approx(getattr(fitted, name), rel=0.02)
-    assert float(np.abs(errors(rows(), A100)).mean()) <= 0.06
+def test_no_other_numbers_fit_better() -> None:
+    """The catalogue's numbers, rounded, are 5.7 % off; those that fit best 5.6 %."""
+    means = [float(np.abs(errors(rows(), software)).mean()) for software in (CATALOGUE, fit(rows()))]
+    assert means[0] <= 0.057
+    assert means[0] - means[1] <= 0.001
+    assert list(values(CATALOGUE)) == list(FITTED)
+
+
+def test_attention_without_the_fused_softmax() -> None:
+    """One sample of 16 heads on 8 ranks: two matrices of a rank are too few for Megatron's kernel. 28 % without it."""
+    unfused = [row for row in rows() if row.micro * row.a // row.t % 4]
+    assert len(unfused) == 7
+    assert float(np.abs(errors(unfused, CATALOGUE)).mean()) <= 0.19
 
 
 #: Korthikanti et al. 2022 (arXiv:2205.05198), table 5, as in calculon-ai/calculon (calculon/llm/validation.py):
@@ -52,7 +54,9 @@ def test_models_a_hundred_times_as_large(row: tuple[str, int, int, int, int, str
     """m micro-batches through p stages of v chunks: m (stage + output) + (p - 1)/v stage, and the update: 4 %."""
     name, p, v, m, micro, recompute, sequence, seconds = row
     model = load_model(name)
-    whole = make_workload(model, A100, micro, precision="fp16", compute=PerKernel(), optimizer="adam")
+    device, stack = CATALOGUE
+    options = {"precision": "fp16", "optimizer": "adam", "stack": stack}
+    whole = make_workload(model, device, micro, compute=PerKernel(), **options)
     shard = tensor_parallel(whole, 8, sequence=sequence, recompute=recompute)
     ranges = blocks(model.layers)
 

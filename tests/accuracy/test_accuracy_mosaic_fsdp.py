@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from accuracy import mosaic_fsdp
-from ddlsim import load_device
+
+POINTS = mosaic_fsdp.read()
 
 
+def test_no_other_numbers_fit_better() -> None:
+    """The catalogue's four numbers, rounded, are as good as those that fit best: 4.8 and 4.7 % mean."""
+    fitted = [point for point in POINTS if point.gpus == mosaic_fsdp.GPUS]
+    catalogue = mosaic_fsdp.catalogue()
+    errors = [mosaic_fsdp.alone(point, catalogue) / point.measured - 1.0 for point in fitted]
+    assert len(fitted) == 110
+    assert np.mean(np.abs(errors)) <= 0.05
+    assert abs(np.mean(errors)) <= 0.01
+
+
+@pytest.mark.slow
 def test_the_catalogue_has_what_the_procedure_gives() -> None:
-    fitted, catalogue = mosaic_fsdp.fitted("H100 80GB").kernels, load_device("h100").kernels
-    assert fitted is not None
-    assert catalogue is not None
-    for name in mosaic_fsdp.FITTED:
-        assert getattr(catalogue, name) == pytest.approx(getattr(fitted, name), rel=0.01)
+    fitted = mosaic_fsdp.fit([point for point in POINTS if point.gpus == mosaic_fsdp.GPUS])
+    assert fitted.gemm == pytest.approx(mosaic_fsdp.catalogue().gemm, rel=0.03)
+    assert fitted[2:] == pytest.approx(mosaic_fsdp.catalogue()[2:], rel=0.03)
 
 
 def test_models_of_one_to_three_billion_on_two_machines() -> None:
-    """The page has all rows: 4.2 % mean."""
-    device = mosaic_fsdp.fitted("H100 80GB")
+    """The page has all rows: 3.8 % mean."""
     points = [
-        point for point in mosaic_fsdp.read()
+        point for point in POINTS
         if point.machine == "H100 80GB" and point.gpus == 16 and point.model in ("760m", "1b", "3b")
     ]  # fmt: skip
-    errors = [mosaic_fsdp.predict(point, device) / point.measured - 1.0 for point in points]
+    errors = [mosaic_fsdp.predict(point) / point.measured - 1.0 for point in points]
     assert len(errors) == 3
     assert max(map(abs, errors)) <= 0.03
 
 
 def test_what_is_fitted_hides_its_exchanges() -> None:
-    """The closed form that is fitted is the simulated step within 1 %."""
-    device = load_device("a100-80g")
+    """The closed form that is fitted is the simulated step within 0.5 %."""
     same = ("A100 80GB", "1b", 512)
-    (point,) = (each for each in mosaic_fsdp.read() if (each.machine, each.model, each.seq) == same)
-    assert mosaic_fsdp.alone(point, device) == pytest.approx(mosaic_fsdp.predict(point, device), rel=0.01)
+    (point,) = (each for each in POINTS if (each.machine, each.model, each.seq) == same)
+    tokens = mosaic_fsdp.alone(point, mosaic_fsdp.catalogue())
+    assert tokens == pytest.approx(mosaic_fsdp.predict(point), rel=0.005)

@@ -40,19 +40,17 @@ def test_table_5() -> None:
 
 
 def test_weak_scaling_on_a100() -> None:
+    """Nothing is fitted: 9.3 % mean, all too fast; larger ones are on the page."""
     rows = megatron.a100_rows(512)
-    assert [row.fitted_on for row in rows] == [True, False, False]
-    assert abs(rows[0].error) < 1e-3
-    assert mean_error(rows) <= 0.036  # replicas with one GPU a machine have one interface: 3.5 %, 3.1 % with all eight
-    assert megatron.speed_of("a100") == pytest.approx(0.882, abs=0.005)
+    assert not any(row.fitted_on for row in rows)
+    assert mean_error(rows) <= 0.10
+    assert max(row.error for row in rows) - min(row.error for row in rows) <= 0.07  # their ratios
 
 
 def test_weak_scaling_on_h100() -> None:
-    """The page has 768 and 2,304 GPUs as well."""
+    """Nothing is fitted. The page has 768 and 2,304 GPUs as well."""
     rows = megatron.h100_rows(192)
-    assert [row.fitted_on for row in rows] == [True, False]
-    assert abs(rows[0].error) < 1e-3
-    assert abs(rows[1].error) <= 0.12
+    assert mean_error(rows) <= 0.05
     assert [row.what for row in megatron.left_out()] == ["6144 GPUs"]
 
 

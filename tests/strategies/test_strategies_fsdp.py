@@ -276,3 +276,16 @@ def test_it_is_written_in_a_file(tmp_path):
 def test_memory_that_is_too_small_is_told():
     result = simulate("roce-a100-40g", "mpt-30b", FSDP(), batch_size=8, workers=8, steps=1, precision="bf16")
     assert any("mpt-30b with batch size 1 in bf16 needs about" in text for text in result.warnings)
+
+
+def test_a_share_of_the_layers_recomputes():
+    """Half of the layers: half of the additional work, and activations half-way."""
+    work = prepare(Experiment("roce-a100-80g", "mpt-1b", FSDP(), 8, workers=8, precision="bf16")).workloads[0]
+    strategies = [FSDP(), FSDP(recompute="full", recompute_share=0.5), FSDP(recompute="full")]
+    none, half, full = (plan_of(strategy, [work]).seconds.sum() for strategy in strategies)
+    assert half == pytest.approx((none + full) / 2)
+    kept = [strategy.stages([work] * 8)[0].memory.activations for strategy in strategies]
+    assert kept[1] == pytest.approx((kept[0] + kept[2]) / 2)
+    assert "full recomputation in 50% of the layers" in strategies[1].label
+    with pytest.raises(ConfigError, match=r"recompute_share = 0\.5: has no effect with recompute"):
+        FSDP(recompute_share=0.5)

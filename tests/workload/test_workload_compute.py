@@ -15,10 +15,14 @@ from ddlsim.workload.compute import Affine, Measured, Roofline, fit_affine, make
 from ddlsim.workload.devices import Device, device_names, load_device
 from ddlsim.workload.memory import check_memory, training_nbytes
 from ddlsim.workload.model import load_model, model_names
+from ddlsim.workload.products import Timing, kernel_times, score_times
+from ddlsim.workload.roles import blocks
+from ddlsim.workload.stacks import load_stack
 from ddlsim.workload.stage import Stage
 
 RESNET50 = load_model("resnet50")
 V100 = load_device("v100")
+GRAPHS = replace(load_stack("pytorch"), forward_launch=0.0, backward_launch=0.0)
 #: the files, of those that are there by their sizes only one size
 FILES = [name for name in bundled_files("models") if name in model_names()] + ["llama-7b", "transformer-base"]
 
@@ -112,7 +116,7 @@ def test_backward_costs_one_pass_per_gradient():
 
 def test_roofline_by_hand():
     """fc of ResNet-50: 2 * 2048 * 1000 FLOP a sample, limited by reading 8.2 MB of weights at batch 1."""
-    workload = make_workload(RESNET50, V100, 1, compute=Roofline(efficiency=0.5, memory_efficiency=0.5))
+    workload = make_workload(RESNET50, V100, 1, compute=Roofline(0.5, 0.5), stack=GRAPHS)
     nbytes = 4.0 * (2048 + 1000 + 2048 * 1000 + 1000)
     assert workload.forward[-1] == pytest.approx(nbytes / (0.5 * 900e9))
     large = make_workload(RESNET50, V100, 100_000, compute=Roofline(efficiency=0.5))
@@ -299,3 +303,33 @@ def test_check_memory():
 def test_bad_arguments(make: Callable[[], object], message: str):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_a_pass_takes_as_long_as_its_launches() -> None:
+    """DLRM at a batch of 256: 27 kernels; what is missing lies behind the tables. CPUs and CUDA graphs do not wait."""
+    model, stack = load_model("dlrm-criteo"), load_stack("pytorch")
+    v100 = load_device("v100-32g")
+    eager, replayed = (make_workload(model, v100, 256, compute=Roofline(), stack=each) for each in (stack, GRAPHS))
+    assert eager.forward_time == pytest.approx(27 * stack.forward_launch)
+    assert eager.backward_time == pytest.approx(27 * stack.backward_launch)
+    first = next(i for i, layer in enumerate(model.layers) if layer.model_parallel)
+    assert eager.forward[: first + 1].tolist() == replayed.forward[: first + 1].tolist()
+    large = [make_workload(model, v100, 65536, compute=Roofline(), stack=each).step_time for each in (stack, GRAPHS)]
+    assert large[0] == large[1]
+    cpu = load_device("xeon-6148")
+    times = [make_workload(model, cpu, 1, compute=Roofline(), stack=each).step_time for each in (stack, GRAPHS)]
+    assert times[0] == times[1]
+    assert make_workload(model, v100, 256, compute=Measured("1 us", 256)).step_time == pytest.approx(1e-6)
+
+
+def test_megatron_fuses_the_softmax_of_four_matrices() -> None:
+    """Two heads of a rank are too few for its kernel: more traffic, and four kernels more to launch."""
+    stack, model = load_stack("megatron-2021"), load_model("gpt2-medium")
+    ranks = [Timing(load_device("a100-80g"), stack, 1, "fp16", False, tensor) for tensor in (4, 8)]
+    layer = next(i for i, each in enumerate(model.layers) if each.heads)
+    assert [timing.fuses_softmax(model.layers[layer]) for timing in ranks] == [True, False]
+    written = [float(score_times(model, timing)[layer]) for timing in ranks]
+    assert written[1] > 0.7 * written[0]  # of half the matrices
+    (first, end), *_ = blocks(model.layers)
+    launched = [kernel_times(model, timing)[0][first:end].sum() for timing in ranks]  # both wait for the host
+    assert launched[1] - launched[0] == pytest.approx(4 * stack.forward_launch)
