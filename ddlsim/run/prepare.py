@@ -426,9 +426,8 @@ def with_defaults(experiment: Experiment, model: Model, device: Device) -> Exper
 def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
     """Return a note for a stack and for fused attention that are set, but on which no time depends."""
     model, notes = workload.model, []
-    if experiment.stack is not None and not workload.by_kernel:
-        where = "" if workload.device is None else f" on {workload.device.name}"
-        notes.append(f"stack has no effect on times: in {workload.precision} kernels of {model.name}{where} are unknown")
+    if experiment.stack is not None and (workload.known or not (workload.by_kernel or workload.launch_time)):
+        notes.append(f"stack has no effect on times: {workload.basis}")
     if experiment.flash is not None and not any(layer.heads for layer in model.layers):
         notes.append(f"flash has no effect: {model.name} has no attention")
     return notes

@@ -47,5 +47,5 @@ Published: no samples/s; that models whose tables outgrow 8 accelerators train o
 the accelerators, and with the CPUs' memory they cost next to nothing, as nine of ten rows are taken to be in the cache
 and these models look up one row of each table. Models that look up dozens would show the links to the CPUs. Of
 NVIDIA's rows nothing is fitted: the catalogue's efficiencies are what ResNet-50 reaches, and DLRM's products of 65,536
-rows reach more in TF32 and fp32. In mixed precision 8,192 samples per GPU are too fast here: launches and casts, which
-take longer than the arithmetic of so small a batch, are not simulated.""")
+rows reach more in TF32 and fp32. In mixed precision 8,192 samples per GPU are too fast here. That is not explained:
+launches are not it, as this code replays a CUDA graph on an A100.""")
