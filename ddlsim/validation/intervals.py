@@ -105,7 +105,7 @@ def predict_interval(
     throughputs = np.array([draw.throughput for draw in draws])
     like = family(experiment, load_cluster(base.cluster), _model(experiment), result.n_workers, result.fitted_stack)
     if result.fitted_stack:
-        like = _with_stack(like, result, base)
+        like = with_stack(like, result, base)
     if not draws and not like.slower:
         raise ConfigError(
             "predict_interval: nothing is uncertain: one worker with a given compute time, without jitter; give "
@@ -127,7 +127,7 @@ def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, see
     return predict_interval(experiment, calibration, n_draws=n_draws, level=level, seed=seed)
 
 
-def _with_stack(like: Beyond, result: Result, experiment: Experiment) -> Beyond:
+def with_stack(like: Beyond, result: Result, experiment: Experiment) -> Beyond:
     """Return the deviation of runs `like` it, widened by what is unsure about a stack that was fitted to measured runs.
 
     The run is simulated at both ends of the stack's spread. More workers than in these runs widen the interval as well.

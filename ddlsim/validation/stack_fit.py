@@ -1,8 +1,9 @@
 """Fit a software stack to measured runs of a few devices, to predict larger ones with an interval.
 
 Of what makes a step, the hardware's rates and the network are known better than what software makes of them. So a stack
-is fitted by at most two of its numbers: first `gemm`, the share of the rate of matrix products that is left in a step;
-and `elementwise`, the bytes of element-wise kernels, if the runs differ enough to tell one from the other.
+is fitted by at most two of its numbers: `gemm`, the share of the rate of matrix products that is left in a step; and
+`elementwise`, the bytes of element-wise kernels, if there are more runs than numbers and that narrows the interval of a
+further run.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ from ddlsim.workload.stacks import Stack, StackLike, load_stack
 
 #: numbers that are fitted, in this order: two times out of three they are within a factor of exp(this) of the stack's
 FITTED = {"gemm": 0.3, "elementwise": 0.7}
-#: a further number is fitted if the runs tell at least this share of it
-INFORMED = 0.5
 #: relative change of a number by which its effect is measured, change that ends the search, and rounds at most
 STEP, DONE, ROUNDS = 0.02, 1e-3, 6
 
@@ -98,20 +97,19 @@ def calibrate_stack(
     cluster  of rows without one; it counts as known
     model    of rows without one
 
-    The interval of a further run is that of Student's t: scatter of the fitted runs, and numbers that were fitted.
+    The fitted stack has the interval of a further run: the scatter of the fitted runs, by Student's t for their number
+    and that of the fitted values.
     Raises ConfigError for runs that cannot be simulated, and for models that the stack does not time.
     """
     measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
     base = load_stack(stack)
-    experiments = [_experiment(run, base, cluster, model) for run in measured]
+    experiments = [experiment_of(run, base, cluster, model) for run in measured]
     seconds = np.array([1.0 / run.throughput for run in measured])
     fit = _fitted(experiments, seconds, base, tuple(FITTED)[:1])
-    for n in range(2, min(len(FITTED), len(measured) - 1) + 1):  # a row more than numbers, to see how they scatter
+    for n in range(2, min(len(FITTED), len(measured) - 1) + 1):
         more = _fitted(experiments, seconds, base, tuple(FITTED)[:n])
-        if more.informed.min() < INFORMED:
-            break
-        fit = more
-    half = t_quantile(fit.dof) * fit.spread * math.sqrt(1.0 + len(fit.names) / len(measured))
+        fit = min(fit, more, key=_half_width)
+    half = _half_width(fit)
     workers = [run.workers for run in measured]
     fitted = dataclasses.replace(
         _with_numbers(base, fit.names, np.exp(fit.logs).round(4)),
@@ -123,7 +121,18 @@ def calibrate_stack(
     return StackFit(fitted, base, tuple(measured), tuple(predicted), fit)
 
 
-def _experiment(run: MeasuredRun, stack: Stack, cluster: ClusterLike | None, model: ModelLike | None) -> Experiment:
+def _half_width(fit: LogFit) -> float:
+    """Return half the width of the interval of a further run, in the logarithm (Student's t, 95 %)."""
+    return t_quantile(fit.dof) * fit.spread * math.sqrt(1.0 + len(fit.names) / len(fit.errors))
+
+
+def experiment_of(
+    run: MeasuredRun, stack: Stack, cluster: ClusterLike | None = None, model: ModelLike | None = None
+) -> Experiment:
+    """Return the experiment that simulates a measured run under a stack, on its own cluster or the one given.
+
+    Raises ConfigError, with the run's place, for what does not fit, and where the stack does not count.
+    """
     chosen, trained = run.cluster or cluster, run.model or model
     try:
         if chosen is None or trained is None:
