@@ -39,8 +39,8 @@ class Stack:
     forward_launch, backward_launch
                     s in which the host launches a kernel of the forward pass, and those of its backward pass; a layer
                     takes at least as long
-    micro_batch_time, step_time
-                    s of the host per micro-batch (batch, loss, schedule) and per step
+    micro_batch_time
+                    s of the host per micro-batch (batch, loss, schedule)
     rank_delay      s by which each further rank of a tensor-parallel group reaches a collective later
     channels        multiprocessors that the collectives' kernels occupy while they run (NCCL: a block per channel)
     communicates    whether products slow down beside collectives "inside" machines, "between" them, or "both"
@@ -69,7 +69,6 @@ class Stack:
     forward_launch: _Time = 0.0
     backward_launch: _Time = 0.0
     micro_batch_time: _Time = 0.0
-    step_time: _Time = 0.0
     rank_delay: _Time = 0.0
     channels: Index = 0
     communicates: Annotated[str, one_of("inside", "between", "both")] = "both"

@@ -94,7 +94,7 @@ def test_slices_of_tpus_get_the_bandwidth_of_their_links(name):
 
 def test_a_pod_of_tpus_shards_inside_slices():
     """Sharding groups are slices; the sums over copies cross the data-centre network."""
-    experiment = {"model": "gpt2", "precision": "bf16"}
+    experiment = {"model": "gpt2", "precision": "bf16", "gradient_dtype": "fp32"}
     one = ddlsim.simulate("tpu-v5e+sizes=[4, 4]", strategy=ddlsim.FSDP(), batch_size=64, steps=2, **experiment)
     pod, sent = load_cluster("tpu-v5e+sizes=[4, 4]+slices=4"), []
     uplinks = pod.link_channel[pod.is_fabric_switch[pod.link_dst]]

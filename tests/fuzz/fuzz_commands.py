@@ -40,6 +40,7 @@ LINES = {
     "topologies": ["topologies"],
     "models": ["models"],
     "devices": ["devices"],
+    "stacks": ["stacks"],
     "algorithms": ["algorithms"],
     "warm-up": ["warm-up"],
 }

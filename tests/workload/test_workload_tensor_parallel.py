@@ -26,7 +26,7 @@ def workload(model: Model = GPT2, batch: int = 8, **options: object) -> Workload
     return make_workload(model, A100, batch, precision="fp16", stack=STACK, **options)  # type: ignore[arg-type]
 
 
-def times(batch: int, tensor: int = 1, *, sequence: bool = False, flash: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def kernel_seconds(batch: int, tensor: int = 1, *, sequence: bool = False, flash: bool = False) -> tuple[np.ndarray, np.ndarray]:
     return kernel_times(GPT2, Timing(A100, STACK, batch, "fp16", flash, tensor, sequence))
 
 
@@ -127,9 +127,9 @@ def test_flops_are_those_of_the_published_formula(h: int, n_layers: int, heads: 
 
 
 def test_a_product_by_hand() -> None:
-    """4,096 x 4,096 by 4,096: 32 x 16 tiles of 128 x 256 are 4.74 waves of 108, so 5; 0.863 of 312 TFLOP/s."""
+    """4,096 x 4,096 by 4,096: 32 x 16 tiles of 128 x 256 are 4.74 waves of 108, so 5; 0.853 of 312 TFLOP/s."""
     seconds = product_time(Product(4096, 4096, 4096), A100, "fp16")
-    assert seconds == pytest.approx(5 * 108 * 128 * 256 * 2 * 4096 / (0.863 * 312e12), rel=1e-12)
+    assert seconds == pytest.approx(5 * 108 * 128 * 256 * 2 * 4096 / (0.853 * 312e12), rel=1e-12)
     narrow = product_time(Product(4096, 4096, 16), A100, "fp16")  # limited by memory: 33.8 MB at 0.8 of 2,039 GB/s
     assert narrow == pytest.approx(2 * (2 * 4096 * 16 + 4096**2) / (0.8 * 2039e9), rel=1e-12)
     few, many = Product(100, 100, 4096, 8), Product(128 * 12, 256 * 9, 4096)
@@ -141,27 +141,27 @@ def test_larger_products_are_more_efficient() -> None:
     sizes = [256, 512, 1024, 4096, 128 * 108]
     shares = [gemm_efficiency("a100-80g", n, n, n) for n in sizes]
     assert shares == sorted(shares)
-    assert shares[-1] <= 0.863 * (1 + 1e-12)
+    assert shares[-1] <= 0.853 * (1 + 1e-12)
     assert shares[0] < 0.1
-    assert gemm_efficiency(A100, 128 * 12, 256 * 9, 8192, "bf16") == pytest.approx(0.863, rel=1e-12)
+    assert gemm_efficiency(A100, 128 * 12, 256 * 9, 8192, "bf16") == pytest.approx(0.853, rel=1e-12)
 
 
 def test_small_layers_take_the_time_of_their_launches() -> None:
     """19 kernels a layer forward: two normalisations, attention (8), two dropouts, two dense layers with bias (4),
     GELU, two sums."""
-    forward, backward = times(1)
+    forward, backward = kernel_seconds(1)
     for first, end in blocks(GPT2.layers):
         assert forward[first:end].sum() == pytest.approx(19 * STACK.forward_launch, rel=1e-9)
         assert backward[first:end].sum() == pytest.approx(19 * STACK.backward_launch, rel=1e-9)
-    large, _ = times(64)
+    large, _ = kernel_seconds(64)
     first, end = blocks(GPT2.layers)[0]
     assert large[first:end].sum() > 19 * STACK.forward_launch
 
 
 def test_flash_attention_and_width_take_less_time() -> None:
-    one = times(64)[0].sum()
-    assert times(64, flash=True)[0].sum() < 0.9 * one
-    two, both = (times(64, 2, sequence=s)[0].sum() for s in (False, True))
+    one = kernel_seconds(64)[0].sum()
+    assert kernel_seconds(64, flash=True)[0].sum() < 0.9 * one
+    two, both = (kernel_seconds(64, 2, sequence=s)[0].sum() for s in (False, True))
     assert 0.5 * one < both < two < one
 
 
