@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,8 +90,8 @@ def _history(result: Result) -> list[dict[str, float | None]]:
 
 #: messages and steps of workers up to which a run is so short that printing it simulates it 20 times more
 QUICK_MESSAGES, QUICK_STEPS = 100_000, 500
-#: times as much for a fitted stack, whose interval takes three simulations
-STACK_FACTOR = 40
+#: steps of workers up to which printing a run under a fitted stack simulates it 3 times more
+STACK_STEPS = 100_000
 #: messages up to which it is simulated 3 times more to see how stable it is, even if not requested
 STABILITY_MESSAGES = 20_000
 
@@ -284,14 +285,13 @@ class Result(Outcome):
     @cached_property
     def quick_interval(self) -> RunInterval | None:
         """The :meth:`interval` where it is known soon, for printing; None for large or certain runs."""
-        if not self.uncertain or not self._is_quick(QUICK_MESSAGES, 1 if self._sampled else STACK_FACTOR):
-            return None
-        return self.interval()
+        limits = (QUICK_MESSAGES, QUICK_STEPS) if self._sampled else (math.inf, STACK_STEPS)
+        return self.interval() if self.uncertain and self._is_quick(*limits) else None
 
-    def _is_quick(self, n_messages: int, times: int = 1) -> bool:
+    def _is_quick(self, n_messages: float, most_steps: int = QUICK_STEPS) -> bool:
         """Whether to simulate it again some times takes little: a rule on what it did, not on how long that took."""
         n_steps = self.n_workers * sum(self.experiment.window)
-        small = self.n_messages <= times * n_messages and n_steps <= times * QUICK_STEPS
+        small = self.n_messages <= n_messages and n_steps <= most_steps
         return small and not self.interrupted and self.monitor is None and not self.company
 
     def check_alone(self, what: str) -> None:
