@@ -42,7 +42,7 @@ from ddlsim.planner.crossovers import crossovers
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
 from ddlsim.planner.plan import Choice, Plan, choices_of
-from ddlsim.planner.ranges import device_of, may_win, ranges
+from ddlsim.planner.ranges import device_of, disputed, may_win, ranges
 from ddlsim.planner.search import SAME, Found, Search, beats_bound, preferred, spread_of, tie_reason
 from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import count, duration, percent
@@ -60,7 +60,7 @@ from ddlsim.strategies.splits import SIZES, text_of_senseless
 from ddlsim.units import si
 from ddlsim.workload.jitter import Spread
 from ddlsim.workload.model import Model, ModelLike, load_model
-from ddlsim.workload.stacks import default_stack, load_stack
+from ddlsim.workload.stacks import default_stack
 
 #: spares that are tried
 SPARES = (0, 1, 2, 4, 8)
@@ -289,9 +289,13 @@ def _with_ranges(
     """
     by_candidate = {one.candidate: one for one in found}
     finalists = [by_candidate[choice.candidate] for choice in choices]
+    places: dict[str, list[Found]] = {}
+    for one in found:
+        places.setdefault(one.candidate.place, []).append(one)
+    if all(disputed(device_of(near[0].candidate)) is None for near in places.values()):
+        return choices, None
     chosen = {one.candidate.place for one in finalists}
-    for place in dict.fromkeys(one.candidate.place for one in found if one.candidate.place not in chosen):
-        near = [one for one in found if one.candidate.place == place]
+    for near in [near for place, near in places.items() if place not in chosen]:
         other = _best_of(near, search.target, lambda candidate: search.simulate([candidate])[0])
         finalists += [] if other is None else [other]
     known = ranges(finalists, search.evaluator, priced=search.priced, samples=search.samples)
@@ -303,14 +307,13 @@ def _with_ranges(
 
 def _software(choices: Sequence[Choice]) -> list[str]:
     """Return the software stacks that were assumed for the choices, where their times depend on them."""
-    names = []
-    for choice in choices:
-        experiment, device = choice.experiment, device_of(choice.candidate)
-        if experiment.stack is None and device is not None:
-            names.append(load_stack(default_stack(type(experiment.strategy).__name__, device)).name)
-    if not names:
-        return []
-    return [f"software assumed: {listed(dict.fromkeys(names))}; set another by --stack, or stack= of the base"]
+    names = {
+        default_stack(type(choice.experiment.strategy).__name__, device): None
+        for choice in choices
+        if choice.experiment.stack is None and (device := device_of(choice.candidate)) is not None
+    }
+    text = f"software assumed: {listed(names)}; set another by --stack, or stack= of the base"
+    return [text] if names else []
 
 
 def _clusters(given: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:

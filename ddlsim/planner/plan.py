@@ -432,16 +432,11 @@ def _range(plan: Plan, choice: Choice) -> list[tuple[str, str]]:
 
 def _certainty(plan: Plan) -> list[tuple[str, str]]:
     """Return whether the best stays the best within the ranges."""
-    if plan.rivals is None:
-        return []
-    if not plan.rivals:
-        return [("ranking", "certain: the best stays the best where published runs on these devices disagree")]
-    return [
-        (
-            "ranking",
-            f"not certain, as published runs on these devices disagree; may be better: {'; '.join(plan.rivals)}",
-        )
-    ]
+    if plan.rivals:
+        better = "; ".join(plan.rivals)
+        return [("ranking", f"not certain, as published runs on these devices disagree; may be better: {better}")]
+    text = "certain: the best stays the best where published runs on these devices disagree"
+    return [] if plan.rivals is None else [("ranking", text)]
 
 
 def _skipped(plan: Plan) -> Iterator[tuple[str, str]]:

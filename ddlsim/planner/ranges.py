@@ -39,14 +39,14 @@ def ranges(
     asked: dict[Candidate, tuple[Device, list[Experiment]]] = {}
     for one in found:
         device = device_of(one.candidate)
-        if device is not None and device.kernels is not None and device.kernels.spread != (1.0, 1.0):
-            asked[one.candidate] = device, [_at(one.candidate, device, end) for end in device.kernels.spread]
+        if device is not None and (ends := disputed(device)) is not None:
+            asked[one.candidate] = device, [_at(one.candidate, device, end) for end in ends]
     outcomes = iter(evaluator.outcomes([each for _, both in asked.values() for each in both]))
     known: dict[Candidate, Range] = {}
     for candidate, (device, _) in asked.items():
-        ends = [next(outcomes), next(outcomes)]
-        if all(end.status == DONE for end in ends):
-            low, high = (figures_of(candidate, end, priced=priced, samples=samples) for end in ends)
+        both = [next(outcomes), next(outcomes)]
+        if all(end.status == DONE for end in both):
+            low, high = (figures_of(candidate, end, priced=priced, samples=samples) for end in both)
             known[candidate] = Range(low, high, device.name)
     return known
 
@@ -77,6 +77,12 @@ def device_of(candidate: Candidate) -> Device | None:
     device, model = load_device(experiment.device or names.pop()), load_model(experiment.model)
     precision = str(with_defaults(experiment, model, device).precision)
     return device if has_kernels(model, device, precision) else None
+
+
+def disputed(device: Device | None) -> tuple[float, float] | None:
+    """Return the range of a device's rates, relative to the catalogue's; None where published runs do not disagree."""
+    spread = (1.0, 1.0) if device is None or device.kernels is None else device.kernels.spread
+    return None if spread == (1.0, 1.0) else spread
 
 
 def _at(candidate: Candidate, device: Device, factor: float) -> Experiment:

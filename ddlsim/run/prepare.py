@@ -244,7 +244,7 @@ def place(experiment: Experiment) -> Placed:
         source.parts(cluster, nodes)
     check_source(experiment, cluster, nodes)
     workloads = _workloads(experiment, cluster, time_model, nodes)
-    notes += input_note([workload for workload, _ in workloads])
+    notes += (*input_note([workload for workload, _ in workloads]), *_without_effect(given, workloads[0][0]))
     if has_life(experiment):
         check_life(experiment, cluster, nodes, workloads[0][0])
     for beyond in outside(given, cluster, time_model.name, n_workers):
@@ -421,6 +421,16 @@ def with_defaults(experiment: Experiment, model: Model, device: Device) -> Exper
         "optimizer": "adam" if by_kernel and not trains else None,
     }
     return experiment.with_(**{name: value for name, value in choices.items() if getattr(experiment, name) is None})
+
+
+def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
+    """Return a note for a stack and for fused attention that are set, but on which no time depends."""
+    model, notes = workload.model, []
+    if experiment.stack is not None and (workload.known or not (workload.by_kernel or workload.launch_time)):
+        notes.append(f"stack has no effect on times: {workload.basis}")
+    if experiment.flash is not None and not any(layer.heads for layer in model.layers):
+        notes.append(f"flash has no effect: {model.name} has no attention")
+    return notes
 
 
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:

@@ -338,3 +338,10 @@ def test_memory_of_a_language_model_is_that_of_its_software():
     assert old["total"] > data["total"] + 50e9
     other = json.loads(run("fits", "llama-3-8b", "h100", "--shards", "64", "--stack", "megatron", "--json"))
     assert other["memory"]["buffers"] < data["memory"]["buffers"]
+
+
+def test_software_without_effect_is_noted():
+    text = run("run", "office-1gbe", "-m", "lenet5", "--stack", "megatron", "--flash", "--no-bottleneck")
+    assert "stack has no effect on times: roofline of desktop-cpu" in text
+    assert "flash has no effect: lenet5 has no attention" in text
+    assert "no effect" not in run("run", *LLAMA, "-n", "8", "--steps", "1", "--stack", "megatron", "--no-bottleneck")

@@ -173,11 +173,11 @@ def test_a_screen_hears_of_changes_while_it_is_shown():
     setup.batch_size = 64
     setup.screen = "cluster"
     setup.batch_size = 128
-    assert heard == [32, 64]
+    assert heard == [None, 64]
     setup.screen = "run"
     setup.screen = "cluster"
     setup.screen = "run"  # nothing has changed meanwhile
-    assert heard == [32, 64, 128]
+    assert heard == [None, 64, 128]
 
 
 def test_a_setup_can_be_taken_again():

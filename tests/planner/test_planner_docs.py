@@ -11,7 +11,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="
 @pytest.mark.slow
 def test_the_page_runs(capsys):
     namespace = {"__name__": "planning"}
-    first, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    first, ranges, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(ranges, "planning.md", "exec"), namespace)
+    shown = re.search(r"begins with\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    assert shown is not None
+    assert capsys.readouterr().out.startswith(shown[1])
     exec(compile(second, "planning.md", "exec"), namespace)
     exec(compile(first, "planning.md", "exec"), namespace)
     plan = namespace["plan"]
