@@ -44,6 +44,7 @@ class _Sharing:
     reshard: bool
     no_sync: bool
     element: float
+    replicas_last: bool
 
 
 @checked
@@ -86,7 +87,16 @@ def fully_sharded(
         )
     parts = _units(workload, units)
     element = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
-    how = _Sharing(n_ranks, size, accumulation, prefetch, reshard, no_sync, element)
+    how = _Sharing(
+        n_ranks,
+        size,
+        accumulation,
+        prefetch,
+        reshard,
+        no_sync,
+        element,
+        workload.stack.replicas_last and workload.by_kernel,
+    )
     ranks = np.arange(n_ranks)
     families = [ranks.reshape(-1, size).tolist(), ranks.reshape(-1, size).T.tolist()]
 
@@ -139,6 +149,7 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]
     ]
     gather_of: dict[int, int] = {}
     sums: list[int] = []
+    deferred: list[tuple[int, int]] = []  # units whose shards replicas sum after the backward pass
     pending = list(gathered)
 
     def gather(limit: int, after: int | None) -> float:
@@ -167,7 +178,11 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]
         rows.append(Row(0, _COMPUTE, kind, float(seconds[layers].sum()), 0.0, micro, part.first, part.end,
                         holds=keeps if kind == FORWARD else -keeps, needs=needs))  # fmt: skip
         if kind == BACKWARD and part.nbytes and micro == last:
-            sums.append(_sum(rows, unit, part.nbytes, now, how))
+            shard_of = _scattered(rows, unit, part.nbytes, now, how)
+            if how.replicas_last:
+                deferred.append((unit, shard_of))
+            else:
+                sums.append(_over_replicas(rows, unit, part.nbytes, [shard_of], how))
         elif kind == BACKWARD and part.nbytes and shard > 1 and not how.no_sync:
             rows.append(
                 Row(0, _STREAM, REDUCE_SCATTER, nbytes=part.nbytes, micro=micro, part=unit, group=0, needs=[now])
@@ -178,6 +193,7 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]
             if taken <= 0.0:
                 rows.append(Row(0, _COMPUTE, COMPUTE, holds=taken))
                 taken = 0.0
+    sums += [_over_replicas(rows, unit, parts[unit].nbytes, [shard_of, now], how) for unit, shard_of in deferred]
     rows.append(Row(0, _COMPUTE, UPDATE, workload.optimizer / shard, first=0, end=len(workload.forward), needs=sums))
     for number, row in enumerate([row for row in rows if row.group >= 0]):
         row.number = number
@@ -187,12 +203,17 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]
     return rows
 
 
-def _sum(rows: list[Row], unit: int, nbytes: float, after: int, how: _Sharing) -> int:
-    """Add the sum of a unit's gradient: scattered over those that share, then added up over their groups."""
-    if how.shard > 1:
-        rows.append(Row(0, _STREAM, REDUCE_SCATTER, nbytes=nbytes, part=unit, group=0, needs=[after]))
-        after = len(rows) - 1
-    if how.shard < how.n_ranks:
-        rows.append(Row(0, _STREAM, ALL_REDUCE, nbytes=nbytes / how.shard, part=unit, group=1, needs=[after]))
-        after = len(rows) - 1
-    return after
+def _scattered(rows: list[Row], unit: int, nbytes: float, after: int, how: _Sharing) -> int:
+    """Add the reduce-scatter of a unit's gradient, if any; return the row that ends with the shard."""
+    if how.shard == 1:
+        return after
+    rows.append(Row(0, _STREAM, REDUCE_SCATTER, nbytes=nbytes, part=unit, group=0, needs=[after]))
+    return len(rows) - 1
+
+
+def _over_replicas(rows: list[Row], unit: int, nbytes: float, needs: list[int], how: _Sharing) -> int:
+    """Add the all-reduce of a shard over sharding groups, if any; return the row that ends with the sum."""
+    if how.shard == how.n_ranks:
+        return needs[0]
+    rows.append(Row(0, _STREAM, ALL_REDUCE, nbytes=nbytes / how.shard, part=unit, group=1, needs=needs))
+    return len(rows) - 1

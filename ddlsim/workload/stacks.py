@@ -48,6 +48,7 @@ class Stack:
     main_gradients  in which a rank keeps gradients; None: as the weights
     quantised_weights
                     "step": weights are quantised once a step; "micro-batch": in every forward pass
+    replicas_last   whether replicas of sharded weights sum their gradients after the backward pass only
     gathers_operands
                     whether sharded weights are gathered as operands of matrix products, in 8 bits with FP8
     loss_nbytes     bytes per logit at the peak of the loss
@@ -73,6 +74,7 @@ class Stack:
     main_gradients: _Type | None = None
     quantised_weights: Annotated[str, one_of("step", "micro-batch")] = "step"
     gathers_operands: bool = False
+    replicas_last: bool = False
     loss_nbytes: Positive = 4.0
     reserved: Positive = 1.0
 

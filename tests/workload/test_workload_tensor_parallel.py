@@ -26,7 +26,9 @@ def workload(model: Model = GPT2, batch: int = 8, **options: object) -> Workload
     return make_workload(model, A100, batch, precision="fp16", stack=STACK, **options)  # type: ignore[arg-type]
 
 
-def kernel_seconds(batch: int, tensor: int = 1, *, sequence: bool = False, flash: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def kernel_seconds(
+    batch: int, tensor: int = 1, *, sequence: bool = False, flash: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     return kernel_times(GPT2, Timing(A100, STACK, batch, "fp16", flash, tensor, sequence))
 
 
