@@ -88,7 +88,7 @@ def _throughput(result: Result) -> str:
 
 def _software(result: Result) -> list[tuple[str, str]]:
     """Return the software stack that computes, where times depend on it, and how to change one that was assumed."""
-    if not result.workloads[0].by_kernel:
+    if result.workloads[0].known or not result.workloads[0].by_kernel:
         return []
     stack = result.workloads[0].stack
     how = ", assumed: --stack or stack= sets another (ddlsim stacks)" if result.assumes_stack else ""

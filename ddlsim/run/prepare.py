@@ -31,6 +31,7 @@ from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
+from ddlsim.workload.precision import LOW_PRECISIONS
 from ddlsim.workload.products import has_kernels
 from ddlsim.workload.resized import resized
 from ddlsim.workload.stacks import default_stack, load_stack
@@ -424,12 +425,18 @@ def with_defaults(experiment: Experiment, model: Model, device: Device) -> Exper
 
 
 def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
-    """Return a note for a stack and for fused attention that are set, but on which no time depends."""
+    """Return a note for a stack, fused attention and low precision that are set, but on which no time depends."""
     model, notes = workload.model, []
+    roofline = isinstance(experiment.compute, Roofline)
+    kernels = workload.by_kernel and not workload.known and not roofline
     if experiment.stack is not None and (workload.known or not (workload.by_kernel or workload.launch_time)):
         notes.append(f"stack has no effect on times: {workload.basis}")
     if experiment.flash is not None and not any(layer.heads for layer in model.layers):
         notes.append(f"flash has no effect: {model.name} has no attention")
+    elif experiment.flash is not None and not kernels:
+        notes.append(f"flash has no effect on times, only on memory: {workload.basis}")
+    if experiment.precision in LOW_PRECISIONS and not kernels and (roofline or not workload.known):
+        notes.append(f"{experiment.precision} computes as fast as bf16 here: {workload.basis}")
     return notes
 
 

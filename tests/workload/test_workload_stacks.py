@@ -22,7 +22,7 @@ from ddlsim import (
     stack_names,
 )
 from ddlsim.run.prepare import prepare
-from ddlsim.workload.compute import Workload, make_workload
+from ddlsim.workload.compute import Roofline, Workload, make_workload
 from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
 from ddlsim.workload.precision import LOW_PRECISIONS
 from ddlsim.workload.products import Product, Timing, kernel_times, product_time
@@ -87,10 +87,19 @@ def test_low_precision_leaves_attention_and_the_output_layer_in_bf16(precision: 
 
 
 def test_precisions_need_their_rates() -> None:
-    with pytest.raises(ConfigError, match="device 'a100-80g': unknown precision 'fp8'"):
+    with pytest.raises(ConfigError, match="a100-80g has no matrix products in fp8, only in fp32, tf32, fp16, bf16"):
         make_workload(MODEL, A100, 1, precision="fp8")
-    with pytest.raises(ConfigError, match="unknown precision 'nvfp4'"):
+    with pytest.raises(ConfigError, match="h100 has no matrix products in nvfp4"):
         make_workload(MODEL, H100, 1, precision="nvfp4")
+    with pytest.raises(ConfigError, match="h100 has no matrix products in mxfp8"):  # no block scales before Blackwell
+        make_workload(MODEL, H100, 1, precision="mxfp8")
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
+def test_rooflines_know_no_low_precision(precision: str) -> None:
+    """Their fractions were measured in 16 bits, and their arithmetic has no layers apart."""
+    times = [make_workload(MODEL, B200, 1, compute=Roofline(), precision=kind) for kind in ("bf16", precision)]
+    assert np.array_equal(times[0].forward, times[1].forward)
 
 
 def test_weights_are_gathered_as_operands() -> None:
