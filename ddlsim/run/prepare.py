@@ -237,7 +237,9 @@ def place(experiment: Experiment) -> Placed:
     if n_workers > 1:
         cluster.check_connected(nodes)
     experiment = _with_algorithms(experiment, cluster, nodes)
-    experiment = with_defaults(experiment, time_model, _device_at(experiment, cluster, nodes[0]))
+    different = {cluster.device_of[node]: node for node in reversed(nodes)}
+    devices = [_device_at(experiment, cluster, node) for node in reversed(different.values())]
+    experiment = with_defaults(experiment, time_model, *devices)
     notes += level_notes(experiment.strategy, cluster, nodes)
     effects_of(experiment.slow_downs, cluster, nodes, "slow_downs")
     effects_of(experiment.faults, cluster, nodes)
@@ -407,13 +409,14 @@ def _device_at(experiment: Experiment, cluster: Cluster, node: int) -> Device:
     return load_device(experiment.device or cluster.device_of[node] or DEFAULT_DEVICE)
 
 
-def with_defaults(experiment: Experiment, model: Model, device: Device) -> Experiment:
+def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Experiment:
     """Return the experiment with the stack, precision, gradients and optimizer that it leaves open.
 
-    They are those of transformers in practice where the device's kernels are known, else fp32 and momentum.
+    They are those of transformers in practice where the kernels of all devices are known, else fp32 and momentum. The
+    stack is that of the first device.
     """
-    stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, device))
-    by_kernel = has_kernels(model, device, experiment.precision or "bf16")
+    stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, devices[0]))
+    by_kernel = all(has_kernels(model, device, experiment.precision or "bf16") for device in devices)
     trains = experiment.training is not None
     choices: dict[str, Any] = {
         "stack": stack,

@@ -399,7 +399,7 @@ def _step_time(
         )
     if isinstance(compute, PerKernel):
         assert device.kernels is not None
-        return None, f"kernels of {device.name} ({device.kernels.source.partition(':')[0]}) under {stack.title}"
+        return None, f"kernels of {device.name} under {stack.title} ({device.kernels.source})"
     given = compute.efficiency if compute is not None else None
     precision = base_precision(precision)
     where = "as given" if given is not None else device.efficiency_basis
