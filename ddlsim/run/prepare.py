@@ -434,6 +434,10 @@ def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
     kernels = workload.by_kernel and not workload.known and not roofline
     if experiment.stack is not None and (workload.known or not (workload.by_kernel or workload.launch_time)):
         notes.append(f"stack has no effect on times: {workload.basis}")
+    if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
+        assert workload.device is not None
+        where = f"no fused kernel of stack {workload.stack.name} is known on {workload.device.name}"
+        notes.append(f"attention writes its matrices to memory: {where}; flash=True assumes one")
     if experiment.flash is not None and not any(layer.heads for layer in model.layers):
         notes.append(f"flash has no effect: {model.name} has no attention")
     elif experiment.flash is not None and not kernels:

@@ -7,7 +7,7 @@ A device has rates, a stack says which kernels run and what they cost beside the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,9 +56,9 @@ class Stack:
     """
 
     name: str
-    title: str
-    release: str
-    sources: tuple[str, ...]
+    title: str = field(repr=False)
+    release: str = field(repr=False)
+    sources: tuple[str, ...] = field(repr=False)
     attention: tuple[str, ...] = ()
     elementwise: Positive = 1.0
     loss_traffic: Positive = 32.0
@@ -77,6 +77,11 @@ class Stack:
     replicas_last: bool = False
     loss_nbytes: Positive = 4.0
     reserved: Positive = 1.0
+
+    @property
+    def label(self) -> str:
+        """The name, which stands for it in tables."""
+        return self.name
 
     def attention_kernel(self, device: Device) -> str | None:
         """Return the fused attention kernel that runs on a device, None if matrices are written to memory."""

@@ -352,3 +352,7 @@ def test_precision_and_flash_that_times_do_not_depend_on_are_noted():
     assert "fp8 computes as fast as bf16 here: roofline of h100" in text
     text = run("run", "dgx1-v100", "-m", "gpt2", "-b", "1", "--steps", "1", "--flash", "--no-bottleneck")
     assert "flash has no effect on times, only on memory: roofline of v100" in text
+    text = run(
+        "run", "gb200-nvl72", *LLAMA[1:], "-n", "8", "--steps", "1", "--stack", "megatron-2024", "--no-bottleneck"
+    )
+    assert "no fused kernel of stack megatron-2024 is known on gb200; flash=True assumes one" in text

@@ -49,6 +49,7 @@ def test_a_stack_that_is_set_is_not_assumed():
     assert str(result.published).endswith(f"simulated: {result.tokens_per_second / 8:,.0f}")
     assert not result.to_dict()["stack"]["assumed"]
     assert "assumed" not in str(result)
+    assert f"MFU {100 * result.mfu:.1f} % of the bf16 peak" in str(result)
 
 
 def test_measured_times_are_of_no_stack():
