@@ -20,6 +20,7 @@ from accuracy import (
     minicluster_storage,
     minicluster_training,
     mosaic_fsdp,
+    own_runs,
     published,
     recommendation,
     stacks,
@@ -329,6 +330,19 @@ FAMILIES = (
         ),
         remark=mosaic_fsdp.remark,
         left_out=mosaic_fsdp.left_out,
+    ),
+    Family(
+        "own_runs", "Transformers with FSDP: many GPUs from a few runs of few", 0.08, "own_runs",
+        "Two numbers of the stack `fsdp-eager`, as `ddlsim calibrate runs.csv --stack fsdp-eager` fits them to rows "
+        "of 8 GPUs with 2,048 tokens (MPT: three on H100, five on A100), and to Llama 2 7B on 128 A100 (fms-fsdp).",
+        own_runs.rows,
+        causes=(
+            ("A100 40GB", "32 GPUs, mpt-1b", "as in the rows below that the catalogue predicts: not explained"),
+            ("A100 40GB", "", "the smallest models, of which no row was fitted"),
+            ("H100 80GB", "", "the fitted rows of 13B and 1B differ by 15 %, in micro-batches of 2 and 14"),
+            ("fms-fsdp", "96 GPUs", "fitted on A100: the H100 computes in less time, and the network is exposed"),
+        ),
+        remark=own_runs.remark,
     ),
     Family(
         "vtrain_single", "Megatron-DeepSpeed on one machine of 8 A100", 0.06, "vtrain",

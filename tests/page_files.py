@@ -162,3 +162,10 @@ GRAPHML = """<?xml version="1.0" encoding="utf-8"?>
   </graph>
 </graphml>
 """
+
+GPU_RUNS = """\
+model,cluster,workers,strategy,batch_size,gradient_dtype,tokens_per_s
+mpt-13b+seq=2048,roce-h100+n_hosts=1,8,fsdp+micro_batch=2,16,fp32,38337
+mpt-1b+seq=2048,roce-h100+n_hosts=1,8,fsdp+micro_batch=14,112,fp32,363645
+mpt-760m+seq=2048,roce-h100+n_hosts=1,8,fsdp+micro_batch=24,384,fp32,505172
+"""

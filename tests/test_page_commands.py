@@ -50,6 +50,7 @@ FILES = {
     "calibrated.toml": page_files.CLUSTER,
     "question.toml": page_files.QUESTION,
     "runs.csv": page_files.RUNS,
+    "gpu-runs.csv": page_files.GPU_RUNS,
     "training.toml": page_files.TRAINING,
     "config.json": page_files.CONFIG,
     "pretrain.sh": page_files.MEGATRON,

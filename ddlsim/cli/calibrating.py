@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -82,9 +83,14 @@ def calibrate(
         list[str], arg("Folders of ddlsim.measure, tables, benchmark output, traces.", metavar="FILES")
     ],
     cluster: Annotated[
-        str, opt("The cluster that was measured: a file or bundled.", "--cluster", "-c", offers=completing.clusters)
-    ],
-    out: Annotated[Path | None, opt("Write the calibrated cluster file.", "--out", "-o")] = None,
+        str | None,
+        opt("The cluster that was measured: a file or bundled.", "--cluster", "-c", offers=completing.clusters),
+    ] = None,
+    stack: Annotated[
+        str | None,
+        opt("Fit this software stack to a CSV file of training runs.", offers=completing.stacks),
+    ] = None,
+    out: Annotated[Path | None, opt("Write the calibrated cluster or stack file.", "--out", "-o")] = None,
     algorithm: Annotated[
         list[str] | None, opt("Of a collective: all_reduce=ring (repeatable).", "--algorithm", "-a")
     ] = None,
@@ -102,10 +108,20 @@ def calibrate(
     """Fit latency, bandwidth, overhead and compute time to measurements, and say how sure they are.
 
     Example: ddlsim calibrate measured/ iperf.json --cluster my-cluster.toml --out calibrated.toml
+
+    With --stack: ddlsim calibrate runs.csv --stack torchtitan --out my-stack.toml
     """
     check_folder(out)
     if out is not None and out.suffix != ".toml":
-        raise ConfigError(f"--out {out}: calibrated clusters are TOML files; name one that ends in .toml")
+        raise ConfigError(f"--out {out}: calibrated clusters and stacks are TOML files; name one that ends in .toml")
+    if stack is not None:
+        others = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "operation": operation, "ranks": ranks}
+        _of_stack(measurements, stack, cluster, model, out, as_json, others | {"software": software, "reader": reader})
+        return
+    if cluster is None:
+        raise ConfigError(
+            "calibrate: name the cluster that was measured, --cluster, or --stack to fit software to runs"
+        )
     from ddlsim.validation import calibrate as fit
     from ddlsim.validation.calibration_text import warnings
 
@@ -119,6 +135,22 @@ def calibrate(
         for warning in warnings(found):
             typer.echo(warning, err=True)
     write_file(out, lambda path: found.save(path, cluster))
+
+
+def _of_stack(
+    files: list[str], stack: str, cluster: str | None, model: str | None, out: Path | None, as_json: bool,
+    others: Mapping[str, object],
+) -> None:  # fmt: skip
+    """Fit a software stack to a file of training runs."""
+    from ddlsim.validation import calibrate_stack
+
+    for name in [name for name, value in others.items() if value]:
+        raise ConfigError(f"--{name} has no effect with --stack; leave it out")
+    if len(files) > 1:
+        raise ConfigError(f"calibrate --stack: reads one CSV file of runs, not {len(files)}; put the runs into one")
+    fitted = calibrate_stack(files[0], stack, cluster, model)
+    typer.echo(json.dumps(fitted.to_dict(), indent=2) if as_json else str(fitted))
+    write_file(out, fitted.stack.save)
 
 
 def _reader(name: str) -> Reader:

@@ -39,9 +39,8 @@ from ddlsim.cli.options import (
     opt,
 )
 from ddlsim.cli.output import check_folder, check_picture, write_file
-from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.named_code import names_code
-from ddlsim.plain import parse_value, read_toml
+from ddlsim.errors import ConfigError
+from ddlsim.plain import read_toml
 from ddlsim.printable import shown
 
 if TYPE_CHECKING:
@@ -278,30 +277,7 @@ def _strategy(
     options = given(algorithm=algorithm, cost=cost, overlap=overlap, servers=servers, placement=placement)
     if name is None and not options:
         return None
-    from ddlsim.run.files import SCHEMA, STRATEGIES
-    from ddlsim.schema import Source, class_named
+    from ddlsim.run.files import strategy_of
 
-    chosen, sizes = split_options(name or ("parameter-server" if servers or placement else "all-reduce"))
-    if not names_code(chosen) and chosen not in STRATEGIES:
-        raise unknown_name("strategy", chosen, STRATEGIES)
-    make: Callable[..., Strategy] = STRATEGIES[chosen] if chosen in STRATEGIES else class_named(chosen, "--strategy")
-    fields = dataclasses.fields(make)  # type: ignore[arg-type]
-    takes = [f.name for f in fields if f.name in ("algorithm", "cost", "overlap", "servers", "placement")]
-    for option in options:
-        if option not in takes:
-            raise ConfigError(f"--{option} has no effect with --strategy {chosen}; {_taken(takes)}")
-    parts = (each.partition("=") for each in sizes)
-    table = options | {key: parse_value(value) if value else True for key, _, value in parts}
-    for field in fields:
-        if field.default is dataclasses.MISSING and field.name not in table:
-            raise ConfigError(
-                f"--strategy {chosen} needs {field.name}: --strategy {chosen}+{field.name}=..., or in an experiment "
-                f'file strategy = {{ type = "{chosen}", {field.name} = ... }}'
-            )
-    if not sizes:
-        return make(**options)
-    return SCHEMA.build(make, table, f"--strategy {chosen}", Source(allow_code=True))
-
-
-def _taken(options: list[str]) -> str:
-    return f"it takes {', '.join(f'--{option}' for option in options)}" if options else "it takes no options"
+    text = name or ("parameter-server" if servers or placement else "all-reduce")
+    return strategy_of(text, f"--strategy {split_options(text)[0]}", options, allow_code=True)

@@ -135,6 +135,7 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
     if not result.uncertain or result.interrupted:
         return []
     causes = [] if result.cluster.calibration is None else ["the calibration"]
+    causes += ["the fit of the stack"] if result.fitted_stack else []
     causes += [] if isinstance(result.experiment.jitter, NoJitter) else ["jitter"]
     found = result.quick_interval if simulate else vars(result).get("quick_interval")
     if found is None:

@@ -49,9 +49,13 @@ def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int
     return links, compute
 
 
-def family(experiment: Experiment, cluster: Cluster, model: str, n_workers: int) -> Beyond:
-    """Return how far measurements of runs like this one were from their predictions; none of a single worker's."""
-    given = experiment.compute is not None or measured_steps(experiment, cluster, model)[0] is not None
+def family(experiment: Experiment, cluster: Cluster, model: str, n_workers: int, fitted_stack: bool = False) -> Beyond:
+    """Return how far measurements of runs like this one were from their predictions; none of a single worker's.
+
+    fitted_stack  whether the compute time is that of a stack that was fitted to measured runs
+    """
+    measured = measured_steps(experiment, cluster, model)[0] is not None
+    given = experiment.compute is not None or measured or fitted_stack
     if n_workers == 1 and given:
         return Beyond()
     names = [name for name, of_class in STRATEGY_CLASSES.items() if of_class == type(experiment.strategy).__name__]

@@ -255,7 +255,8 @@ class Experiment:
         """How many workers are asked for, None for as many as the cluster has devices."""
         return self.workers if self.workers is None or isinstance(self.workers, int) else len(self.workers)
 
-    def batch(self, n_workers: int) -> int:
+    @checked
+    def batch(self, n_workers: Count) -> int:
         """Return the batch size: as set, by default that of the strategy for `n_workers`."""
         return self.batch_size or contract.of(self.strategy).default_batch_size(n_workers)
 

@@ -30,6 +30,7 @@ The keys of a table are the fields of the class that it describes, e.g. :class:`
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -38,18 +39,20 @@ import ddlsim.compression as compression
 import ddlsim.optim as optim
 import ddlsim.strategies as strategies
 from ddlsim.arguments import checked
+from ddlsim.bundled import split_options
 from ddlsim.cluster import Cluster
 from ddlsim.compression.choice import Compression
 from ddlsim.compression.contract import Compressor
 from ddlsim.data.dataset import DataSet
-from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.errors import ConfigError, DdlsimError, unknown_name
 from ddlsim.life import Background
-from ddlsim.plain import read_toml
+from ddlsim.named_code import names_code
+from ddlsim.plain import parse_value, read_toml
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.traced import Traced
-from ddlsim.schema import UNTRUSTED, Names, Schema, Source
+from ddlsim.schema import UNTRUSTED, Names, Schema, Source, class_named, refuse_code
 from ddlsim.strategies import Strategy
 from ddlsim.strategies.overlap import Overlap
 from ddlsim.strategies.staleness import Scaling
@@ -139,6 +142,39 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
     """
     path = Path(source)
     return SCHEMA.structure(Experiment, read_toml(path), str(path), folder=path.parent, allow_code=allow_code)
+
+
+def strategy_of(
+    text: str, where: str, options: Mapping[str, object] | None = None, *, allow_code: bool = False
+) -> Strategy:
+    """Return the strategy of a text such as ``parallel+tensor=8``, with `options` of the command line.
+
+    where  what the text is, for messages
+
+    Raises ConfigError for unknown names, for what the strategy does not have, and for what it needs.
+    """
+    chosen, sizes = split_options(text)
+    if not names_code(chosen) and chosen not in STRATEGIES:
+        raise unknown_name("strategy", chosen, STRATEGIES)
+    if not allow_code:
+        refuse_code(chosen, where)
+    make: Any = STRATEGIES[chosen] if chosen in STRATEGIES else class_named(chosen, where)
+    fields = dataclasses.fields(make)
+    takes = [f.name for f in fields if f.name in ("algorithm", "cost", "overlap", "servers", "placement")]
+    for option in options or {}:
+        if option not in takes:
+            taken = f"it takes {', '.join(f'--{option}' for option in takes)}" if takes else "it takes no options"
+            raise ConfigError(f"--{option} has no effect with {where}; {taken}")
+    parts = (each.partition("=") for each in sizes)
+    table = dict(options or {}) | {key: parse_value(value) if value else True for key, _, value in parts}
+    for field in fields:
+        if field.default is dataclasses.MISSING and field.name not in table:
+            raise ConfigError(
+                f"{where} needs {field.name}: {where}+{field.name}=..., or in an experiment file strategy = "
+                f'{{ type = "{chosen}", {field.name} = ... }}'
+            )
+    made: Strategy = make(**table) if not sizes else SCHEMA.build(make, table, where, Source(allow_code=allow_code))
+    return made
 
 
 def read_experiment(value: object, where: str, source: Source = UNTRUSTED) -> Experiment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -89,6 +90,8 @@ def _history(result: Result) -> list[dict[str, float | None]]:
 
 #: messages and steps of workers up to which a run is so short that printing it simulates it 20 times more
 QUICK_MESSAGES, QUICK_STEPS = 100_000, 500
+#: steps of workers up to which printing a run under a fitted stack simulates it 3 times more
+STACK_STEPS = 100_000
 #: messages up to which it is simulated 3 times more to see how stable it is, even if not requested
 STABILITY_MESSAGES = 20_000
 
@@ -252,8 +255,19 @@ class Result(Outcome):
 
     @property
     def uncertain(self) -> bool:
-        """Whether anything says how far off the prediction may be: the cluster's calibration, or jitter."""
+        """Whether anything says how far off the prediction may be: a fitted cluster or stack, or jitter."""
+        return self.fitted_stack or self._sampled
+
+    @property
+    def _sampled(self) -> bool:
+        """Whether an interval is that of many simulations."""
         return self.cluster.calibration is not None or not isinstance(self.experiment.jitter, NoJitter)
+
+    @property
+    def fitted_stack(self) -> bool:
+        """Whether a software stack that was fitted to measured runs gives the compute time."""
+        workload = self.workloads[0]
+        return workload.by_kernel and not workload.known and workload.stack.spread != (1.0, 1.0)
 
     @checked
     def interval(self, *, n_draws: Count = 20, level: float = 0.95, seed: Seed = 0) -> RunInterval:
@@ -271,14 +285,13 @@ class Result(Outcome):
     @cached_property
     def quick_interval(self) -> RunInterval | None:
         """The :meth:`interval` where it is known soon, for printing; None for large or certain runs."""
-        if not self._is_quick(QUICK_MESSAGES) or not self.uncertain:
-            return None
-        return self.interval()
+        limits = (QUICK_MESSAGES, QUICK_STEPS) if self._sampled else (math.inf, STACK_STEPS)
+        return self.interval() if self.uncertain and self._is_quick(*limits) else None
 
-    def _is_quick(self, n_messages: int) -> bool:
+    def _is_quick(self, n_messages: float, most_steps: int = QUICK_STEPS) -> bool:
         """Whether to simulate it again some times takes little: a rule on what it did, not on how long that took."""
         n_steps = self.n_workers * sum(self.experiment.window)
-        small = self.n_messages <= n_messages and n_steps <= QUICK_STEPS
+        small = self.n_messages <= n_messages and n_steps <= most_steps
         return small and not self.interrupted and self.monitor is None and not self.company
 
     def check_alone(self, what: str) -> None:

@@ -14,3 +14,4 @@ from .curves import Curve as Curve, Interval as Interval
 from .intervals import RunInterval as RunInterval, predict_interval as predict_interval
 from .jitter_fit import JitterFit as JitterFit, fit_jitter as fit_jitter
 from .run_table import MeasuredRun as MeasuredRun, read_runs as read_runs
+from .stack_fit import StackFit as StackFit, calibrate_stack as calibrate_stack

@@ -343,7 +343,7 @@ def _own(cluster: object) -> Calibration | None:
 
 def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge) -> Compared:
     run = model.measured
-    samples = run.workers * run.batch_size * run.accumulation
+    samples = run.samples
     times = interval_of(model, known, step_time)
     interval: Interval | None = None
     if times is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddlsim.arguments import Seed, checked, number, whole
 from ddlsim.cluster import load_cluster
-from ddlsim.cluster.calibrated import Beyond
+from ddlsim.cluster.calibrated import Beyond, beyond
 from ddlsim.errors import ConfigError
 from ddlsim.run.calibrated import family, measured_steps, outside
 from ddlsim.run.experiment import Experiment
@@ -51,7 +51,8 @@ class RunInterval:
 
     def __str__(self) -> str:
         t, level = self.throughput, f"{100.0 * self.throughput.level:.0f} %"
-        text = f"{t.value:.4g} samples/s, {level} between {t.low:.4g} and {t.high:.4g} ({len(self.throughputs)} draws)"
+        draws = f" ({len(self.throughputs)} draws)" if len(self.throughputs) else ""
+        text = f"{t.value:.4g} samples/s, {level} between {t.low:.4g} and {t.high:.4g}{draws}"
         return "; ".join([text, *t.notes])
 
 
@@ -102,7 +103,9 @@ def predict_interval(
     varies = calibration is not None or not isinstance(base.jitter, NoJitter)
     draws = [complete(_drawn(base, experiment, calibration, random, i)) for i in range(n_draws if varies else 0)]
     throughputs = np.array([draw.throughput for draw in draws])
-    like = family(experiment, load_cluster(base.cluster), _model(experiment), result.n_workers)
+    like = family(experiment, load_cluster(base.cluster), _model(experiment), result.n_workers, result.fitted_stack)
+    if result.fitted_stack:
+        like = with_stack(like, result, base)
     if not draws and not like.slower:
         raise ConfigError(
             "predict_interval: nothing is uncertain: one worker with a given compute time, without jitter; give "
@@ -122,6 +125,22 @@ def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, see
     own = _own(experiment)
     calibration = None if own is None else dataclasses.replace(own, jitter=None)
     return predict_interval(experiment, calibration, n_draws=n_draws, level=level, seed=seed)
+
+
+def with_stack(like: Beyond, result: Result, experiment: Experiment) -> Beyond:
+    """Return the deviation of runs `like` it, widened by what is unsure about a stack that was fitted to measured runs.
+
+    The run is simulated at both ends of the stack's spread. More workers than in these runs widen the interval as well.
+    """
+    stack, n = result.workloads[0].stack, result.n_workers
+    outside = Beyond() if stack.workers is None else beyond(n, stack.workers, "workers")
+    ends = []
+    for factor in stack.spread:
+        speeds = [speed / factor for speed in experiment.speeds(n)]
+        ends.append(math.log(complete(experiment.with_(speed=speeds)).step_time / result.step_time))
+    further = t_quantile(math.inf) * math.sqrt(outside.variance)
+    faster, slower = math.hypot(like.faster, ends[0], further), math.hypot(like.slower, ends[1], further)
+    return dataclasses.replace(like, notes=(*like.notes, *outside.notes), faster=faster, slower=slower)
 
 
 def _own(experiment: Experiment) -> Calibration | None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ddlsim.cluster import Cluster
+from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.cluster.machines import workers_by_machine
-from ddlsim.errors import ConfigError, DdlsimError, unknown_name
+from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.files import STRATEGIES
+from ddlsim.run.files import strategy_of
 from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import complete
 from ddlsim.strategies import AllReduce, Strategy, contract
@@ -105,7 +105,7 @@ def make_run_model(
         loaded = load_model(measured.model) if measured.model else model
         if loaded is None:
             raise ConfigError("column model: is missing; add it, or give model=")
-        placed, nodes = _placed(cluster, measured)
+        placed, nodes = _placed(load_cluster(measured.cluster) if measured.cluster else cluster, measured)
         compute: Affine | Measured | None = None
         jitter: Jitter = NoJitter()
         if calibration is not None:
@@ -115,7 +115,7 @@ def make_run_model(
             jitter = calibration.jitter.jitter if calibration.jitter is not None else jitter
             if fit is not None and calibration.jitter is not None:
                 compute = fit.times(1.0 / calibration.jitter.median_factor)
-        rule = _strategy(measured, strategy)
+        rule = strategy_in(measured, strategy)
         warmup, steps = contract.of(rule).whole_cycles(WARMUP, STEPS)
         experiment = Experiment(
             placed,
@@ -127,6 +127,7 @@ def make_run_model(
             warmup=warmup,
             accumulation=measured.accumulation,
             precision=measured.precision or "fp32",
+            gradient_dtype=measured.gradient_dtype,
             compute=compute,
             jitter=jitter,
         )
@@ -141,21 +142,22 @@ def make_run_model(
     return RunModel(measured, experiment, placed, (loaded.name, str(experiment.precision)), used)
 
 
-def _strategy(measured: MeasuredRun, default: Strategy) -> Strategy:
+def strategy_in(measured: MeasuredRun, default: Strategy) -> Strategy:
     """Return the strategy of the run's columns; what they leave open is the default's."""
     given = {name: getattr(measured, name) for name in ("algorithm", "overlap", "cost")}
     options = {name: value for name, value in given.items() if value is not None}
-    if measured.strategy is not None and measured.strategy not in STRATEGIES:
-        raise unknown_name("strategy", measured.strategy, STRATEGIES, "column strategy")
-    kind = STRATEGIES[measured.strategy] if measured.strategy is not None else type(default)
-    known: set[str] = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    made = default
+    if measured.strategy is not None:
+        try:
+            named = strategy_of(measured.strategy, measured.strategy)
+        except ConfigError as error:
+            raise ConfigError(f"column strategy: {error}") from None
+        made = default if type(named) is type(default) and named == type(named)() else named
+    known: set[str] = {f.name for f in dataclasses.fields(made)} if dataclasses.is_dataclass(made) else set()
     for name in options:
         if name not in known:
-            raise ConfigError(f"column {name}: {kind.__name__} has none; leave it empty")
-    if isinstance(default, kind) and dataclasses.is_dataclass(default):
-        return dataclasses.replace(default, **options)
-    make: type[Strategy] = kind
-    return make(**options)
+            raise ConfigError(f"column {name}: {type(made).__name__} has none; leave it empty")
+    return dataclasses.replace(made, **options) if dataclasses.is_dataclass(made) else made
 
 
 def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -12,11 +13,16 @@ from pathlib import Path
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
 from ddlsim.plain import decoded, read_bytes
+from ddlsim.run.files import strategy_of
 from ddlsim.schema import refuse_code
+from ddlsim.strategies import contract
 from ddlsim.units import parse
+from ddlsim.workload.model import load_model
 
-NUMBERS = ("workers", "batch_size", "accumulation", "nodes", "throughput", "step_time")
-TEXTS = ("model", "strategy", "algorithm", "overlap", "cost", "precision", "note")
+NUMBERS = ("workers", "batch_size", "accumulation", "nodes", "throughput", "tokens_per_s", "step_time")
+TEXTS = ("model", "cluster", "strategy", "algorithm", "overlap", "cost", "precision", "gradient_dtype", "note")
+#: columns of which a file has one
+RATES = ("throughput", "tokens_per_s", "step_time")
 COLUMNS = (*NUMBERS, *TEXTS)
 #: "step_time (ms)" or "throughput [images/s]"
 _HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
@@ -27,7 +33,8 @@ _HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
 class MeasuredRun:
     """A run that was measured. `throughput` is of all workers together, samples/s; `place` is "file: line".
 
-    What is None (or 1, for accumulation) was not said.
+    `shared_batch` is whether batch_size is that of all workers together, as FSDP and Parallel have it. What is None (or
+    1, for accumulation) was not said.
     """
 
     workers: Count
@@ -36,13 +43,16 @@ class MeasuredRun:
     accumulation: Count = 1
     nodes: Count | None = None
     model: str | None = None
+    cluster: str | None = None
     strategy: str | None = None
     algorithm: str | None = None
     overlap: str | None = None
     cost: str | None = None
     precision: str | None = None
+    gradient_dtype: str | None = None
     note: str = ""
     place: str = "runs"
+    shared_batch: bool = False
 
     def __post_init__(self) -> None:
         if self.nodes is not None and self.nodes > self.workers:
@@ -51,7 +61,7 @@ class MeasuredRun:
     @property
     def samples(self) -> int:
         """Samples of a step of all workers."""
-        return self.workers * self.batch_size * self.accumulation
+        return (1 if self.shared_batch else self.workers) * self.batch_size * self.accumulation
 
     @property
     def step_time(self) -> float:
@@ -60,7 +70,7 @@ class MeasuredRun:
 
     def cells(self) -> dict[str, float | int | str | None]:
         """Return the row by column, for conditions."""
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "place"}
+        found = {each.name: getattr(self, each.name) for each in fields(self) if each.name in COLUMNS}
         return {**found, "step_time": self.step_time}
 
 
@@ -111,8 +121,10 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
     for name in ("workers", "batch_size"):
         if name not in names:
             raise ConfigError(f"{place}: column {name!r} is missing; add it")
-    if ("throughput" in names) == ("step_time" in names):
-        raise ConfigError(f"{place}: needs one of the columns throughput and step_time, like 'step_time (ms)'")
+    if sum(name in names for name in RATES) != 1:
+        raise ConfigError(f"{place}: needs one of the columns {', '.join(RATES)}, like 'step_time (ms)'")
+    if "tokens_per_s" in names and "model" not in names:
+        raise ConfigError(f"{place}: column 'model' is missing, whose sequences tokens_per_s counts; add it")
     return found
 
 
@@ -124,8 +136,8 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
     words: dict[str, str] = {}
     for (name, unit), cell in zip(columns, cells, strict=True):
         where = f"{place}: column {name}"
-        if name in ("throughput", "step_time"):
-            rates[name] = _quantity(cell, unit, name, where)
+        if name in RATES:
+            rates[name] = _quantity(cell, "samples/s" if name == "tokens_per_s" else unit, name, where)
         elif not cell:
             if name in ("workers", "batch_size"):
                 raise ConfigError(f"{where}: is empty; write a whole number")
@@ -133,13 +145,18 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
             whole[name] = _whole(cell, where)
         else:
             words[name] = cell
-    if "step_time" in rates:
-        samples = whole["workers"] * whole["batch_size"] * whole.get("accumulation", 1)
-        rates = {"throughput": samples / rates["step_time"]}
     make: Callable[..., MeasuredRun] = MeasuredRun
-    given: Mapping[str, object] = {**whole, **rates, **words}
+    given: Mapping[str, object] = {**whole, **words}
     try:
-        return make(**given, place=place)
+        shared = "strategy" in words and contract.of(strategy_of(words["strategy"], "column strategy")).shares_batch
+        run = make(**given, throughput=1.0, place=place, shared_batch=shared)
+        if "tokens_per_s" in rates:
+            if not run.model:
+                raise ConfigError("column model: is empty; tokens_per_s counts its sequences")
+            rates["throughput"] = rates["tokens_per_s"] / load_model(run.model).input_shape[0]
+        elif "step_time" in rates:
+            rates["throughput"] = run.samples / rates["step_time"]
+        return dataclasses.replace(run, throughput=rates["throughput"])
     except ConfigError as error:
         raise ConfigError(f"{place}: {str(error).removeprefix('MeasuredRun: ').removeprefix(f'{place}: ')}") from None
 
@@ -152,8 +169,8 @@ def _whole(cell: str, where: str) -> int:
 
 def _quantity(cell: str, unit: str, name: str, where: str) -> float:
     """Return a cell in s or samples/s: it has its unit, or the head of the column has one."""
-    dimension = "rate" if name == "throughput" else "time"
-    example = "throughput (images/s)" if name == "throughput" else "step_time (ms)"
+    dimension = "time" if name == "step_time" else "rate"
+    example = "step_time (ms)" if name == "step_time" else "throughput (images/s)"
     if not cell:
         raise ConfigError(f"{where}: is empty; measure it, or leave the row out")
     try:

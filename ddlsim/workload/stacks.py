@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from ddlsim.arguments import Density, Index, Positive, checked, one_of, quantity
+from ddlsim.arguments import Count, Density, Index, Positive, checked, one_of, quantity
 from ddlsim.errors import unknown_name
+from ddlsim.output_files import write_text
 from ddlsim.plain import read_toml
-from ddlsim.schema import PLAIN
+from ddlsim.schema import PLAIN, to_toml
 from ddlsim.workload.contention import OverlapSlowdown
 from ddlsim.workload.devices import Device
 from ddlsim.workload.precision import GRADIENT_TYPES
@@ -53,6 +54,9 @@ class Stack:
                     whether sharded weights are gathered as operands of matrix products, in 8 bits with FP8
     loss_nbytes     bytes per logit at the peak of the loss
     reserved        bytes that the allocator reserves at the peak per byte in use
+    spread          of a stack that was fitted to measured runs: shortest and longest time that another run computes,
+                    relative to the prediction (95 %)
+    workers         fewest and most workers of those runs
     """
 
     name: str
@@ -77,6 +81,12 @@ class Stack:
     replicas_last: bool = False
     loss_nbytes: Positive = 4.0
     reserved: Positive = 1.0
+    spread: tuple[Positive, Positive] = (1.0, 1.0)
+    workers: tuple[Count, Count] | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Write a stack file, which :func:`load_stack` reads as the same stack."""
+        write_text(path, to_toml(PLAIN.unstructure(self, annotation=Stack)))
 
     @property
     def label(self) -> str:
@@ -98,20 +108,30 @@ class Stack:
         return OverlapSlowdown(factor if inside else 1.0, factor if between else 1.0)
 
 
-StackLike = Annotated[str | Stack, "a name such as 'megatron', or a Stack"]
+StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack file or a Stack"]
 
 
 @checked
 def load_stack(name: StackLike) -> Stack:
-    """Return the bundled stack called `name` (or `name` itself if it is a stack).
+    """Return the bundled stack called `name`, that of a file ``my-stack.toml``, or `name` if it is a stack.
 
-    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name if there is none.
+    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name if there is none, and in one line for a file that
+    describes no stack.
     """
     if isinstance(name, Stack):
         return name
-    if name not in _stacks():
-        raise unknown_name("stack", name, _stacks())
-    return _stacks()[name]
+    path = Path(name)
+    if path.suffix == ".toml":
+        return _read_stack(path, path.stat().st_mtime_ns if path.is_file() else 0)
+    if str(name) not in _stacks():
+        raise unknown_name("stack", str(name), _stacks())
+    return _stacks()[str(name)]
+
+
+@cache
+def _read_stack(path: Path, changed: int) -> Stack:
+    """Return the stack of a file that was `changed` then; it is called after the file unless it has a name."""
+    return PLAIN.structure(Stack, {"name": path.stem, **read_toml(path)}, str(path))
 
 
 def stack_names() -> list[str]:

@@ -30,8 +30,8 @@ MADE_HERE = {
     "Cluster", "ClusterLike", "LinkDetails", "Routes", "Result", "Seeds", "SeedRun", "Comparison", "Traits",
     "Exchanged", "HierarchicallyExchanged", "OptimizerState", "Plan", "Choice", "Calibration", "Compared", "ComputeFit",
     "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval", "Summary", "Validation",
-    "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table", "Model",
-    "SourceText", "State", "Life", "CheckpointIntervals", "Jobs", "Placements",
+    "StackFit", "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table",
+    "Model", "SourceText", "State", "Life", "CheckpointIntervals", "Jobs", "Placements",
     "Bar", "Style", "bars_of", "draw", "gantt", "jobs_timeline", "spread", "styles_of", "tracks",
     "Items", "Joints", "arranged", "joints",
     "Tried", "positive_number", "nonnegative_number", "check_gradient", "slowed_duration", "slow_intervals",
@@ -247,6 +247,7 @@ CALLS = {
     "Traced": lambda: {"path": _trace()},
     "build_network": lambda: {"model": "shapes-cnn", "seed": 0},
     "calibrate": lambda: {"measurements": rows(), "cluster": star()},
+    "calibrate_stack": lambda: {"runs": measured(), "stack": "pytorch", "cluster": "dgx-h100-pod", "model": "gpt2"},
     "collective_time": lambda: {"cluster": star(), "algorithm": "ring", "nbytes": 1e6},
     "compare": lambda: {"results": {"a": result()}, "target": 0.5},
     "gradient_noise_scale": lambda: {
