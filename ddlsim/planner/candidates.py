@@ -80,7 +80,7 @@ class Candidate:
         names = [self.cluster.device_of[node] or DEFAULT_DEVICE for node in nodes]
         known = {name: load_device(experiment.device or name) for name in set(names)}
         model = load_model(experiment.model)
-        precision = with_defaults(experiment, model, known[names[0]]).precision
+        precision = with_defaults(experiment, model, *known.values()).precision
         return model_flops_utilisation(model, throughput, [known[name] for name in names], str(precision))
 
     @property

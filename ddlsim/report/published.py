@@ -55,9 +55,11 @@ class Comparison(NamedTuple):
         figure = percent(row.figure) + " MFU" if row.unit == MFU else rate(row.figure, row.unit)
         here = percent(self.simulated) if row.unit == MFU else rate(self.simulated, "").rstrip()
         differs = ", ".join(_WORDS[name].format(value) for name, value in self.differences.items())
+        if differs:
+            differs = f" {differs}" if next(iter(self.differences)) in ("device", "stack") else f" with {differs}"
         return (
             f"{figure}: {row.model} on {row.gpus:,} {row.device}, {row.precision}, {row.sequence:,} tokens, "
-            f"{row.layout} ({row.source}); simulated: {here}{f' with {differs}' if differs else ''}"
+            f"{row.layout} ({row.source}); simulated: {here}{differs}"
         )
 
 
@@ -71,7 +73,7 @@ def nearest(result: Result) -> Comparison | None:
     if device is None or tokens is None or not any(layer.heads for layer in workload.model.layers):
         return None
     here: dict[str, Any] = {"device": device.name, "GPUs": result.n_workers, "precision": workload.precision}
-    here |= {"tokens": tokens, "stack": workload.stack.name}
+    here |= {"tokens": tokens} | ({} if workload.known else {"stack": workload.stack.name})
     best: tuple[float, Comparison] | None = None
     for row in _rows():
         ratio = abs(math.log2(workload.model.n_params / 1e9 / row.parameters))

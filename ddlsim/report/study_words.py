@@ -392,6 +392,10 @@ class Answer:
     equal: str = ""
 
 
+#: fields whose value None leaves the choice to the run
+LEFT_OPEN = ("stack", "flash", "precision", "gradient dtype", "optimizer", "device")
+
+
 def plain(value: object) -> str:
     """Return the value of a varied field as people write it."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -416,7 +420,7 @@ def named(field: str, value: object) -> str:
     if name == "workers":
         return f"{text} workers"
     if text == "none":
-        return f"no {name}"
+        return f"default {name}" if name in LEFT_OPEN else f"no {name}"
     return text if isinstance(value, str) and not text[:1].isdigit() else f"{name} {text}"
 
 

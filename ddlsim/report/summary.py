@@ -15,6 +15,7 @@ from ddlsim.run.metrics import METRICS
 from ddlsim.strategies import contract
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.workload.jitter import NoJitter
+from ddlsim.workload.precision import LOW_PRECISIONS
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -83,12 +84,13 @@ def _throughput(result: Result) -> str:
     total, unit = (result.throughput, "samples/s") if tokens is None else (tokens, "tokens/s")
     text = f"{rate(total / result.n_workers, unit)} per device, {rate(total, unit)} in all"
     text += "" if tokens is None else f" ({rate(result.throughput)})"
-    return text if mfu is None else f"{text}, MFU {percent(mfu)}"
+    peak = " of the bf16 peak" if result.experiment.precision in LOW_PRECISIONS else ""
+    return text if mfu is None else f"{text}, MFU {percent(mfu)}{peak}"
 
 
 def _software(result: Result) -> list[tuple[str, str]]:
     """Return the software stack that computes, where times depend on it, and how to change one that was assumed."""
-    if not result.workloads[0].by_kernel:
+    if result.workloads[0].known or not result.workloads[0].by_kernel:
         return []
     stack = result.workloads[0].stack
     how = ", assumed: --stack or stack= sets another (ddlsim stacks)" if result.assumes_stack else ""

@@ -31,6 +31,7 @@ from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
+from ddlsim.workload.precision import LOW_PRECISIONS
 from ddlsim.workload.products import has_kernels
 from ddlsim.workload.resized import resized
 from ddlsim.workload.stacks import default_stack, load_stack
@@ -236,7 +237,9 @@ def place(experiment: Experiment) -> Placed:
     if n_workers > 1:
         cluster.check_connected(nodes)
     experiment = _with_algorithms(experiment, cluster, nodes)
-    experiment = with_defaults(experiment, time_model, _device_at(experiment, cluster, nodes[0]))
+    different = {cluster.device_of[node]: node for node in reversed(nodes)}
+    devices = [_device_at(experiment, cluster, node) for node in reversed(different.values())]
+    experiment = with_defaults(experiment, time_model, *devices)
     notes += level_notes(experiment.strategy, cluster, nodes)
     effects_of(experiment.slow_downs, cluster, nodes, "slow_downs")
     effects_of(experiment.faults, cluster, nodes)
@@ -406,13 +409,14 @@ def _device_at(experiment: Experiment, cluster: Cluster, node: int) -> Device:
     return load_device(experiment.device or cluster.device_of[node] or DEFAULT_DEVICE)
 
 
-def with_defaults(experiment: Experiment, model: Model, device: Device) -> Experiment:
+def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Experiment:
     """Return the experiment with the stack, precision, gradients and optimizer that it leaves open.
 
-    They are those of transformers in practice where the device's kernels are known, else fp32 and momentum.
+    They are those of transformers in practice where the kernels of all devices are known, else fp32 and momentum. The
+    stack is that of the first device.
     """
-    stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, device))
-    by_kernel = has_kernels(model, device, experiment.precision or "bf16")
+    stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, devices[0]))
+    by_kernel = all(has_kernels(model, device, experiment.precision or "bf16") for device in devices)
     trains = experiment.training is not None
     choices: dict[str, Any] = {
         "stack": stack,
@@ -424,12 +428,22 @@ def with_defaults(experiment: Experiment, model: Model, device: Device) -> Exper
 
 
 def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
-    """Return a note for a stack and for fused attention that are set, but on which no time depends."""
+    """Return a note for a stack, fused attention and low precision that are set, but on which no time depends."""
     model, notes = workload.model, []
+    roofline = isinstance(experiment.compute, Roofline)
+    kernels = workload.by_kernel and not workload.known and not roofline
     if experiment.stack is not None and (workload.known or not (workload.by_kernel or workload.launch_time)):
         notes.append(f"stack has no effect on times: {workload.basis}")
+    if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
+        assert workload.device is not None
+        where = f"no fused kernel of stack {workload.stack.name} is known on {workload.device.name}"
+        notes.append(f"attention writes its matrices to memory: {where}; flash=True assumes one")
     if experiment.flash is not None and not any(layer.heads for layer in model.layers):
         notes.append(f"flash has no effect: {model.name} has no attention")
+    elif experiment.flash is not None and not kernels:
+        notes.append(f"flash has no effect on times, only on memory: {workload.basis}")
+    if experiment.precision in LOW_PRECISIONS and not kernels and (roofline or not workload.known):
+        notes.append(f"{experiment.precision} computes as fast as bf16 here: {workload.basis}")
     return notes
 
 

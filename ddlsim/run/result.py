@@ -76,7 +76,7 @@ def plain_result(result: Result) -> dict[str, object]:
 def _stack(result: Result) -> dict[str, object] | None:
     """Return the software that computes, None where times do not depend on it."""
     workload = result.workloads[0]
-    if not workload.by_kernel:
+    if workload.known or not workload.by_kernel:
         return None
     stack = {name: getattr(workload.stack, name) for name in ("name", "title", "release")}
     return {**stack, "assumed": result.assumes_stack}

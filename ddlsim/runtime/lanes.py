@@ -102,13 +102,14 @@ class Lanes:
         """Let workers compute more slowly while messages to or from their peers are under way, or note why not."""
         setting, workers = self.setting, self.setting.workers
         setting.slows = True
+        no_effect = ""
         if with_servers:
-            setting.notes.append(
-                "overlap_slowdown has no effect: workers wait for servers, and compute nothing meanwhile"
-            )
-            return
-        if len(self.tables.crashes):  # what a crash undoes is planned when the work begins
-            setting.notes.append("overlap_slowdown has no effect on workers that fail while their peers go on")
+            no_effect = ": workers wait for servers, and compute nothing meanwhile"
+        elif len(self.tables.crashes):  # what a crash undoes is planned when the work begins
+            no_effect = " on workers that fail while their peers go on"
+        if no_effect:
+            if any(worker.overlap_slowdown != worker.workload.slowdown for worker in workers):  # set, not the stack's
+                setting.notes.append(f"overlap_slowdown has no effect{no_effect}")
             return
         devices = np.zeros(len(workers), dtype=DEVICE)
         devices["inside"] = [worker.overlap_slowdown.inside for worker in workers]

@@ -35,7 +35,7 @@ from ddlsim.workload.precision import (
     GRADIENT_TYPES,
     LOW_PRECISIONS,
     base_precision,
-    product_type,
+    has_products,
 )
 from ddlsim.workload.products import (
     Floats,
@@ -296,9 +296,11 @@ def make_workload(
         raise ConfigError(f"batch_size = {batch_size}: must be at least 1")
     if not (math.isfinite(speed) and speed > 0.0):
         raise ConfigError(f"speed = {speed!r}: must be finite and above 0")
-    if product_type(precision) not in device.peak_flops:
-        names = [name for name in ELEMENT_NBYTES if product_type(name) in device.peak_flops]
-        raise unknown_name("precision", precision, names, f"device {device.name!r}")
+    if not has_products(precision, device.peak_flops):
+        if precision not in ELEMENT_NBYTES:
+            raise unknown_name("precision", precision, ELEMENT_NBYTES)
+        names = ", ".join(name for name in ELEMENT_NBYTES if has_products(name, device.peak_flops))
+        raise ConfigError(f"precision: {device.name} has no matrix products in {precision}, only in {names}")
     if gradient_dtype not in GRADIENT_TYPES:
         raise unknown_name("gradient_dtype", gradient_dtype, GRADIENT_TYPES)
     if optimizer is not None and optimizer not in OPTIMIZER_RULES:
@@ -312,7 +314,9 @@ def make_workload(
         check_kernels(model, device, precision)
         forward, backward = kernel_times(model, timing)
     else:
-        forward, backward = roofline_times(model, device, batch_size, precision, efficiency, roofline.memory_efficiency)
+        forward, backward = roofline_times(
+            model, device, batch_size, base_precision(precision), efficiency, roofline.memory_efficiency
+        )
     total, basis = _step_time(model, device, batch_size, compute, precision, software)
     norms = _norm_time(model, device, roofline) if optimizer in NORMS else 0.0
     if total is None:
@@ -395,7 +399,7 @@ def _step_time(
         )
     if isinstance(compute, PerKernel):
         assert device.kernels is not None
-        return None, f"kernels of {device.name} ({device.kernels.source.partition(':')[0]}) under {stack.title}"
+        return None, f"kernels of {device.name} under {stack.title} ({device.kernels.source})"
     given = compute.efficiency if compute is not None else None
     precision = base_precision(precision)
     where = "as given" if given is not None else device.efficiency_basis

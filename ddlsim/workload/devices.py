@@ -77,9 +77,12 @@ class Kernels:
     spread: tuple[Positive, Positive] = (1.0, 1.0)
 
     def fraction(self, precision: str) -> float | None:
-        """Return the fraction of the peak that products reach in a precision, None if it is not known."""
+        """Return the fraction of the peak that products reach in a precision: bf16's in fp16, fp8 and fp4 unless set.
+
+        None if it is not known.
+        """
         kind = product_type(precision)
-        return self.gemm.get(kind, self.gemm.get("bf16") if kind == "fp16" else None)
+        return self.gemm.get(kind, self.gemm.get("bf16") if kind in ("fp16", "fp8", "fp4") else None)
 
 
 @checked

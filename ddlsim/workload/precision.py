@@ -7,6 +7,7 @@ guide, "Using FP8 and FP4 with Transformer Engine"; torchao.float8).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -51,3 +52,11 @@ def base_precision(precision: str) -> str:
 def product_type(precision: str) -> str:
     """Return the key of the peak rate of matrix products."""
     return LOW_PRECISIONS[precision].peak if precision in LOW_PRECISIONS else precision
+
+
+def has_products(precision: str, peak_flops: Mapping[str, float]) -> bool:
+    """Return whether a device with these peak rates multiplies in a precision.
+
+    Block scales came with 4-bit products: Hopper and CDNA 3 have 8-bit products with a scale per tensor only.
+    """
+    return product_type(precision) in peak_flops and (precision != "mxfp8" or "fp4" in peak_flops)

@@ -28,6 +28,7 @@ from ddlsim.workload.precision import (
     FP32_NBYTES,
     LOW_PRECISIONS,
     base_precision,
+    has_products,
     product_type,
 )
 from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, rank_tensors, roles
@@ -118,8 +119,13 @@ class Product(NamedTuple):
 
 def has_kernels(model: Model, device: Device, precision: str) -> bool:
     """Return whether the kernels of this model's layers are known: of transformers, on calibrated devices."""
+    return _has_products(device, precision) and any(layer.heads for layer in model.layers)
+
+
+def _has_products(device: Device, precision: str) -> bool:
+    """Return whether the time of matrix products is known."""
     known = device.kernels is not None and device.kernels.fraction(precision) is not None
-    return known and any(layer.heads for layer in model.layers)
+    return known and has_products(precision, device.peak_flops)
 
 
 def check_kernels(model: Model, device: Device, precision: str) -> None:
@@ -168,8 +174,8 @@ def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, p
     Raises ConfigError for a device whose products are not known in that precision.
     """
     machine = load_device(device)
-    if machine.kernels is None or machine.kernels.fraction(precision) is None:
-        names = [n for n in device_names() if (kernels := load_device(n).kernels) and kernels.fraction(precision)]
+    if not _has_products(machine, precision):
+        names = [name for name in device_names() if _has_products(load_device(name), precision)]
         which = f"{machine.name} in {precision} are not known; they are of {', '.join(names)}"
         raise ConfigError(f"gemm_efficiency: the kernels of {which}")
     peak = machine.peak_flops[product_type(precision)]

@@ -7,7 +7,7 @@ A device has rates, a stack says which kernels run and what they cost beside the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,9 +60,9 @@ class Stack:
     """
 
     name: str
-    title: str
-    release: str
-    sources: tuple[str, ...]
+    title: str = field(repr=False)
+    release: str = field(repr=False)
+    sources: tuple[str, ...] = field(repr=False)
     attention: tuple[str, ...] = ()
     elementwise: Positive = 1.0
     loss_traffic: Positive = 32.0
@@ -87,6 +87,11 @@ class Stack:
     def save(self, path: str | Path) -> None:
         """Write a stack file, which :func:`load_stack` reads as the same stack."""
         write_text(path, to_toml(PLAIN.unstructure(self, annotation=Stack)))
+
+    @property
+    def label(self) -> str:
+        """The name, which stands for it in tables."""
+        return self.name
 
     def attention_kernel(self, device: Device) -> str | None:
         """Return the fused attention kernel that runs on a device, None if matrices are written to memory."""

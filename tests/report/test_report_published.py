@@ -49,6 +49,21 @@ def test_a_stack_that_is_set_is_not_assumed():
     assert str(result.published).endswith(f"simulated: {result.tokens_per_second / 8:,.0f}")
     assert not result.to_dict()["stack"]["assumed"]
     assert "assumed" not in str(result)
+    assert f"MFU {100 * result.mfu:.1f} % of the bf16 peak" in str(result)
+
+
+def test_measured_times_are_of_no_stack():
+    step = ddlsim.Measured("1 s", 1)
+    result = ddlsim.simulate("dgx-h100-pod", "llama-3-8b", batch_size=1, workers=8, compute=step, steps=1)
+    assert "software" not in str(result)
+    assert result.to_dict()["stack"] is None
+    assert "stack" not in result.published.differences
+
+
+def test_differences_read_as_a_sentence():
+    result = ddlsim.simulate("dgx-h100-pod", "llama-3-8b", FSDP, workers=16, steps=1)
+    assert next(iter(result.published.differences)) == "device"
+    assert f"simulated: {result.tokens_per_second / 16:,.0f} on h100, 16 GPUs" in str(result.published)
 
 
 @pytest.mark.parametrize(

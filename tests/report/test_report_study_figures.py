@@ -182,6 +182,7 @@ def test_changes_have_intervals_over_seeds():
         ("cluster.nic.bandwidth", "400 Gbit/s", "nic bandwidth 400 Gbit/s"),
         ("cluster.price", "3 USD/h", "price 3 USD/h"),
         ("compression", "none", "no compression"),
+        ("stack", "none", "default stack"),
         ("workers", 8, "8 workers"),
         ("strategy", "ring", "ring"),
         ("training.rate", 0.1, "rate 0.1"),

@@ -155,3 +155,10 @@ def test_files_say_it(tmp_path):
     assert ddlsim.load_experiment(path).overlap_slowdown == ddlsim.OverlapSlowdown(1.25, 1.25)
     path.write_text('cluster = "office-1gbe"\n[overlap_slowdown]\ntype = "overlap-slowdown"\nbetween = 1.1\n')
     assert ddlsim.load_experiment(path).overlap_slowdown == ddlsim.OverlapSlowdown(between=1.1)
+
+
+def test_a_slow_down_of_the_stack_is_not_reported_as_set():
+    """Workers of servers never compute while they communicate; only a user who asks for a slow-down is told."""
+    parts = "dgx-h100-pod", "gpt2", ddlsim.AsyncParameterServer()
+    notes = [ddlsim.simulate(*parts, workers=4, steps=2, overlap_slowdown=by).notes for by in (None, 1.5)]
+    assert ["overlap_slowdown" in " ".join(each) for each in notes] == [False, True]

@@ -275,6 +275,7 @@ def test_labels_tell_values_apart():
 
 def test_labels_leave_out_what_is_as_usual():
     assert labels_of([ddlsim.PowerSGD(4)]) == ["PowerSGD(4)"]
+    assert labels_of([ddlsim.load_stack("megatron"), None]) == ["megatron", "none"]
 
 
 def test_values_may_have_names():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from ddlsim import (
     stack_names,
 )
 from ddlsim.run.prepare import prepare
-from ddlsim.workload.compute import Workload, make_workload
+from ddlsim.workload.compute import Roofline, Workload, make_workload
 from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
 from ddlsim.workload.precision import LOW_PRECISIONS
 from ddlsim.workload.products import Product, Timing, kernel_times, product_time
@@ -87,10 +88,19 @@ def test_low_precision_leaves_attention_and_the_output_layer_in_bf16(precision: 
 
 
 def test_precisions_need_their_rates() -> None:
-    with pytest.raises(ConfigError, match="device 'a100-80g': unknown precision 'fp8'"):
+    with pytest.raises(ConfigError, match="a100-80g has no matrix products in fp8, only in fp32, tf32, fp16, bf16"):
         make_workload(MODEL, A100, 1, precision="fp8")
-    with pytest.raises(ConfigError, match="unknown precision 'nvfp4'"):
+    with pytest.raises(ConfigError, match="h100 has no matrix products in nvfp4"):
         make_workload(MODEL, H100, 1, precision="nvfp4")
+    with pytest.raises(ConfigError, match="h100 has no matrix products in mxfp8"):  # no block scales before Blackwell
+        make_workload(MODEL, H100, 1, precision="mxfp8")
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
+def test_rooflines_know_no_low_precision(precision: str) -> None:
+    """Their fractions were measured in 16 bits, and their arithmetic has no layers apart."""
+    times = [make_workload(MODEL, B200, 1, compute=Roofline(), precision=kind) for kind in ("bf16", precision)]
+    assert np.array_equal(times[0].forward, times[1].forward)
 
 
 def test_weights_are_gathered_as_operands() -> None:
@@ -170,3 +180,30 @@ def test_fsdp_memory_counts_the_optimizer_once() -> None:
 def test_low_precisions_keep_bf16_activations() -> None:
     assert set(LOW_PRECISIONS) == {"fp8", "mxfp8", "nvfp4"}
     assert memory_of(MODEL, 1, "fp8").weights == memory_of(MODEL, 1, "bf16").weights
+
+
+MIXED = """
+hosts = [{ name = "new", device = "h100", n_gpus = 1, inside = "pcie_tree" },
+         { name = "old", device = "v100", n_gpus = 1, inside = "pcie_tree" }]
+switches = [{ name = "switch" }]
+links = [{ between = ["new", "switch"], bandwidth = "100 Gbit/s", latency = "5 us" },
+         { between = ["old", "switch"], bandwidth = "100 Gbit/s", latency = "5 us" }]
+"""
+
+
+def test_defaults_are_those_of_all_devices(tmp_path: Path) -> None:
+    """A V100 beside an H100 has no bf16, whichever comes first; two devices with known kernels compute by them."""
+    names = []
+    for i, (first, second) in enumerate([("h100", "v100"), ("v100", "h100"), ("a100-80g", "h100")]):
+        path = tmp_path / f"{i}.toml"
+        path.write_text(MIXED.replace('"h100"', f'"{first}"', 1).replace('"v100"', f'"{second}"', 1))
+        names.append(prepare(Experiment(str(path), "gpt2", batch_size=1)).experiment.precision)
+    assert names == ["fp32", "fp32", "bf16"]
+
+
+def test_8_bits_without_a_rate_of_their_own_reach_the_share_of_bf16() -> None:
+    """TPU v5p: the same peak in both, so the same times, not a roofline's."""
+    parts = "tpu-v5p", "maxtext-32b", FSDP()
+    results = [simulate(*parts, workers=64, steps=1, precision=kind) for kind in ("bf16", "fp8")]
+    assert results[1].experiment.gradient_dtype == results[0].experiment.gradient_dtype
+    assert 0.9 * results[0].throughput < results[1].throughput < 1.1 * results[0].throughput
