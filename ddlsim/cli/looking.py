@@ -104,7 +104,9 @@ def devices(
     if name is not None:
         device = ddlsim.load_device(name)
         if not as_json:
-            typer.echo(f"{device.title}\n" + "\n".join(f"  source  {source}" for source in device.sources))
+            typer.echo(
+                "\n".join([device.title, *(f"  source  {source}" for source in device.sources), *_rates(device)])
+            )
         for price in device.prices:
             hourly = {"USD/h": 3600.0 * price.price, "per device": 3600.0 * price.price / price.n_devices}
             rows.append(
@@ -128,6 +130,28 @@ def devices(
             }
         )
     print_table(rows, as_json)
+
+
+def _rates(device: ddlsim.Device) -> list[str]:
+    """Return lines with a device's memory, its peak rates and what products and fused attention reach of them."""
+    from ddlsim.readable import size
+
+    memory = f"{size(device.memory_nbytes)}, {size(device.memory_bandwidth)}/s, {device.power_w:.0f} W"
+    kernels = device.kernels
+    peaks = []
+    for kind, flops in device.peak_flops.items():
+        share = (
+            None if kernels is None else kernels.gemm.get(kind, kernels.gemm.get("bf16") if kind == "fp16" else None)
+        )
+        reached = "" if share is None else f" (products reach {share:.0%})"
+        peaks.append(f"{kind} {flops / 1e12:.5g}{reached}")
+    lines = [f"  memory  {memory}", f"  TFLOP/s {', '.join(peaks)}"]
+    if kernels is None:
+        return [*lines, f"  rates   convolutional networks: {device.efficiency_basis}"]
+    attention = ", ".join(
+        f"{name} {each.forward:.0%} forward, {each.backward:.0%} backward" for name, each in kernels.attention.items()
+    )
+    return [*lines, f"  fused attention, of the 16-bit peak: {attention}", f"  rates   {kernels.source}"]
 
 
 @app.command()
