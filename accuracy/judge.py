@@ -261,11 +261,16 @@ def _maxtext(row: Row) -> tuple[float, float | None]:
 
 
 def _torus(system: str, chips: int) -> str:
-    """Return the sizes of a slice: as even as powers of two go, two axes on v5e and v6e, else three."""
-    n_axes = 2 if system in ("tpu-v5e", "tpu-v6e") else 3
-    sizes = [1] * n_axes
-    for _ in range(chips.bit_length() - 1):
-        sizes[sizes.index(min(sizes))] *= 2
+    """Return the sizes of a slice, as even as the number's prime factors allow: two axes on v5e and v6e, else three."""
+    sizes, rest, factor = [1] * (2 if system in ("tpu-v5e", "tpu-v6e") else 3), chips, 2
+    factors = []
+    while rest > 1:
+        while rest % factor == 0:
+            factors.append(factor)
+            rest //= factor
+        factor += 1
+    for each in reversed(factors):
+        sizes[sizes.index(min(sizes))] *= each
     return str(sorted(sizes))
 
 
