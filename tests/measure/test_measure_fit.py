@@ -13,6 +13,7 @@ import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.measure.fit import device_of, predictions
 from ddlsim.workload.devices import AttentionRates, Kernels
+from ddlsim.workload.precision import product_type
 from ddlsim.workload.products import ATTENTION_RAMPS, Product, product_time
 
 DATA = Path(__file__).parents[2] / "accuracy" / "data"
@@ -33,7 +34,7 @@ def made(device, sizes=(512, 1024, 2048, 4096, 8192)):
     gemm = [
         {"m": m, "n": n, "k": k, "precision": precision, "flops": 2.0 * m * n * k,
          "seconds": product_time(Product(m, n, k), device, precision)}
-        for precision in ("bf16", "fp8", "nvfp4") if kernels.fraction(precision)
+        for precision in ("bf16", "fp8", "nvfp4") if product_type(precision) in kernels.gemm
         for m in sizes for n in sizes for k in sizes
     ]  # fmt: skip
     attention = []
