@@ -333,7 +333,7 @@ FAMILIES = (
     ),
     Family(
         "own_runs", "Transformers with FSDP: many GPUs from a few runs of few", 0.08, "own_runs",
-        "Two numbers of the stack `fsdp-eager`, as `ddlsim calibrate runs.csv --stack fsdp-eager` fits them to rows "
+        "Two numbers of the stack `fsdp-eager`, as calibrating that stack fits them to rows "
         "of 8 GPUs with 2,048 tokens (MPT: three on H100, five on A100), and to Llama 2 7B on 128 A100 (fms-fsdp).",
         own_runs.rows,
         causes=(
