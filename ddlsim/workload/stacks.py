@@ -141,10 +141,11 @@ def stack_names() -> list[str]:
 
 def default_stack(strategy: str, device: Device) -> str:
     """Return the name of the stack that runs a strategy on a device unless one is set."""
-    attention = {} if device.kernels is None else device.kernels.attention
-    if "splash" in attention:  # a TPU
-        return "maxtext"
-    return {"Parallel": "megatron", "FSDP": "torchtitan"}.get(strategy, "pytorch")
+    usual = {"Parallel": "megatron", "FSDP": "torchtitan"}.get(strategy, "pytorch")
+    known = device.kernels is not None and bool(device.kernels.attention)
+    if known and load_stack(usual).attention_kernel(device) is None:  # a device of other software, such as a TPU
+        return next((name for name in ("maxtext", *_stacks()) if _stacks()[name].attention_kernel(device)), usual)
+    return usual
 
 
 @cache

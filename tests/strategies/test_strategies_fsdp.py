@@ -119,7 +119,7 @@ def test_memory_by_stage():
 
     def memory(strategy):
         experiment = Experiment("roce-a100-80g", "mpt-7b", strategy, n, workers=n, precision="bf16", optimizer="adam",
-                                stack="maxtext")  # fmt: skip
+                                stack="maxtext", flash=False)  # fmt: skip
         stages = prepare(experiment).stages
         assert all(stage.memory == stages[0].memory for stage in stages)
         return stages[0].memory
@@ -143,7 +143,7 @@ def test_memory_by_stage():
     assert held[3].buffers == pytest.approx(2 * 2 * largest)
     assert held["ahead"].buffers == pytest.approx(4 * 2 * largest)
     assert held["kept"].buffers == pytest.approx(2 * p)
-    assert held["full"].activations < 0.12 * held[3].activations
+    assert held["full"].activations < 0.1 * held[3].activations
 
 
 def test_a_layer_is_computed_again():

@@ -69,6 +69,7 @@ def test_inside_machines():
             batch_size=4,
             workers=16,
             precision="fp16",
+            gradient_dtype="fp32",
             overlap_slowdown=1.0,
             steps=1,
             warmup=0,
@@ -77,7 +78,7 @@ def test_inside_machines():
         assert is_folded(result)
         links = result.links
         assert (links[links["kind"] == "nvlink"]["busy"] > 0.05).sum() == 2 * 16
-        assert result.shares["communication"] > 0.2
+        assert result.shares["communication"] > 0.3
     assert step["300 GB/s"] > 1.005 * step["330 GB/s"]
 
 
