@@ -25,7 +25,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from ddlsim import FSDP, ConfigError, DdlsimError, Model, Parallel, Result, load_model, simulate
+from ddlsim import (
+    FSDP,
+    ConfigError,
+    DdlsimError,
+    Device,
+    Model,
+    Parallel,
+    Result,
+    Stack,
+    load_cluster,
+    load_model,
+    simulate,
+)
 
 __all__ = ["Judged", "judge", "main", "read", "summary"]
 
@@ -94,10 +106,18 @@ def _check(row: Row) -> None:
         raise UnsupportedError("context parallelism is not simulated yet")
 
 
+#: stacks and devices that replace those of the catalogue, by name: what :func:`accuracy.stacks.fit` varies
+REPLACED: dict[str, Stack | Device] = {}
+
+
 def _run(cluster: str, model: str | Model, strategy: Any, batch: int, gpus: int, stack: str, **options: Any) -> Result:
+    device = options.pop("device", None)
+    if REPLACED and device is None:
+        loaded = load_cluster(cluster)
+        device = loaded.device_of[loaded.workers[0]]
     return simulate(
-        cluster, model, strategy, batch_size=batch, workers=gpus, stack=stack, optimizer="adam", steps=2, warmup=1,
-        **options,
+        cluster, model, strategy, batch_size=batch, workers=gpus, stack=REPLACED.get(stack, stack), optimizer="adam",
+        device=REPLACED.get(str(device), device), steps=2, warmup=1, **options,
     )  # fmt: skip
 
 

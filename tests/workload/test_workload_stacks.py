@@ -124,7 +124,7 @@ def test_collectives_take_multiprocessors() -> None:
 
 
 def test_unfused_softmax_moves_more() -> None:
-    """Megatron's fused softmax needs micro-batch x heads / tensor to be a multiple of 4: 16 heads over 8 ranks are 2."""
+    """Megatron's fused softmax needs micro-batch x heads / tensor to be a multiple of 4; 16 heads over 8 ranks: 2."""
     gpt = load_model("gpt3-1.3b+layers=2")
     stack = replace(load_stack("megatron-2021"), forward_launch=0.0, rank_delay=0.0)
     always = replace(stack, fused_softmax=0)

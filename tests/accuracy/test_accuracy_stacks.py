@@ -1,0 +1,92 @@
+"""The numbers of stacks: those measured on an H100 by hand, those fitted by the procedure that the catalogue names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accuracy.stacks import FITS, catalogue, errors
+from ddlsim import load_device, load_model, load_stack
+from ddlsim.workload.products import Timing, kernel_times
+from ddlsim.workload.roles import blocks
+
+DATA = Path(__file__).parents[2] / "accuracy" / "data" / "stack_h100.jsonl"
+ROWS = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
+H100 = load_device("h100")
+
+
+def measured(mode: str, layers: int) -> dict[str, float]:
+    """The first row of passes in bf16 through a number of layers."""
+    wanted = (mode, layers, "bf16")
+    return next(row for row in ROWS if (row.get("mode"), row.get("layers"), row.get("precision")) == wanted)
+
+
+def of_layers(mode: str, field: str) -> float:
+    """What a layer takes: the difference of six and two layers, by four."""
+    return (measured(mode, 6)[field] - measured(mode, 2)[field]) / 4
+
+
+def test_element_wise_work_of_eager_layers() -> None:
+    """With the measured rates of products and attention, 2.4 times the bytes of fused kernels explain a layer; of two
+    runs of six layers one was 1 % faster, which is 2 % of a layer."""
+    model = load_model("llama-3-8b+layers=2")
+    stack = replace(load_stack("pytorch"), gemm=1.0, attention=("cudnn",))
+    (first, end), *_ = blocks(model.layers)
+
+    def seconds(elementwise: float) -> float:
+        passes = kernel_times(model, Timing(H100, replace(stack, elementwise=elementwise), 1, "bf16", True))
+        return float(sum(each[first:end].sum() for each in passes))
+
+    assert load_stack("pytorch").elementwise == 2.4
+    assert seconds(2.4) == pytest.approx(of_layers("eager", "seconds"), rel=0.025)
+
+
+@pytest.mark.parametrize(
+    ("mode", "stack", "traffic"),
+    [("eager-fp32", "fsdp-eager", 56), ("eager-bf16", "llm-foundry", 23), ("compile-fp32", "megatron", 14)],
+)
+def test_traffic_of_the_loss(mode: str, stack: str, traffic: float) -> None:
+    row = next(row for row in ROWS if row["what"] == "loss" and row["mode"] == mode)
+    assert H100.kernels is not None
+    moved = row["seconds"] * H100.memory_bandwidth * H100.kernels.streaming
+    assert moved / row["logits"] == pytest.approx(traffic, rel=0.03)
+    assert load_stack(stack).loss_traffic == traffic
+
+
+def test_peak_of_the_loss() -> None:
+    """What is there beside weights and kept activations: 12 bytes per logit in eager fp32, 4 compiled."""
+    for mode, nbytes in (("eager", 12.0), ("compiled", 4.0)):
+        two = measured(mode, 2)
+        weights = of_layers(mode, "weight_bytes")  # gradients of a layer take as much, until the pass is over
+        kept = of_layers(mode, "peak_bytes") - weights
+        logits = (two["peak_bytes"] - two["weight_bytes"] - 2 * kept) / (8192 * 128256)
+        assert logits == pytest.approx(nbytes, rel=0.06)
+    assert load_stack("fsdp-eager").loss_nbytes == 12.0
+
+
+def test_power_limits_products_and_passes() -> None:
+    """At 700 W neither runs at 1.98 GHz, and rates do not fall with time."""
+    for mode in ("bf16", "fp8", "lm6-eager"):
+        rows = [row for row in ROWS if row["what"] == "sustained" and row["mode"] == mode]
+        assert all(690 < row["watts"] < 705 and row["sm_mhz"] < 1550 for row in rows[1:])
+        assert rows[-1]["seconds"] == pytest.approx(rows[0]["seconds"], rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FITS)
+def test_no_other_numbers_fit_better(name: str) -> None:
+    """A tenth more or less of a number brings no smaller sum of squares than 1 % below that of the catalogue."""
+    fit = FITS[name]
+    numbers = catalogue(fit)
+    least = float((errors(fit, numbers) ** 2).sum())
+    for i, number in enumerate(numbers):
+        for factor in (0.9, 1.1):
+            other = [
+                *numbers[:i],
+                min(number * factor, 1.0 if fit.numbers[i][1] == "gemm" else 10.0),
+                *numbers[i + 1 :],
+            ]
+            assert float((errors(fit, other) ** 2).sum()) > 0.99 * least
