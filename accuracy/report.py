@@ -86,13 +86,13 @@ Each has a physical or documented reason, but its authors had seen the rows that
   computed again. Memory: which activations stay was read in PyTorch's formulas because the row of U-Net (6, 72) did not
   fit. Das: small batches lose speed, and two batches that are not stated.
 - DeepSpeed: gradients are summed after all passes and stages wait while tensors travel (its code says so).
-- Software stacks. Which numbers a stack has (a share of the rate of products, traffic of element-wise work) was seen in
-  the visible rows; `python -m accuracy.stacks fit` fits them. After rows had been seen: operands of MXFP8 are read twice
-  (its rows are slower than per-tensor FP8), NVFP4 keeps 15 % of the layers in bf16 (NVIDIA's paper; the row was 25 % too
-  fast), slices of TPUs sum after the backward pass and hide collectives of tensor groups (MaxText's configuration and
-  XLA's papers; rows were 12 % off both ways), Megatron-Bridge keeps gradients in bf16 and recomputes as many layers as
-  memory needs (the layout says neither), Megatron of March 2024 has FlashAttention-2, that power limits an H100 at 500 W
-  by a square root, and that a stack for LLM Foundry is needed beside PyTorch's FSDP.
+- Software stacks. Which numbers a stack has (a share of the rate of products, traffic of element-wise work) was seen
+  in the visible rows; `python -m accuracy.stacks fit` fits them. After rows had been seen: operands of MXFP8 are read
+  twice (its rows are slower than per-tensor FP8), NVFP4 keeps 15 % of the layers in bf16 (NVIDIA's paper; the row was
+  25 % too fast), slices of TPUs sum after the backward pass and hide collectives of tensor groups (MaxText's
+  configuration and XLA's papers; rows were 12 % off both ways), Megatron-Bridge keeps gradients in bf16 and
+  recomputes as many layers as memory needs (the layout says neither), Megatron of March 2024 has FlashAttention-2,
+  power limits an H100 at 500 W by a square root, and LLM Foundry has a stack beside PyTorch's FSDP.
 """
 TAIL = """
 ## What is not predicted
