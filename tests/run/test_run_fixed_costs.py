@@ -1,4 +1,4 @@
-"""Fixed costs of a software stack: every step and every collective takes what the stack says, and nothing else changes."""
+"""Fixed costs of a software stack: every step and every collective takes what the stack says."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def step_time(stack: Stack, strategy: Any, cluster: Any, model: str, **options: 
     ],
 )
 def test_every_step_and_collective_takes_its_cost(strategy: Any, options: dict[str, Any], calls: float | None) -> None:
-    """A step takes a host's time once, whatever its micro-batches and stages; a collective on the critical path its call
-    (all of them, with FSDP and tensor parallelism: more than one)."""
+    """A step takes a host's time once, whatever its micro-batches and stages; a collective on the critical path its
+    call (several of a step, with FSDP and tensor parallelism)."""
     before = step_time(BASE, strategy, **options)
     longer = step_time(replace(BASE, step_time=STEP), strategy, **options) - before
     assert longer == pytest.approx(STEP, rel=0.02)
@@ -81,7 +81,7 @@ def test_the_measured_step_of_one_worker_has_its_own_cost() -> None:
 
 
 def test_releases_of_a_framework() -> None:
-    """A bundled release differs in what its documentation says; an unknown one is refused, with those that there are."""
+    """A bundled release differs in what its documentation says; an unknown one is refused, naming the bundled ones."""
     newest, release = load_stack("megatron"), load_stack("megatron@25.11")
     assert release.forward_launch < newest.forward_launch == load_stack("megatron@25.09").forward_launch
     assert (release.gemm, release.elementwise) == (newest.gemm, newest.elementwise)

@@ -189,7 +189,7 @@ def test_sizes_of_a_collective_give_the_time_of_a_call() -> None:
 
 
 def write_traces(folder: Path, run: MeasuredRun, sizes: tuple[int, ...], n_ranks: int = 8) -> list[str]:
-    """Write what PyTorch's profiler would of a run, one file per rank: steps, and all-reduces that rank 0 joins last."""
+    """Write what PyTorch's profiler would of a run, a file per rank: steps, and all-reduces that rank 0 joins last."""
     paths = []
     for rank in range(n_ranks):
         late, at, events = 50e-6 * rank, 0.0, []
