@@ -123,8 +123,9 @@ FAMILIES = (
              "pushes the next one (src/kvstore/kvstore_dist.h, WaitToRead)"),
             ("tf_k80_ps_resnet152", "64", "as if pulling did not overlap with the backward pass (337 ms at the nominal "
              "rate, 334 ms measured); the tokens queued for each variable are not modelled"),
-            ("tf_dgx1_p100", "8", "the measured step has 34 ms more than the reductions take at one NVLink's rate; the "
-             "same reductions explain VGG-16's 8 devices, so it seems to be AlexNet's own: 17,800 images/s"),
+            ("tf_dgx1_p100", "", "AlexNet and VGG-16 lack the same time with the same number of devices (6 to 11, 9 to "
+             "18 and 40 to 50 ms with 2, 4 and 8), whatever their bytes and tensors: a cost of the one process that "
+             "drives all devices, it seems, which Inception-v3 with its variables on the CPU does not show"),
             ("theano_mpi_k80_vgg16", "8", "the *compute* part of the measured step is 23 % longer on 8 devices than on "
              "one (1.378 s, 1.120 s); a process beside each loads its input, how fast is not stated"),
             ("theano_mpi", "", "copies between the dies of a K80 reach about 6.5 GB/s and between sockets 3.5, not the "
@@ -137,14 +138,15 @@ FAMILIES = (
         "weak_device", "Published weak scaling from one device", 0.06, "published",
         "The row of one device gives the compute time; nothing else is read. Copies inside MXNet's machines have the "
         "rate that NCCL assumes for PCIe. Devices are as unequal as `Spread()` says, MXNet's share the input of "
-        "`MXNET_INPUT`, and compute is `BESIDE_KERNELS` times slower beside NCCL's kernels: the library's values.",
+        "`MXNET_INPUT`, and compute is `BESIDE_KERNELS` times slower beside NCCL's kernels: the library's values. "
+        "Updates of Paddle in mixed precision take the fixed time of the stack `paddle-amp`, from the row of 8 GPUs.",
         lambda: published.rows(machine=False),
         causes=(
             ("mxnet_k80_ps", "", "the input's share is half of what 16 GPUs lose; host memory that is not pinned, and "
              "pairs of K80 that reach each other only through it (a device has eight peers at most), are not modelled"),
             ("paddle_v100_vgg16_fp32_b32", "", "as from one machine"),
             ("theano_mpi", "", "as from one machine"),
-            ("tf_dgx1_p100", "8", "as from one machine"),
+            ("tf_dgx1_p100", "", "as from one machine"),
             ("tf_k80_ps_resnet152", "64", "as from one machine"),
             ("", "", "what a device loses beside the others of its machine (the processor's time for launches, input "
              "that the source does not describe): most of the error is there in the row of one full machine already"),
@@ -154,8 +156,8 @@ FAMILIES = (
     Family(
         "strong", "Strong scaling", 0.10, "strong",
         "The rows with the fewest devices, and with the most of another batch, give c0 + c1 b; a series of two rows "
-        "takes c0 from the series of the same model with three (the median). NVIDIA's table (dle_bert): the "
-        "one-machine row; it does not count for the target.",
+        "takes c0 from the series of the same model with three (the median). NVIDIA's table (dle_bert): the rows of "
+        "one and of most machines give micro-step and update; it does not count for the target.",
         strong.rows, lambda row: row.case.startswith("mlperf"), left_out=strong.left_out, causes=
         (("mlperf07_dgxa100", "16 GPUs", "204 images per GPU take 12 % longer than the line between 408 and 45: a "
           "step is not quite affine, and two machines share the input of one global batch"),
@@ -163,8 +165,8 @@ FAMILIES = (
     ),
     Family(
         "techniques", "What techniques gain (ratio of throughputs)", 0.15, "techniques",
-        "ByteScheduler: the one-machine row gives the rate of copies inside the machine, a one-GPU row of another case "
-        "the compute time. 1-bit Adam: the one-machine rows. DGC: the dense rows at 100 and 1 Gbit/s. Local SGD: tau = "
+        "ByteScheduler: the one-machine row gives the rate of copies inside the machine, the catalogue's device the "
+        "compute time. 1-bit Adam: the one-machine rows. DGC: the dense rows at 100 and 1 Gbit/s. Local SGD: tau = "
         "1 and 16, as the page does not state the network.",
         techniques.rows, left_out=techniques.left_out,
         causes=(

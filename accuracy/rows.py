@@ -36,6 +36,8 @@ class Row:
     unchanged: float = math.nan  #: in `unit`: what "everything stays as calibrated" says, nan where that says nothing
     interval: tuple[float, float] | None = None  #: in `unit`: where a measurement is with 95 % probability
     kind: str = ""  #: of prediction, as :mod:`ddlsim.cluster.calibrated` has them; gives the interval where none is
+    #: of a ratio: (measured, predicted) without the technique and with it, in s
+    arms: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind and self.interval is None and not self.fitted_on:
@@ -48,6 +50,11 @@ class Row:
     def error(self) -> float:
         """(predicted - measured) / measured."""
         return (self.predicted - self.measured) / self.measured
+
+    @property
+    def arm_errors(self) -> list[float]:
+        """(predicted - measured) / measured of each arm."""
+        return [predicted / measured - 1.0 for measured, predicted in self.arms]
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,7 @@ def show(rows: Sequence[Row], omitted: Sequence[Omitted] = ()) -> None:
     """Print `rows` as a table, for a script run by itself, and below it what is not predicted."""
     for row in rows:
         mark = "fitted" if row.fitted_on else f"{row.error:+7.1%}"
+        mark += "".join(f"{error:+7.1%}" for error in row.arm_errors)
         figures = f"{row.measured:12.5g} {row.predicted:12.5g} {row.unit:10}"
         print(f"{row.case:42} {row.what:24} {figures} {mark:8} {row.note}")
     for each in omitted:

@@ -7,11 +7,13 @@ of the same model with three rows say; without one, a second batch cannot be pre
 each device, that of the fewest devices is all that is needed.
 BERT's series have nothing of this kind in common beyond that rule: small runs skip padding, large ones do not.
 
-NVIDIA's table of BERT keeps the global batch by accumulating gradients: its one-machine row gives a micro-step.
+NVIDIA's table of BERT keeps the global batch by accumulating gradients: its rows with the fewest and the most devices
+give the times of a micro-step and of an update (the stack's `step_time`); of two rows the first one gives a micro-step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import statistics
@@ -24,7 +26,7 @@ from typing import Any
 from accuracy.machines import RDMA_EFFICIENCY
 from accuracy.published import DATA, cases
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
-from ddlsim import Affine, AllReduce, Cluster, HorovodFusion, Measured, load_cluster, simulate
+from ddlsim import Affine, AllReduce, Cluster, HorovodFusion, Measured, load_cluster, load_stack, simulate
 from ddlsim.cluster import MultiGpu, star
 
 __all__ = ["Point", "Series", "calibrated", "claims", "left_out", "other", "read", "rows", "step", "table"]
@@ -239,21 +241,36 @@ def _accumulating(case: Mapping[str, Any], found: Table) -> None:
         except UnpredictableError as error:
             found.omit(name, f"n = {row.get('n')}", str(error))
     points.sort()
-    for n, seconds in points:
-        first, whole = points[0]
-        what = f"{n * per_node} GPUs"
+    if not points:
+        return
+    first, whole = points[0]
+    shared = [(n, seconds) for n, seconds in points if most * first % n == 0]
+    last, shortest = shared[-1]
+    micro = global_batch // (per_node * first * most)
+
+    def step(n: int, seconds: float, update: float) -> float:
+        return simulate(
+            _cluster(machine, n * per_node), model, AllReduce("hierarchical", "ddp"), micro, steps=1, warmup=0,
+            accumulation=most * first // n, precision="fp16", gradient_dtype="fp16", compute=Measured(seconds, micro),
+            stack=dataclasses.replace(load_stack("pytorch"), step_time=update),
+        ).step_time  # fmt: skip
+
+    seconds, update = whole / most, 0.0
+    for _ in range(2 if len(shared) > 2 else 0):  # both errors are linear in both times
+        errors = whole - step(first, seconds, update), shortest - step(last, seconds, update)
+        n_micro = most, most * first // last
+        seconds += (errors[0] - errors[1]) / (n_micro[0] - n_micro[1])
+        update = max(0.0, update + errors[1] - n_micro[1] * (errors[0] - errors[1]) / (n_micro[0] - n_micro[1]))
+    for n, measured in points:
+        what, fitted = f"{n * per_node} GPUs", n == first or (n == last and len(shared) > 2)
         if most * first % n:
             found.omit(name, what, f"{most * first} micro-batches cannot be shared by {n} machines")
             continue
 
-        def make(n: int = n, seconds: float = seconds, first: int = first, whole: float = whole) -> Row:
-            micro = global_batch // (per_node * first * most)
-            predicted = whole if n == first else simulate(
-                _cluster(machine, n * per_node), model, AllReduce("hierarchical", "ddp"), micro, steps=1, warmup=0,
-                accumulation=most * first // n, precision="fp16", gradient_dtype="fp16",
-                compute=Measured(whole / most, micro),
-            ).step_time  # fmt: skip
-            return Row(name, f"{n * per_node} GPUs", seconds, predicted, "s", n == first, unchanged=whole * first / n,
+        def make(n: int = n, measured: float = measured, what: str = what, fitted: bool = fitted) -> Row:
+            note = f"an update takes {update * 1e3:.3g} ms" if fitted and n == last != first else ""
+            predicted = step(n, seconds, update)
+            return Row(name, what, measured, predicted, "s", fitted, note, unchanged=whole * first / n,
                        kind="run/all-reduce/strong")  # fmt: skip
 
         found.add(name, what, make)

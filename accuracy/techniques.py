@@ -1,7 +1,8 @@
 """What techniques gain: local SGD, gradient compression, and the scheduling of transfers.
 
 Each row is a ratio of throughputs, with the technique to without. Both are simulated with ddlsim's own strategy or
-compressor; what calibrates each case is stated at its function.
+compressor, and each of these arms is judged, too: a ratio can be right although both are wrong. What calibrates each
+case is stated at its function.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ddlsim import (
     Priority,
     SignSGD,
     load_cluster,
+    load_device,
     load_model,
     simulate,
 )
@@ -38,7 +40,7 @@ from ddlsim.runtime.server_work import MXNET_SERVERS
 from ddlsim.strategies import Strategy
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
-from ddlsim.workload.compute import Workload
+from ddlsim.workload.compute import Workload, make_workload
 
 __all__ = ["bytescheduler", "claims", "dgc", "left_out", "local_sgd", "onebit_adam", "rows", "table"]
 
@@ -78,21 +80,21 @@ def local_sgd(case: Case, found: Table) -> list[Row]:
         return simulate(cluster, model, LocalSGD(tau), batch, steps=tau, warmup=0, compute=compute).step_time
 
     gbps = solve(lambda rate: step(first, rate) / measured[first] - 1.0, 1.0, 400.0)
-    base = step(first, gbps)
+    base = measured[first], step(first, gbps)
     return [
-        Row(
-            case["id"],
-            f"tau = {tau} against {first}",
-            measured[first] / t,
-            base / step(tau, gbps),
-            "x",
-            tau == last,
-            unchanged=1.0,
-            kind="gain/local-sgd",
-        )
+        _ratio(case, f"tau = {tau} against {first}", base, (t, step(tau, gbps)), tau == last, "local-sgd")
         for tau, t in measured.items()
         if tau != first
     ]
+
+
+def _ratio(
+    case: Case, what: str, without: tuple[float, float], technique: tuple[float, float], fitted: bool, kind: str
+) -> Row:
+    """Return the gain of a technique as a row, from the (measured, predicted) s of both arms."""
+    measured, predicted = (a / b for a, b in zip(without, technique, strict=True))
+    arms = without, technique
+    return Row(case["id"], what, measured, predicted, "x", fitted, unchanged=1.0, kind=f"gain/{kind}", arms=arms)
 
 
 def _v100_machines(case: Case, n: int, gbps: float) -> Cluster:
@@ -156,10 +158,9 @@ def dgc(case: Case, found: Table) -> list[Row]:
     dense = measured[fastest]["t_dense_s"]
     compute = solve(lambda x: step(fastest, x, compressed=False) / dense - 1.0, 0.5 * dense, dense)
     return [
-        Row(
-            case["id"], f"{gbps} Gbit/s", row["t_dense_s"] / row["t_dgc_s"],
-            step(gbps, compute, compressed=False) / step(gbps, compute, compressed=True), "x", gbps == slowest,
-            unchanged=1.0, kind="gain/compression",
+        _ratio(
+            case, f"{gbps} Gbit/s", (row["t_dense_s"], step(gbps, compute, compressed=False)),
+            (row["t_dgc_s"], step(gbps, compute, compressed=True)), gbps == slowest, "compression",
         )
         for gbps, row in measured.items()
     ]  # fmt: skip
@@ -191,19 +192,13 @@ def onebit_adam(case: Case, found: Table) -> list[Row]:
             compression=free if compressed else None,
         ).step_time  # fmt: skip
 
-    def arm(name: str, compressed: bool) -> dict[int, float]:
+    def arm(name: str, compressed: bool) -> dict[int, tuple[float, float]]:
         one = per_node * batch / rows[per_node][name]
         compute = solve(lambda x: step(per_node, x, compressed) / one - 1.0, 0.1 * one, one)
-        return {n: step(n, compute, compressed) for n in rows}
+        return {n: (n * batch / row[name], step(n, compute, compressed)) for n, row in rows.items()}
 
     adam, onebit = arm("throughput_adam", compressed=False), arm("throughput_1bit", compressed=True)
-    return [
-        Row(
-            case["id"], f"{n} GPUs", row["throughput_1bit"] / row["throughput_adam"], adam[n] / onebit[n], "x",
-            n == per_node, unchanged=1.0, kind="gain/compression",
-        )
-        for n, row in rows.items()
-    ]  # fmt: skip
+    return [_ratio(case, f"{n} GPUs", adam[n], onebit[n], n == per_node, "compression") for n in rows]
 
 
 #: parameters in flight that ByteScheduler's tuner chooses from, in slices of a million: its default and the upper end
@@ -214,11 +209,12 @@ CREDITS = (4, 16)
 def bytescheduler(case: Case, found: Table, most: float = math.inf) -> list[Row]:
     """MXNet's parameter servers over RDMA: whole tensors first come first served, against ByteScheduler's slices.
 
-    The batch is not stated; 32 images per GPU are assumed (the batch of its paper, Peng et al. 2019). A row of one GPU
-    of that kind, from another case, gives the compute time; the one-machine row, the same for both, the rate at which
-    the devices copy (as for MXNet's weak scaling): one machine needs no server. Where no case states such a row, the
-    copies have the rate of PCIe and the one-machine row gives the compute time. The credit is tuned, as ByteScheduler
-    does unless told otherwise: the fastest counts. Rows of more than `most` devices are left out.
+    The batch is not stated; 32 images per GPU are assumed (the batch of its paper, Peng et al. 2019). The catalogue's
+    device gives the compute time (measured with MXNet, or the roofline). The one-machine row, the same for both arms,
+    is the step of a whole machine, which needs no server: it gives the rate at which devices copy (as for MXNet's weak
+    scaling). If a machine is faster than that device, copies have the rate of PCIe, and that row gives the compute
+    time. The credit is tuned, as ByteScheduler does unless told otherwise: the fastest counts. Rows of more than `most`
+    devices are left out.
     """
     model, per_node, batch = named(case), int(number(case["topology"], "gpus_per_node")), 32
     rows = {row["n"]: row for row in stated(case, found, "n", "throughput_fifo", "throughput_bytescheduler")}
@@ -237,25 +233,22 @@ def bytescheduler(case: Case, found: Table, most: float = math.inf) -> list[Row]
             network, model, strategy, batch, workers=n, steps=2, warmup=1, compute=Measured(seconds, batch)
         ).step_time
 
-    copies, seconds = parse(PCIE, "bandwidth"), one_device(case, batch)
-    if seconds is None:
-        seconds = solve(lambda x: step(per_node, copies, x, FIRST_COME) / one - 1.0, 0.3 * one, one)
-    else:
+    copies, device = parse(PCIE, "bandwidth"), load_device(device_of(case))
+    seconds = make_workload(load_model(model), device, batch).step_time
+    if seconds < one:
         known = seconds
         copies = solve(lambda rate: step(per_node, rate, known, FIRST_COME) / one - 1.0, 0.5e9, copies)
+    else:
+        seconds = solve(lambda x: step(per_node, copies, x, FIRST_COME) / one - 1.0, 0.3 * one, one)
 
-    def gain(n: int) -> float:
-        first = step(n, copies, seconds, FIRST_COME)
-        if n == per_node:
-            return first / one
-        return first / min(step(n, copies, seconds, Priority("4 MB", credit)) for credit in CREDITS)
+    def row_of(n: int, row: Case) -> Row:
+        first = tuned = step(n, copies, seconds, FIRST_COME)
+        if n > per_node:
+            tuned = min(step(n, copies, seconds, Priority("4 MB", credit)) for credit in CREDITS)
+        fifo, scheduled = (n * batch / row[f"throughput_{arm}"] for arm in ("fifo", "bytescheduler"))
+        return _ratio(case, f"{n} GPUs", (fifo, first), (scheduled, tuned), n == per_node, "priority")
 
-    return [
-        Row(case["id"], f"{n} GPUs", row["throughput_bytescheduler"] / row["throughput_fifo"], gain(n), "x",
-            n == per_node, unchanged=1.0, kind="gain/priority")
-        for n, row in rows.items()
-        if n <= most
-    ]  # fmt: skip
+    return [row_of(n, row) for n, row in rows.items() if n <= most]
 
 
 def named(case: Case) -> str:
@@ -264,24 +257,6 @@ def named(case: Case) -> str:
     if name not in MODELS:
         raise UnpredictableError(f"there is no model {name!r} among those of this page")
     return MODELS[name]
-
-
-def one_device(case: Case, batch: int) -> float | None:
-    """Return the s of a step of one device of the case's kind, in single precision, if any case states it."""
-    for other in cases():
-        worker, same = other.get("worker"), isinstance(other.get("model"), Mapping)
-        if same and isinstance(worker, Mapping) and other["model"]["name"] == case["model"]["name"] and (
-            (_device(other), worker.get("batch"), worker.get("precision")) == (_device(case), batch, "fp32")
-        ) and isinstance(worker.get("t_step_1gpu_s"), float):  # fmt: skip
-            return float(worker["t_step_1gpu_s"])
-    return None
-
-
-def _device(case: Case) -> str | None:
-    try:
-        return device_of(case)
-    except UnpredictableError:
-        return None
 
 
 #: a column that only cases of one technique have -> what predicts them

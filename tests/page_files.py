@@ -76,6 +76,27 @@ workers,batch_size,throughput (images/s)
 8,32,2050
 """
 
+CONV_RUNS = """\
+model,cluster,workers,batch_size,precision,step_time (ms)
+resnet50,dgx1-v100,1,32,fp16,45.2
+resnet50,dgx1-v100,1,128,fp16,150.8
+resnet50,dgx1-v100,8,32,fp16,55.6
+resnet50,dgx1-v100,8,128,fp16,161.2
+"""
+
+#: what PyTorch's profiler writes of a rank of eight: steps of 4.2 s
+TRACE = json.dumps(
+    {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8},
+        "traceEvents": [
+            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{i}", "pid": 1, "tid": 1, "ts": i * 4.2e6,
+             "dur": 4.2e6}
+            for i in range(3)
+        ],
+    }
+)  # fmt: skip
+
 CONFIG = """\
 {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
  "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,

@@ -51,6 +51,8 @@ FILES = {
     "question.toml": page_files.QUESTION,
     "runs.csv": page_files.RUNS,
     "gpu-runs.csv": page_files.GPU_RUNS,
+    "conv-runs.csv": page_files.CONV_RUNS,
+    "rank0.json": page_files.TRACE,
     "training.toml": page_files.TRAINING,
     "config.json": page_files.CONFIG,
     "pretrain.sh": page_files.MEGATRON,

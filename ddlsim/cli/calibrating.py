@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -88,7 +87,13 @@ def calibrate(
     ] = None,
     stack: Annotated[
         str | None,
-        opt("Fit this software stack to a CSV file of training runs.", offers=completing.stacks),
+        opt("Fit this software stack to training runs (CSV), traces, and collectives.", offers=completing.stacks),
+    ] = None,
+    strategy: Annotated[
+        str | None, opt("Of traced runs, with --stack.", "--strategy", "-s", offers=completing.strategies)
+    ] = None,
+    batch: Annotated[
+        int | None, opt("Of traced runs, as the strategy counts it, with --stack.", "--batch", "-b")
     ] = None,
     out: Annotated[Path | None, opt("Write the calibrated cluster or stack file.", "--out", "-o")] = None,
     algorithm: Annotated[
@@ -116,8 +121,16 @@ def calibrate(
         raise ConfigError(f"--out {out}: calibrated clusters and stacks are TOML files; name one that ends in .toml")
     if stack is not None:
         others = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "operation": operation, "ranks": ranks}
-        _of_stack(measurements, stack, cluster, model, out, as_json, others | {"software": software, "reader": reader})
+        for name in [name for name, value in (others | {"software": software, "reader": reader}).items() if value]:
+            raise ConfigError(f"--{name} has no effect with --stack; leave it out")
+        from ddlsim.validation import calibrate_stack
+
+        fitted = calibrate_stack(list(measurements), stack, cluster, model, strategy=strategy, batch_size=batch)
+        typer.echo(json.dumps(fitted.to_dict(), indent=2) if as_json else str(fitted))
+        write_file(out, fitted.stack.save)
         return
+    if strategy is not None or batch is not None:
+        raise ConfigError("--strategy and --batch are of traced runs, to which --stack fits software; add --stack")
     if cluster is None:
         raise ConfigError(
             "calibrate: name the cluster that was measured, --cluster, or --stack to fit software to runs"
@@ -135,22 +148,6 @@ def calibrate(
         for warning in warnings(found):
             typer.echo(warning, err=True)
     write_file(out, lambda path: found.save(path, cluster))
-
-
-def _of_stack(
-    files: list[str], stack: str, cluster: str | None, model: str | None, out: Path | None, as_json: bool,
-    others: Mapping[str, object],
-) -> None:  # fmt: skip
-    """Fit a software stack to a file of training runs."""
-    from ddlsim.validation import calibrate_stack
-
-    for name in [name for name, value in others.items() if value]:
-        raise ConfigError(f"--{name} has no effect with --stack; leave it out")
-    if len(files) > 1:
-        raise ConfigError(f"calibrate --stack: reads one CSV file of runs, not {len(files)}; put the runs into one")
-    fitted = calibrate_stack(files[0], stack, cluster, model)
-    typer.echo(json.dumps(fitted.to_dict(), indent=2) if as_json else str(fitted))
-    write_file(out, fitted.stack.save)
 
 
 def _reader(name: str) -> Reader:

@@ -1,5 +1,5 @@
 """Plans with inserted tasks: evaluations before steps, encoding and decoding of gradients, waits for the samples of a
-micro-batch."""
+micro-batch, fixed costs of steps and of collectives."""
 
 from __future__ import annotations
 
@@ -91,6 +91,43 @@ def with_samples(plan: Plan, name: str) -> Plan:
     rows = rows[np.sort(np.unique(pairs, return_index=True)[1])]
     columns = {"lane": plan.lane[rows], "step": plan.step[rows], "name": len(plan.names)}
     return inserted(plan, (name,), rows, columns, (_NONE, _NONE), (rows[:0], rows[:0]))
+
+
+def with_host_time(plan: Plan, name: str, seconds: float) -> Plan:
+    """Return a plan in which every rank begins a step with `seconds` of its host's work, once what its first task needs
+    of earlier steps is there. Collectives that need nothing else of the step, such as the first gather of weights, wait
+    for it."""
+    rows = np.flatnonzero(np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane])
+    firsts = np.sort(rows[np.unique(plan.lane[rows] * plan.n_steps + plan.step[rows], return_index=True)[1]])
+    row, need = _pairs(plan)
+    at_once = np.setdiff1d(plan.collectives, row[plan.step[need] == plan.step[row]])
+    place, first = np.nonzero(
+        (plan.rank[at_once, None] == plan.rank[firsts]) & (plan.step[at_once, None] == plan.step[firsts])
+    )
+    return _before(plan, name, firsts, seconds, earlier=True, needed=(at_once[place], first))
+
+
+def with_call_time(plan: Plan, name: str, seconds: float) -> Plan:
+    """Return a plan in which collectives that no queue launches take `seconds` more, before their first message."""
+    rows = plan.collectives
+    return _before(plan, name, rows[plan.queue[rows] < 0], seconds)
+
+
+def _before(
+    plan: Plan,
+    name: str,
+    rows: Ints,
+    seconds: float,
+    *,
+    earlier: bool = False,
+    needed: tuple[Ints, Ints] = (_NONE, _NONE),
+) -> Plan:
+    """Return a plan with work directly before some rows, on their lanes, and with their needs (of `earlier` steps)."""
+    columns = {each: getattr(plan, each)[rows] for each in ("lane", "step", "every")}
+    row, need = _pairs(plan)
+    same = np.isin(row, rows) & ((not earlier) | (plan.step[need] < plan.step[row]))
+    needing = np.searchsorted(rows, row[same]), need[same]
+    return inserted(plan, (name,), rows, columns | {"name": len(plan.names), "seconds": seconds}, needing, needed)
 
 
 def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> tuple[Ints, Ints]:

@@ -399,6 +399,8 @@ def _workloads(
         if key not in made:
             make = functools.partial(_workload, device=device, speed=speed, batch_size=batch_size)
             workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
+            if len(nodes) > 1 or not workload.known:
+                workload = dataclasses.replace(workload, host_time=workload.stack.step_time)
             made[key] = workload, device
         result.append(made[key])
     return with_copies(experiment, cluster, nodes, result)
@@ -432,7 +434,12 @@ def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
     model, notes = workload.model, []
     roofline = isinstance(experiment.compute, Roofline)
     kernels = workload.by_kernel and not workload.known and not roofline
-    if experiment.stack is not None and (workload.known or not (workload.by_kernel or workload.launch_time)):
+    fixed = workload.host_time or workload.stack.call_time
+    if (
+        experiment.stack is not None
+        and not fixed
+        and (workload.known or not (workload.by_kernel or workload.launch_time))
+    ):
         notes.append(f"stack has no effect on times: {workload.basis}")
     if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
         assert workload.device is not None

@@ -232,6 +232,12 @@ class UnderWay:
                 f"overlap_slowdown has no effect with {experiment.strategy.label}: its workers are processes, which "
                 "compute at full speed even while they communicate"
             )
+        workload = setting.workers[0].workload
+        if (workload.host_time or workload.stack.call_time) and not setting.has_fixed_costs:
+            setting.notes.append(
+                f"step_time and call_time of stack {workload.stack.name} have no effect with "
+                f"{experiment.strategy.label}, which has no common steps"
+            )
         if setting.compression is not None and setting.learner.task is not None:
             _check_compressible(self.prepared.model)
 

@@ -30,7 +30,8 @@ class Setting:
     ``steps`` to one that returns the local steps of each, and ``mixture`` to one that returns the model in terms of
     them. If there is a single optimizer state, ``optimizer`` is a function that returns it. ``seed`` is that of all
     random streams. With ``compression``, exchanges and messages compress their data and set ``compresses``; plans set
-    ``slows`` if workers are slower while they communicate. ``whole`` are the workloads of the workers if each had
+    ``slows`` if workers are slower while they communicate, and ``has_fixed_costs`` as their steps and collectives take
+    what the stack says. ``whole`` are the workloads of the workers if each had
     the whole model. Without random compute times, ``jitter`` is NoJitter. ``crashes`` holds the outages (s, s) of each
     worker, if workers do not stop for each other, and with ``machines_crash`` those of everything on its machine.
 
@@ -55,6 +56,7 @@ class Setting:
     compression: Compression | None = None
     compresses: bool = False
     slows: bool = False
+    has_fixed_costs: bool = False
     jitter: Jitter = NoJitter()
     whole: Sequence[Workload] = ()
     crashes: Sequence[Sequence[tuple[float, float]]] = ()

@@ -1,9 +1,11 @@
 """Fit a software stack to measured runs of a few devices, to predict larger ones with an interval.
 
 Of what makes a step, the hardware's rates and the network are known better than what software makes of them. So a stack
-is fitted by at most two of its numbers: `gemm`, the share of the rate of matrix products that is left in a step; and
-`elementwise`, the bytes of element-wise kernels, if there are more runs than numbers and that narrows the interval of a
-further run.
+is fitted by a few of its numbers: `gemm`, the share of the rate of matrix products that is left in a step; and, where
+the measurements tell them from it, `elementwise`, the bytes of element-wise kernels, `step_time`, a fixed time per
+update, and `call_time`, one per collective. A number is added if it narrows the interval of a further run; a fixed time
+also if without it the squared errors, in units of :data:`~ddlsim.validation.log_fit.NOISE`, are larger by more than 2
+(Akaike's criterion), since two runs can tell two numbers, but leave no errors.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ddlsim.arguments import checked
+from ddlsim.arguments import Count, checked
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, DdlsimError
@@ -28,97 +30,132 @@ from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import complete
 from ddlsim.strategies import contract
 from ddlsim.text_tables import aligned
-from ddlsim.validation.log_fit import Floats, LogFit, Prior, fit_logs, t_quantile
+from ddlsim.validation.compute_fit import fit_compute
+from ddlsim.validation.links import DISTINCT
+from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, spread_of, t_quantile
 from ddlsim.validation.run_model import DEFAULT_STRATEGY, strategy_in
-from ddlsim.validation.run_table import MeasuredRun, read_runs
-from ddlsim.workload.model import ModelLike
+from ddlsim.validation.run_table import MeasuredRun
+from ddlsim.validation.stack_runs import Source, fit_calls, read_sources
+from ddlsim.workload.compute import Affine, Measured
+from ddlsim.workload.model import ModelLike, load_model
 from ddlsim.workload.stacks import Stack, StackLike, load_stack
 
 #: numbers that are fitted, in this order: two times out of three they are within a factor of exp(this) of the stack's
-FITTED = {"gemm": 0.3, "elementwise": 0.7}
+FITTED = {"gemm": 0.3, "elementwise": 0.7, "step_time": 5.0, "call_time": 5.0}
+#: fixed times, s: what a stack without one is taken to have before the fit, and by how much more its effect is measured
+FIXED = {"step_time": (1e-3, 1e-3), "call_time": (1e-5, 2e-5)}
+#: what tells a number that the measurements do not tell
+REMEDIES = {
+    "gemm": "runs of a model that is timed by kernels tell it",
+    "elementwise": "three runs, of models of several widths, tell it",
+    "step_time": "a run with another batch size or number of micro-batches tells it",
+    "call_time": "a run with other buckets tells it, or a log of a collective of two sizes",
+}
 #: relative change of a number by which its effect is measured, change that ends the search, and rounds at most
 STEP, DONE, ROUNDS = 0.02, 1e-3, 6
 
 
 @dataclass(frozen=True, eq=False)
 class StackFit:
-    """A fitted `stack`, the runs and their simulated throughput (samples/s), and `fit`, with what it is sure of."""
+    """A fitted `stack`, the runs and their simulated throughput (samples/s), and `fit`, with what it is sure of.
+
+    calls     the fit of call_time to collectives that were measured by themselves
+    left_out  of each number that was not fitted, why
+    """
 
     stack: Stack
     base: Stack
     runs: tuple[MeasuredRun, ...]
     predicted: tuple[float, ...]
     fit: LogFit
+    calls: LogFit | None
+    left_out: Mapping[str, str]
 
     @property
     def error(self) -> float:
-        """Mean of |predicted / measured - 1|."""
-        return float(np.mean([abs(p / run.throughput - 1.0) for p, run in zip(self.predicted, self.runs, strict=True)]))
+        """Mean of |predicted / measured - 1|; NaN without runs."""
+        errors = [abs(p / run.throughput - 1.0) for p, run in zip(self.predicted, self.runs, strict=True)]
+        return float(np.mean(errors)) if errors else math.nan
 
     def to_dict(self) -> dict[str, object]:
         """Return the fitted numbers with their intervals (95 %), the spread, and each run, as plain values."""
-        numbers = {name: {"value": v, "interval": self.fit.interval(name)} for name, v in self.fit.values.items()}
+        fits = [fit for fit in (self.fit, self.calls) if fit is not None]
+        numbers = {name: {"value": v, "interval": fit.interval(name)} for fit in fits for name, v in fit.values.items()}
         rows = [
             {"place": run.place, "measured": run.throughput, "predicted": value}
             for run, value in zip(self.runs, self.predicted, strict=True)
         ]
-        return {"stack": self.base.name, **numbers, "spread": self.stack.spread, "error": self.error, "runs": rows}
+        error = self.error if self.runs else None
+        about = {"left_out": dict(self.left_out), "spread": self.stack.spread, "error": error, "runs": rows}
+        return {"stack": self.base.name, **numbers, **about}
 
     def __str__(self) -> str:
         lines = []
-        for name, value in self.fit.values.items():
-            low, high = self.fit.interval(name)
-            before = f"{getattr(self.base, name):.3g} in {self.base.name}"
-            lines.append(f"{name} {value:.3g} (95 %: {low:.3g} to {high:.3g}), {before}")
-        kept = [name for name in FITTED if name not in self.fit.names]
-        lines += [f"{name} as in {self.base.name}: these runs do not tell it" for name in kept]
+        for fit, of in ((self.fit, ""), (self.calls, ", of collectives")):
+            if fit is None:
+                continue
+            for name, value in fit.values.items():
+                factor, unit = {"step_time": (1e3, " ms"), "call_time": (1e6, " us")}.get(name, (1.0, ""))
+                here, low, high, before = (factor * x for x in (value, *fit.interval(name), getattr(self.base, name)))
+                around = f"(95 %: {low:.3g} to {high:.3g}{unit}{of})"
+                lines.append(f"{name} {here:.3g}{unit} {around}, {before:.3g}{unit} in {self.base.name}")
+        lines += [f"{name} as in {self.base.name}: {why}" for name, why in self.left_out.items()]
+        if not self.runs:
+            return "\n".join(lines)
         low, high = self.stack.spread
         lines.append(
             f"mean error {percent(self.error)}; another run computes {low:.3f} to {high:.3f} times as long, 95 %"
         )
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):
-            what = f"{run.model or ''} on {run.workers}, {run.strategy or 'all-reduce'}, batch {run.batch_size}"
+            what = f"{run.model or 'run'} on {run.workers}, {run.strategy or 'all-reduce'}, batch {run.batch_size}"
             rows.append((what, f"{run.throughput:.4g}/s", f"{value:.4g}/s", f"{value / run.throughput - 1.0:+.1%}"))
         return "\n".join([*lines, "", *aligned(rows, left=(0,))])
 
 
 @checked
 def calibrate_stack(
-    runs: str | Path | Sequence[MeasuredRun],
+    runs: str | Path | Sequence[Source],
     stack: StackLike,
     cluster: ClusterLike | None = None,
     model: ModelLike | None = None,
+    *,
+    strategy: str | None = None,
+    batch_size: Count | None = None,
 ) -> StackFit:
-    """Fit a stack to measured runs.
+    """Fit a stack to measured runs, traces of a run, and logs of collectives.
 
-    runs     CSV file (docs/validation.md), or rows
-    stack    where the fit starts, and what it keeps of the rest
-    cluster  of rows without one; it counts as known
-    model    of rows without one
+    runs        CSV files of runs (docs/validation.md), traces of PyTorch's profiler or in Chakra's format, logs of
+                collectives (nccl-tests), or rows of these
+    stack       where the fit starts, and what it keeps of the rest
+    cluster     of rows without one, of traces and logs; it counts as known
+    model       of rows without one, and of traces
+    strategy    of traces, as in files of runs
+    batch_size  of traces, as the strategy counts it; None: what the trace says
 
-    The fitted stack has the interval of a further run: the scatter of the fitted runs, by Student's t for their number
-    and that of the fitted values.
-    Raises ConfigError for runs that cannot be simulated, and for models that the stack does not time.
+    Runs of models that are not timed by kernels need runs of one worker beside them, which give their compute time. The
+    fitted stack has the interval of a further run: the scatter of the fitted runs, by Student's t for their number and
+    that of the fitted values.
+    Raises ConfigError for runs that cannot be simulated, and for models whose times do not depend on the stack.
     """
-    measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
-    base = load_stack(stack)
-    experiments = [experiment_of(run, base, cluster, model) for run in measured]
-    seconds = np.array([1.0 / run.throughput for run in measured])
-    fit = _fitted(experiments, seconds, base, tuple(FITTED)[:1])
-    for n in range(2, min(len(FITTED), len(measured) - 1) + 1):
-        more = _fitted(experiments, seconds, base, tuple(FITTED)[:n])
-        fit = min(fit, more, key=_half_width)
-    half = _half_width(fit)
-    workers = [run.workers for run in measured]
-    fitted = dataclasses.replace(
-        _with_numbers(base, fit.names, np.exp(fit.logs).round(4)),
-        title=f"{base.title}, fitted to {len(measured)} runs",
-        spread=(round(math.exp(-half), 4), round(math.exp(half), 4)),
-        workers=(min(workers), max(workers)),
-    )
-    predicted = [1.0 / time for time in _times(experiments, fitted)]
-    return StackFit(fitted, base, tuple(measured), tuple(predicted), fit)
+    base = known = load_stack(stack)
+    measured, collectives = read_sources(runs, cluster, strategy, batch_size)
+    calls = fit_calls(collectives, cluster, base) if collectives else None
+    if calls is not None:
+        known = _with_numbers(base, calls.names, np.exp(calls.logs))
+    experiments = {run: experiment_of(run, known, cluster, model, measured) for run in measured}
+    measured = [run for run in measured if experiments[run].workers != 1 or experiments[run].compute is None]
+    fitting = _Fitting([experiments[run] for run in measured], measured, known)
+    fit, left_out = fitting.best([name for name in FITTED if calls is None or name != "call_time"])
+    fitted = _with_numbers(known, fit.names, np.exp(fit.logs))
+    if measured:
+        half, workers = _half_width(fit), [run.workers for run in measured]
+        fitted = dataclasses.replace(
+            fitted, title=f"{base.title}, fitted to {len(measured)} runs", workers=(min(workers), max(workers)),
+            spread=(round(math.exp(-half), 4), round(math.exp(half), 4)),
+        )  # fmt: skip
+    predicted = tuple((1.0 / fitting.times(fitted)).tolist())
+    return StackFit(fitted, base, tuple(measured), predicted, fit, calls, left_out)
 
 
 def _half_width(fit: LogFit) -> float:
@@ -127,9 +164,12 @@ def _half_width(fit: LogFit) -> float:
 
 
 def experiment_of(
-    run: MeasuredRun, stack: Stack, cluster: ClusterLike | None = None, model: ModelLike | None = None
-) -> Experiment:
+    run: MeasuredRun, stack: Stack, cluster: ClusterLike | None = None, model: ModelLike | None = None,
+    beside: Sequence[MeasuredRun] = (),
+) -> Experiment:  # fmt: skip
     """Return the experiment that simulates a measured run under a stack, on its own cluster or the one given.
+
+    beside  runs, those of one worker of which give the compute time of a model that is not timed by kernels
 
     Raises ConfigError, with the run's place, for what does not fit, and where the stack does not count.
     """
@@ -145,54 +185,131 @@ def experiment_of(
             accumulation=run.accumulation, precision=run.precision, gradient_dtype=run.gradient_dtype, stack=stack,
         )  # fmt: skip
         workload = prepare(experiment).workloads[0]
+        if workload.by_kernel and not workload.known:
+            return experiment
+        alone = _alone(load_model(trained).name, run.precision, beside, model)
+        if alone is None:
+            raise ConfigError(
+                f"{workload.basis}: this does not depend on a stack; leave the run out, or add runs of one worker, "
+                "beside which it tells the stack's fixed times"
+            )
+        prepare(experiment.with_(compute=alone))  # raises for another batch size
     except DdlsimError as error:
         raise type(error)(f"{run.place}: {error}") from None
-    if not workload.by_kernel or workload.known:
-        raise ConfigError(f"{run.place}: {workload.basis}: this does not depend on a stack; leave the run out")
-    return experiment
+    return experiment.with_(compute=alone)
+
+
+def _alone(
+    name: str, precision: str | None, runs: Sequence[MeasuredRun], model: ModelLike | None
+) -> Affine | Measured | None:
+    """Return the compute time of a model that runs of one worker measured, None without any."""
+    own = [run for run in runs if (run.workers, run.precision) == (1, precision) and (run.model or model)]
+    own = [run for run in own if load_model(run.model or model).name == name]  # type: ignore[arg-type]  # has one
+    if not own:
+        return None
+    return fit_compute(name, [run.batch_size for run in own], [run.step_time / run.accumulation for run in own]).compute
 
 
 def _with_numbers(stack: Stack, names: Sequence[str], values: Floats) -> Stack:
-    changes: dict[str, Any] = dict(zip(names, values.tolist(), strict=True))
+    changes: dict[str, Any] = {name: float(f"{value:.4g}") for name, value in zip(names, values, strict=True)}
     return dataclasses.replace(stack, **changes)
 
 
-def _times(experiments: Sequence[Experiment], stack: Stack) -> Floats:
-    """Return the simulated seconds of a sample."""
-    return np.array([1.0 / complete(experiment.with_(stack=stack)).throughput for experiment in experiments])
+@dataclass(frozen=True, eq=False)
+class _Fitting:
+    """Experiments that simulate measured runs, to which some numbers of the stack `base` are fitted."""
 
+    experiments: Sequence[Experiment]
+    runs: Sequence[MeasuredRun]
+    base: Stack
 
-def _fitted(experiments: Sequence[Experiment], seconds: Floats, base: Stack, names: tuple[str, ...]) -> LogFit:
-    """Return the fit of some numbers of a stack.
+    def times(self, stack: Stack) -> Floats:
+        """Return the simulated seconds of a sample."""
+        return np.array([1.0 / complete(experiment.with_(stack=stack)).throughput for experiment in self.experiments])
 
-    A layer's time is linear in 1/gemm and in elementwise where neither the host nor the network limits it. So the
-    simulated times are taken as linear in these around each estimate, and simulated again at the next one.
-    """
-    priors = [Prior(getattr(base, name), FITTED[name]) for name in names]
-    point = np.array([prior.value for prior in priors])
+    @functools.cached_property
+    def seconds(self) -> Floats:
+        """The measured seconds of a sample."""
+        return np.array([1.0 / run.throughput for run in self.runs])
 
-    def simulated(values: Floats) -> Floats:
-        return _times(experiments, _with_numbers(base, names, values))
+    def best(self, names: Sequence[str]) -> tuple[LogFit, dict[str, str]]:
+        """Return the fit of those numbers that the measurements tell and need, and why others are left out."""
+        errors, empty = np.log(self.times(self.base) / self.seconds), np.empty(0)
+        scatter = spread_of(float(np.sum(errors**2)), len(errors), 0)
+        fit = LogFit((), empty, np.empty((0, 0)), *scatter, errors, empty, (), ())
+        reasons: dict[str, str] = {}
+        while self.runs:
+            point = {name: fit.values.get(name, self._prior(name).value) for name in names}
+            columns = dict(zip(names, self._slopes(names, np.array(list(point.values())))[2], strict=True))
+            told = [name for name in names if name not in fit.names and self._tells(name, columns, fit.names)]
+            reasons = {
+                name: "these runs do not need it" if name in told else REMEDIES[name]
+                for name in names if name not in fit.names
+            }  # fmt: skip
+            tried = [self._fitted((*fit.names, name)) for name in (told[:1] if told[:1] == ["gemm"] else told)]
+            better = [each for each in tried if each.names == ("gemm",) or _is_better(each, fit)]
+            if not better:
+                break
+            fit = min(better, key=_half_width)
+        return fit, reasons
 
-    def coordinates(values: Floats) -> Floats:
-        return np.array([1.0 / v if name == "gemm" else v for name, v in zip(names, values, strict=True)])
+    def _tells(self, name: str, columns: Mapping[str, Floats], others: Sequence[str]) -> bool:
+        """Return whether the measurements change with a number in another way than with `others`, or without any in
+        another way than with the device's speed."""
+        own = columns[name] / self.seconds
+        if not own.any() or len(others) + (name == "elementwise") >= len(own):
+            return False
+        speed = [self.seconds] if name in FIXED else []
+        beside = np.array([columns[other] for other in others] or speed or [0.0 * own]) / self.seconds
+        rest = own - beside.T @ np.linalg.lstsq(beside.T, own, rcond=None)[0]
+        return float(np.linalg.norm(rest)) > DISTINCT * float(np.linalg.norm(own))
 
-    for _ in range(ROUNDS):
-        here, begin, slopes = simulated(point), coordinates(point), []
-        for i in range(len(names)):
+    def _prior(self, name: str) -> Prior:
+        return Prior(getattr(self.base, name) or FIXED[name][0], FITTED[name])
+
+    def _slopes(self, names: Sequence[str], point: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return the simulated seconds of a sample, the coordinates of the numbers, and how the seconds change with
+        each, (n, n_runs).
+
+        A layer's time is linear in 1/gemm and in the other numbers where neither the host nor the network limits it.
+        """
+        here, begin, rows = self.times(_with_numbers(self.base, names, point)), _coordinates(names, point), []
+        for i, name in enumerate(names):
             moved = point.copy()
-            moved[i] *= 1.0 - STEP
-            slopes.append((simulated(moved) - here) / (coordinates(moved) - begin)[i])
-        predict = functools.partial(_linear, coordinates, here, begin, np.array(slopes))
-        fit = fit_logs(predict, seconds, names, point.tolist(), priors, {"gemm": 1.0})
-        values = np.exp(fit.logs)
-        if np.abs(values / point - 1.0).max() < DONE:
-            break
-        point = values
-    return fit
+            moved[i] += max(STEP * point[i], FIXED[name][1]) if name in FIXED else -STEP * point[i]
+            change = (_coordinates(names, moved) - begin)[i]
+            rows.append((self.times(_with_numbers(self.base, names, moved)) - here) / change)
+        return here, begin, np.array(rows)
+
+    def _fitted(self, names: tuple[str, ...]) -> LogFit:
+        """Return the fit of some numbers: the simulated times are taken as linear around each estimate, and simulated
+        again at the next one."""
+        priors = [self._prior(name) for name in names]
+        point = np.array([prior.value for prior in priors])
+        for _ in range(ROUNDS):
+            here, begin, slopes = self._slopes(names, point)
+            # a small fixed time has no effect in the logarithm, so the search starts at the solution without it
+            change = np.linalg.lstsq((slopes / self.seconds).T, 1.0 - here / self.seconds, rcond=None)[0]
+            start = _coordinates(names, begin + change)
+            predict = functools.partial(_linear, names, here, begin, slopes)
+            start = np.where(start > 0.0, start, point).tolist()
+            fit = fit_logs(predict, self.seconds, names, start, priors, {"gemm": 1.0})
+            values = np.exp(fit.logs)
+            if np.abs(values / point - 1.0).max() < DONE:
+                break
+            point = values
+        return fit
 
 
-def _linear(
-    coordinates: Callable[[Floats], Floats], here: Floats, begin: Floats, slopes: Floats, values: Floats
-) -> Floats:
-    return np.maximum(here + (coordinates(values) - begin) @ slopes, 1e-3 * here)
+def _is_better(more: LogFit, less: LogFit) -> bool:
+    """Return whether one number more narrows the interval of a further run, or is a fixed time that errors need."""
+    squares = [float(np.sum(fit.errors**2)) / NOISE**2 for fit in (more, less)]
+    return _half_width(more) < _half_width(less) or (more.names[-1] in FIXED and squares[0] + 2.0 < squares[1])
+
+
+def _coordinates(names: Sequence[str], values: Floats) -> Floats:
+    return np.array([1.0 / v if name == "gemm" else v for name, v in zip(names, values, strict=True)])
+
+
+def _linear(names: Sequence[str], here: Floats, begin: Floats, slopes: Floats, values: Floats) -> Floats:
+    return np.maximum(here + (_coordinates(names, values) - begin) @ slopes, 1e-3 * here)

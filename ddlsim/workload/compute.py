@@ -146,7 +146,7 @@ class Workload:
     step, which splitting a layer does not change, ``stack`` the software that computes, ``flash`` whether attention
     writes no matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers,
     ``stall`` the part of the forward pass in which the device waits for samples because other devices of its machine
-    take theirs.
+    take theirs, ``host_time`` what the stack's host takes in each update beside kernels.
     """
 
     model: Model
@@ -171,6 +171,7 @@ class Workload:
     flash: bool = False
     efficiency: float | None = None
     stall: float = 0.0  # s
+    host_time: float = 0.0  # s
 
     @property
     def gathered_nbytes(self) -> float:
@@ -228,8 +229,8 @@ class Workload:
 
     @property
     def step_time(self) -> float:
-        """Seconds of a step without communication."""
-        return self.forward_time + self.backward_time + self.optimizer
+        """Seconds of a step without communication; a measured one includes the host's time."""
+        return self.forward_time + self.backward_time + self.optimizer + (0.0 if self.known else self.host_time)
 
     @property
     def gradient_nbytes(self) -> float:

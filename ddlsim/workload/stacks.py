@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ddlsim.arguments import Count, Density, Index, Positive, checked, one_of, quantity
-from ddlsim.errors import unknown_name
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import write_text
 from ddlsim.plain import read_toml
 from ddlsim.schema import PLAIN, to_toml
@@ -42,6 +42,9 @@ class Stack:
                     takes at least as long
     micro_batch_time
                     s of the host per micro-batch (batch, loss, schedule)
+    step_time       s of the host per update that neither kernels nor messages explain; where the step of one worker was
+                    measured, which includes its own, s that an update of several workers takes beside it
+    call_time       s that a collective takes beside its messages: the library's call, its kernel's start and end
     rank_delay      s by which each further rank of a tensor-parallel group reaches a collective later
     channels        multiprocessors that the collectives' kernels occupy while they run (NCCL: a block per channel)
     communicates    whether products slow down beside collectives "inside" machines, "between" them, or "both"
@@ -72,6 +75,8 @@ class Stack:
     forward_launch: _Time = 0.0
     backward_launch: _Time = 0.0
     micro_batch_time: _Time = 0.0
+    step_time: _Time = 0.0
+    call_time: _Time = 0.0
     rank_delay: _Time = 0.0
     channels: Index = 0
     communicates: Annotated[str, one_of("inside", "between", "both")] = "both"
@@ -117,8 +122,10 @@ StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack fi
 def load_stack(name: StackLike) -> Stack:
     """Return the bundled stack called `name`, that of a file ``my-stack.toml``, or `name` if it is a stack.
 
-    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name if there is none, and in one line for a file that
-    describes no stack.
+    ``"megatron@25.11"`` is a release of a framework, ``"megatron"`` the one whose numbers were fitted.
+
+    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name if there is none, with the releases of a framework
+    if it has no such release, and in one line for a file that describes no stack.
     """
     if isinstance(name, Stack):
         return name
@@ -126,6 +133,13 @@ def load_stack(name: StackLike) -> Stack:
     if path.suffix == ".toml":
         return _read_stack(path, path.stat().st_mtime_ns if path.is_file() else 0)
     if str(name) not in _stacks():
+        framework, at, _ = str(name).partition("@")
+        if at and framework in _stacks():
+            known = ", ".join(each for each in stack_names() if each.partition("@")[0] == framework)
+            raise ConfigError(
+                f"stack {name!r}: no such release is bundled, only {known}; "
+                f"fit it to runs: ddlsim calibrate runs.csv --stack {framework} --out {name}.toml"
+            )
         raise unknown_name("stack", str(name), _stacks())
     return _stacks()[str(name)]
 

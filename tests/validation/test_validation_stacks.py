@@ -11,8 +11,10 @@ from page_files import GPU_RUNS
 from typer.testing import CliRunner
 
 import ddlsim
-from ddlsim import ConfigError, load_stack, simulate
+from ddlsim import Affine, ConfigError, Stack, collective_time, load_stack, simulate
 from ddlsim.cli import app
+from ddlsim.measure import Measurement
+from ddlsim.run.simulate import plan_of_run
 from ddlsim.validation import MeasuredRun, calibrate_stack, read_runs
 from ddlsim.validation.stack_fit import experiment_of
 
@@ -20,13 +22,13 @@ CLUSTER = "roce-h100+n_hosts=1"
 TRUTH = replace(load_stack("fsdp-eager"), gemm=0.7, elementwise=2.0)
 
 
-def run_of(model: str, micro: int, factor: float = 1.0, workers: int = 8) -> MeasuredRun:
-    """Return a run as it would be measured under the true stack, `factor` times as fast."""
+def run_of(model: str, micro: int, factor: float = 1.0, workers: int = 8, truth: Stack = TRUTH) -> MeasuredRun:
+    """Return a run as it would be measured under the `truth`, `factor` times as fast."""
     run = MeasuredRun(
         workers=workers, batch_size=2 * workers * micro, throughput=1.0, shared_batch=True, model=f"{model}+layers=2",
         cluster=f"roce-h100+n_hosts={workers // 8}", strategy=f"fsdp+micro_batch={micro}",
     )  # fmt: skip
-    return replace(run, throughput=factor * simulate(experiment_of(run, TRUTH)).throughput)
+    return replace(run, throughput=factor * simulate(experiment_of(run, truth)).throughput)
 
 
 def test_known_numbers_come_back() -> None:
@@ -122,9 +124,133 @@ def test_the_command(tmp_path: Path) -> None:
     assert load_stack(tmp_path / "my.toml").gemm == pytest.approx(found["gemm"]["value"], abs=1e-4)
     for more, message in (
         (["--backend", "nccl"], "--backend has no effect with --stack"),
-        (["more.csv"], "reads one CSV file of runs, not 2"),
+        (["more.csv"], "more.csv: no such file"),
     ):
         with pytest.raises(ConfigError, match=message):
             CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
     with pytest.raises(ConfigError, match="name the cluster that was measured, --cluster, or --stack"):
         CliRunner().invoke(app, words[:2], catch_exceptions=False)
+
+
+def test_a_fixed_time_per_update_comes_back() -> None:
+    """Two batch sizes tell it from the device's rate; with one, the fit says what would."""
+    truth = replace(TRUTH, elementwise=load_stack("fsdp-eager").elementwise, step_time=0.05)
+    runs = [run_of("llama-3-8b", micro, truth=truth) for micro in (1, 4)]
+    fit = calibrate_stack(runs, "fsdp-eager")
+    assert fit.fit.names == ("gemm", "step_time")
+    assert fit.stack.gemm == pytest.approx(0.7, rel=0.02)
+    assert fit.stack.step_time == pytest.approx(0.05, rel=0.05)
+    assert "step_time 5" in str(fit)
+    one = calibrate_stack(runs[:1], "fsdp-eager")
+    assert "step_time as in fsdp-eager: a run with another batch size" in str(one)
+
+
+def conv_run(workers: int, batch: int, stack: Stack) -> MeasuredRun:
+    """Return a run of ResNet-50, whose compute time no stack says."""
+    result = simulate(
+        "dgx1-v100", "resnet50", batch_size=batch, workers=workers, compute=Affine("10 ms", "1.1 ms"), stack=stack,
+        precision="fp16",
+    )  # fmt: skip
+    return MeasuredRun(
+        workers=workers, batch_size=batch, throughput=result.throughput, precision="fp16", model="resnet50",
+        cluster="dgx1-v100",
+    )  # fmt: skip
+
+
+def test_runs_of_one_worker_give_the_compute_time_of_other_models() -> None:
+    truth = replace(load_stack("pytorch"), step_time=0.01)
+    runs = [conv_run(workers, batch, truth) for workers in (1, 8) for batch in (32, 128)]
+    fit = calibrate_stack(runs, "pytorch")
+    assert fit.fit.names == ("step_time",)
+    assert fit.stack.step_time == pytest.approx(0.01, rel=0.05)
+    assert [run.workers for run in fit.runs] == [8, 8]
+    assert "gemm as in pytorch" in str(fit)
+    with pytest.raises(ConfigError, match="add runs of one worker"):
+        calibrate_stack(runs[2:], "pytorch")
+
+
+def collective(nbytes: int, call: float = 22e-6) -> Measurement:
+    seconds = call + collective_time(CLUSTER, "default", nbytes)
+    return Measurement(
+        experiment="collective", operation="all_reduce", n_ranks=8, n_hosts=1, nbytes=nbytes, median_s=seconds,
+        backend="nccl",
+    )  # fmt: skip
+
+
+def test_sizes_of_a_collective_give_the_time_of_a_call() -> None:
+    fit = calibrate_stack([collective(size) for size in (2**15, 2**18, 2**20, 2**28)], "torchtitan", CLUSTER)
+    assert fit.stack.call_time == pytest.approx(22e-6, rel=0.02)
+    assert fit.stack.spread == (1.0, 1.0)
+    assert "call_time 22" in str(fit)
+    with pytest.raises(ConfigError, match="one size of collectives"):
+        calibrate_stack([collective(2**15)], "torchtitan", CLUSTER)
+    with pytest.raises(ConfigError, match="need the cluster"):
+        calibrate_stack([collective(2**15), collective(2**20)], "torchtitan")
+
+
+def write_traces(folder: Path, run: MeasuredRun, sizes: tuple[int, ...], n_ranks: int = 8) -> list[str]:
+    """Write what PyTorch's profiler would of a run, a file per rank: steps, and all-reduces that rank 0 joins last."""
+    paths = []
+    for rank in range(n_ranks):
+        late, at, events = 50e-6 * rank, 0.0, []
+        for number in range(3):
+            events.append(
+                {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{number}", "pid": 1, "tid": 1,
+                 "ts": 1e6 * at, "dur": 1e6 * run.step_time}
+            )  # fmt: skip
+            at += run.step_time
+        for number, nbytes in enumerate(sizes):
+            events.append(
+                {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "pid": 0, "tid": 20,
+                 "ts": 1e4 * number, "dur": 1e6 * (late + collective(nbytes).median_s),
+                 "args": {"Collective name": "allreduce", "In msg nelems": nbytes // 4, "Out msg nelems": nbytes // 4,
+                          "Group size": n_ranks, "dtype": "Float"}}
+            )  # fmt: skip
+        info = {"backend": "nccl", "rank": rank, "world_size": n_ranks}
+        path = folder / f"rank{rank}.json"
+        path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}))
+        paths.append(str(path))
+    return paths
+
+
+def test_traces_of_a_run_predict_a_larger_one(tmp_path: Path) -> None:
+    """A stack's numbers come back from traces that a simulated run wrote; 64 workers lie in the interval."""
+    truth = replace(TRUTH, elementwise=load_stack("fsdp-eager").elementwise, call_time=22e-6)
+    run = run_of("llama-3-8b", 2, truth=truth)
+    paths = write_traces(tmp_path, run, (2**15, 2**18, 2**20))
+    words = ["calibrate", *paths, "--stack", "fsdp-eager", "-c", CLUSTER, "-m", "llama-3-8b+layers=2"]
+    words += ["-s", "fsdp+micro_batch=2", "--batch", "32", "-o", str(tmp_path / "my.toml")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    stack = load_stack(tmp_path / "my.toml")
+    assert stack.gemm == pytest.approx(0.7, rel=0.03)
+    assert stack.call_time == pytest.approx(22e-6, rel=0.1)
+    larger = run_of("llama-3-8b", 2, workers=64, truth=truth)
+    assert larger.throughput in simulate(experiment_of(larger, stack)).interval().throughput
+    one = calibrate_stack(
+        paths[:1], "fsdp-eager", CLUSTER, "llama-3-8b+layers=2", strategy="fsdp+micro_batch=2", batch_size=32
+    )
+    assert one.calls is None  # waiting for other ranks
+    assert one.stack.gemm == pytest.approx(stack.gemm, rel=0.03)
+    with pytest.raises(ConfigError, match="does not say its batch size"):
+        calibrate_stack(paths, "fsdp-eager", CLUSTER, "llama-3-8b+layers=2")
+
+
+def test_a_chakra_trace_gives_the_seconds_of_its_work(tmp_path: Path) -> None:
+    """The work of the trace counts, and its exchanges as the cluster carries them."""
+    run = run_of("llama-3-8b", 2)
+    plan = plan_of_run(experiment_of(run, TRUTH), 1)
+    plan.to_chakra(tmp_path / "step.et")
+    found = calibrate_stack(
+        tmp_path / "step.0.et", "fsdp-eager", CLUSTER, "llama-3-8b+layers=2", strategy="fsdp+micro_batch=2",
+        batch_size=32,
+    )  # fmt: skip
+    assert found.runs[0].workers == 8
+    assert found.runs[0].throughput == pytest.approx(run.throughput, rel=0.1)
+    assert found.stack.gemm == pytest.approx(0.7, rel=0.1)
+
+
+def test_options_of_traces_need_a_stack(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["calibrate", "x.json", "-c", CLUSTER, "--batch", "8"])
+    assert done.exit_code == 1
+    assert "add --stack" in str(done.exception)
