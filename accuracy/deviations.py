@@ -138,7 +138,7 @@ def written(rows: Sequence[Scored]) -> str:
     lines = [
         "# How much faster and slower measurements were than predicted, by kind of prediction: one-sided 97.5 %",
         "# quantiles of ln(measured / predicted), of times. Written by `python -m accuracy.deviations` (it says how)",
-        "# from the measurements in accuracy/data and tests/accuracy/data, whose sources docs/accuracy.md names.",
+        "# from the measurements in accuracy/data and tests/accuracy/data, whose sources docs/accuracy/ names.",
         "[kinds]",
     ]
     for kind, learned in learn(rows).items():

@@ -315,7 +315,8 @@ def _row(run: Run, n: int, what: str, known: list[int], machine: bool) -> Row:
     strategy = "parameter-server" if "parameter server" in run.text.replace("_", " ") else "all-reduce"
     kind = f"run/{strategy}/weak-from-one-{'machine' if machine else 'device'}"
     fitted = n in known or (run.name, n) == GAVE_STEP_TIME
-    return Row(run.name, what, run.measured[n], seconds, "s", fitted, unchanged=unchanged, kind=kind)
+    inside = n <= run.per_node
+    return Row(run.name, what, run.measured[n], seconds, "s", fitted, unchanged=unchanged, kind=kind, inside=inside)
 
 
 def rows(path: Path = DATA, most: float = math.inf, machine: bool = True) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Write docs/accuracy.md, its pictures and deviations/learned.toml: `python -m accuracy.report` (`make accuracy`)."""
+"""Write the accuracy pages, their pictures and deviations/learned.toml: `python -m accuracy.report`, `make accuracy`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from accuracy.deviations import FILE, halves, scored, series_left_out, words, written
 from accuracy.families import FAMILIES, Family
-from accuracy.rows import Omitted, Row, covered, mean_error, skill
+from accuracy.rows import Omitted, Row, bias, covered, mean_error, skill
 from ddlsim.output_files import write_text
 from ddlsim.report.drawing import COLOURS, MARKERS, figure, save
 
@@ -23,39 +23,41 @@ NEAR, SHARE = 0.15, 0.6  #: error of a ratio and its arms that is near, share of
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# Accuracy
 
-What ddlsim predicts beside what was measured, failures included. This page is generated: `make accuracy` (some minutes)
-simulates everything again and writes this page and its pictures; the command at each section prints its rows. The
-measurements lie in `accuracy/data/`, with their sources (repository, commit and path; or title).
+{verdict}
 
-Each section says which rows calibrate it. All others are predictions, and only these count: "mean" is the mean of
-|predicted - measured| / measured. Constants that are not calibrated are data-sheet values and those of NCCL's topology
-model (`accuracy/machines.py`), the same for all cases.
-
-No constant was tuned to a row that counts. But the mechanisms were modelled by people who knew these rows; choices that
-rows suggested are listed [below](#choices-made-after-seeing-rows). Cases the authors have not seen are better judges.
-Every figure of the data files is predicted, or listed at the [end](#what-is-not-predicted) with the reason.
-
-| measurements | target | mean | median | worst | predictions | |
-| --- | --- | --- | --- | --- | --- | --- |
+| measurements | goal | mean error | bias | median | worst | rows | if nothing changed | skill | intervals cover | |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
-SKILL_HEAD = """
-Beside the errors: what they would be if everything stayed as it was calibrated (the step time of one machine or device,
-perfect scaling where the batch of a device changes, no gain of a technique), how many times smaller they are than that
-(skill), the error of what is added to it (the sum of |predicted - measured| over that of |measured - unchanged|), and
-how many of the 95 % intervals have the measured figure in them, with the median of half their width
-([how often intervals hold](#how-often-intervals-hold)).
+READING = """
+## How to read the table
 
-| measurements | mean error | if nothing changed | skill | error of what is added | intervals cover | half their width |
-| --- | --- | --- | --- | --- | --- | --- |
+- **Rows** are measured figures that nothing was calibrated on. Each family says which of its rows calibrate it; those
+  count nowhere. A goal is reached if the mean error of the rows is within it. Of families that scale out, rows inside
+  one machine stand in a line of their own and are not judged; of gains, six in ten must also be within 15 % in the
+  steps without and with the technique.
+- **Mean error** is the mean of |predicted - measured| / measured, **bias** the mean with its sign: of times, above 0
+  is too slow; of rates, too fast.
+- **If nothing changed** is the error of a rule of thumb: everything stays as it was calibrated (the step time of one
+  machine or device, perfect scaling where the batch of a device changes, no gain of a technique). **Skill** is that
+  error over ours; below 1 the rule is better.
+- **Intervals cover**: how many 95 % intervals have the measured figure in them ([below](#how-often-intervals-hold)).
+
+Constants that are not calibrated are data-sheet values and those of NCCL's topology model (`accuracy/machines.py`),
+the same for all cases. No constant was tuned to a row that counts. But the mechanisms were modelled by people who knew
+these rows; [choices that rows suggested](#choices-made-after-seeing-rows) are listed. Cases the authors have not seen
+are better judges.
+
+The measurements lie in `accuracy/data/`, with their sources. `make accuracy` (some minutes) simulates everything again
+and writes this page, the pages of the families and their pictures. Figures of the data files that are not predicted are
+[listed with the reason](accuracy/not_predicted.md).
 """
 INTERVALS = """
 ## How often intervals hold
 
 Intervals claim 95 %. Where no measurement of the same operation says how far off a prediction is, they rest on how far
 predictions of the same kind were off ([learned deviations](calibration.md#learned-deviations),
-`deviations/learned.toml`, which `python -m accuracy.deviations` and `make accuracy` write). No series is judged by
-itself above: its intervals rest on all other series, as for an unseen system or algorithm. Over
-all series, rows that do not count included: {series}.
+`deviations/learned.toml`). No series is judged by itself: its intervals rest on all other series, as for an unseen
+system or algorithm. Over all series, rows that do not count included: {series}.
 
 If half of the rows, drawn at random, judge the other half, as for further settings of the systems and algorithms
 here: {halves}.
@@ -96,26 +98,13 @@ Each has a physical or documented reason, but its authors had seen the rows that
   recomputes as many layers as memory needs (the layout says neither), Megatron of March 2024 has FlashAttention-2,
   power limits an H100 at 500 W by a square root, and LLM Foundry has a stack beside PyTorch's FSDP.
 """
-TAIL = """
-## What is not predicted
+NOT_PREDICTED = """# What is not predicted
+
+Figures of the data files behind the [accuracy page](../accuracy.md) that no prediction stands beside.
 
 | case | figures | reason |
 | --- | --- | --- |
 """
-
-
-def beside(family: Family, rows: Sequence[Row], left_out: Mapping[int, Row]) -> str:
-    """Return a family's line of the second table, "" where nothing is known beside the errors; with the intervals
-    that its series have if they are `left_out` of what is learned (by id of the row)."""
-    counted = [left_out.get(id(row), row) for row in predictions(family, rows)]
-    judged = [row for row in counted if isfinite(row.unchanged)]
-    (naive, added), intervals = skill(counted), covered(counted)
-    if not judged and intervals is None:
-        return ""
-    error = mean_error(judged or counted)
-    parts = [f"{naive:.1%}", f"{naive / error:.1f}", f"{added:.0%}"] if judged else ["", "", ""]
-    parts += [f"{part:.0%}" if i == 0 else f"{part:.1%}" for i, part in enumerate(intervals)] if intervals else ["", ""]
-    return f"| [{family.title}](#{anchor(family.title)}) | {error:.1%} | {' | '.join(parts)} |\n"
 
 
 def not_predicted(omitted: Sequence[Omitted]) -> str:
@@ -132,38 +121,60 @@ def predictions(family: Family, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.fitted_on and family.counts(row)]
 
 
-def summary(family: Family, rows: Sequence[Row]) -> str:
-    """Return a family's line of the first table."""
+def summary(family: Family, rows: Sequence[Row], left_out: Mapping[int, Row] | None = None) -> str:
+    """Return a family's lines of the table: the rows that are judged, and apart from them those inside one machine.
+
+    left_out  rows by their id, with the intervals that their series have if they are left out of what is learned
+    """
     counted = predictions(family, rows)
-    title = f"| [{family.title}](#{anchor(family.title)}) | {family.limit:.0%} |"
-    if not counted:
+    if left_out is not None:
+        counted = [left_out.get(id(row), row) for row in counted]
+    inside = [row for row in counted if row.inside]
+    judged_rows = [row for row in counted if not row.inside] or inside
+    title = f"[{family.title}](accuracy/{family.key}.md)"
+    if not judged_rows:
         fitted = statistics.fmean(abs(row.error) for row in rows)
-        return f"{title} | | | 0 | not judged: calibrated on all {len(rows)} rows, {fitted:.1%} there |\n"
-    errors = [abs(row.error) for row in counted]
-    worst = max(counted, key=lambda row: abs(row.error))
+        words = f"not judged: calibrated on all {len(rows)} rows, {fitted:.1%} there"
+        return f"| {title} | {family.limit:.0%} {'| ' * 5}| 0 {'| ' * 3}| {words} |\n"
+    line = f"| {title} | {family.limit:.0%} {_figures(judged_rows)} | {verdict(family, rows)} |\n"
+    if len(inside) in (0, len(counted)):
+        return line
+    return f"{line}| - inside one machine | {_figures(inside)} | not judged |\n"
+
+
+def verdict(family: Family, rows: Sequence[Row]) -> str:
+    """Return whether a family reaches its goal, as an outsider would judge it."""
+    counted = predictions(family, rows)
+    out = [row for row in counted if not row.inside] or counted
     ratios, near, wrong = judged(rows)
-    enough = len(near) >= SHARE * len(
-        ratios
-    )  # of techniques most gains must be right in both arms, not only on average
-    reached = "reached" if mean_error(counted) <= family.limit and enough else "**missed**"
+    enough = len(near) >= SHARE * len(ratios)  # most gains must be right in both arms, not only on average
+    reached = "reached" if mean_error(out) <= family.limit and enough else "**missed**"
     if ratios:
         reached += f": {len(near)} of {len(ratios)} gains within 15 % in both arms, the sign of {len(wrong)} wrong"
+    return reached
+
+
+def _figures(rows: Sequence[Row]) -> str:
+    """Return the cells of a line: errors, their number, and what they are beside a rule of thumb."""
+    errors = [abs(row.error) for row in rows]
+    worst = max((row.error for row in rows), key=abs)
+    comparable = [row for row in rows if isfinite(row.unchanged)]
+    naive = skill(rows)[0]
+    beside = f"{naive:.1%} | {naive / mean_error(comparable):.1f}" if comparable else "| "
+    intervals = covered(rows)
     return (
-        f"{title} {mean_error(counted):.1%} "
-        f"| {statistics.median(errors):.1%} | {worst.error:+.1%} | {len(counted)} | {reached} |\n"
+        f"| {mean_error(rows):.1%} | {bias(rows):+.1%} | {statistics.median(errors):.1%} | {worst:+.1%} | {len(rows)} "
+        f"| {beside} | {'' if intervals is None else f'{intervals[0]:.0%}'}"
     )
 
 
-def anchor(title: str) -> str:
-    """Return the anchor that Markdown makes of a heading."""
-    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")
-
-
 def section(family: Family, rows: Sequence[Row]) -> str:
-    """Return a family's part of the page."""
+    """Return a family's page."""
     parts = [
-        f"\n## {family.title}\n\n`python -m accuracy.{family.script}`. Calibrated on: {family.calibration}\n\n",
-        f"![measured against predicted](pictures/accuracy_{family.key}.png)\n\n",
+        f"# {family.title}\n\n",
+        f"[All families](../accuracy.md). `python -m accuracy.{family.script}` prints these rows.\n\n",
+        f"Calibrated on: {family.calibration}\n\n",
+        f"![measured against predicted](../pictures/accuracy_{family.key}.png)\n\n",
     ]
     if len(rows) > MANY:
         return "".join(parts) + by_case(family, rows) + misses(family, rows)
@@ -296,24 +307,39 @@ def group(case: str) -> str:
 
 
 def page(measured: Sequence[tuple[Family, list[Row]]]) -> str:
-    """Return the page."""
-    table = "".join(summary(family, rows) for family, rows in measured)
+    """Return the page that sums up."""
     every = [each for family, rows in measured for each in scored(family.key, rows)]
     left_out = {id(each.row): row for each, row in zip(every, series_left_out(every), strict=True)}
-    skills = "".join(beside(family, rows, left_out) for family, rows in measured)
+    table = "".join(summary(family, rows, left_out) for family, rows in measured)
     held = INTERVALS.format(series=words(every, series_left_out), halves=words(every, halves))
-    omitted = [each for family, _ in measured for each in family.left_out()]
-    sections = "".join(section(family, rows) for family, rows in measured)
-    return HEAD + table + SKILL_HEAD + skills + held + CHOICES + sections + TAIL + not_predicted(omitted)
+    return HEAD.format(verdict=answer(measured)) + table + READING + held + CHOICES
+
+
+def answer(measured: Sequence[tuple[Family, list[Row]]]) -> str:
+    """Return the first sentences: how many families reach their goals, and which miss them by most."""
+    counted = [(family, predictions(family, rows), rows) for family, rows in measured]
+    counted = [(family, found, rows) for family, found, rows in counted if found]
+    missed = [(family, found) for family, found, rows in counted if not verdict(family, rows).startswith("reached")]
+    missed.sort(key=lambda each: -mean_error(each[1]) / each[0].limit)
+    worst = "; ".join(
+        f"[{family.title}](accuracy/{family.key}.md), {mean_error(found):.0%}" for family, found in missed[:3]
+    )
+    return (
+        f"{len(counted) - len(missed)} of {len(counted)} families of measurements are predicted within their goals "
+        f"({sum(len(found) for _, found, _ in counted):,} rows that nothing was calibrated on). Furthest off: {worst}."
+    )
 
 
 def main() -> None:
-    """Simulate everything and write page, pictures and what is learned."""
+    """Simulate everything and write pages, pictures and what is learned."""
     measured = [(family, family.rows()) for family in FAMILIES]
     for family, rows in measured:
         same_unit = [row for row in rows if row.unit == rows[0].unit]
         picture(family, same_unit, DOCS / "pictures" / f"accuracy_{family.key}.png")
+        write_text(DOCS / "accuracy" / f"{family.key}.md", section(family, rows))
     write_text(DOCS / "accuracy.md", page(measured))
+    omitted = [each for family, _ in measured for each in family.left_out()]
+    write_text(DOCS / "accuracy" / "not_predicted.md", NOT_PREDICTED + not_predicted(omitted))
     write_text(FILE, written([each for family, rows in measured for each in scored(family.key, rows)]))
 
 

@@ -2,7 +2,7 @@
 
 Each script of this folder (``published.py``, ``aws.py``, ...) has a function ``rows() -> list[Row]``, and where its
 data has rows that are not predicted ``left_out() -> list[Omitted]``, with the reason of each; ``report.py`` turns them
-into ``docs/accuracy.md``. A script also runs by itself and prints its rows.
+into ``docs/accuracy.md`` and a page per family. A script also runs by itself and prints its rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,19 @@ from dataclasses import dataclass, field
 from ddlsim.cluster.calibrated import deviation
 from ddlsim.errors import ConfigError
 
-__all__ = ["TIMES", "Omitted", "Row", "Table", "UnpredictableError", "covered", "mean_error", "number", "show", "skill"]
+__all__ = [
+    "TIMES",
+    "Omitted",
+    "Row",
+    "Table",
+    "UnpredictableError",
+    "bias",
+    "covered",
+    "mean_error",
+    "number",
+    "show",
+    "skill",
+]
 
 TIMES = ("s", "ms", "us")  #: units of which more is slower; of all others less is
 
@@ -36,6 +48,7 @@ class Row:
     unchanged: float = math.nan  #: in `unit`: what "everything stays as calibrated" says, nan where that says nothing
     interval: tuple[float, float] | None = None  #: in `unit`: where a measurement is with 95 % probability
     kind: str = ""  #: of prediction, as :mod:`ddlsim.cluster.calibrated` has them; gives the interval where none is
+    inside: bool = False  #: whether the run stays in one machine, which says nothing about scaling out
     #: of a ratio: (measured, predicted) without the technique and with it, in s
     arms: tuple[tuple[float, float], ...] = ()
 
@@ -106,6 +119,13 @@ def number(row: object, key: object, zero: bool = False) -> float:
 def mean_error(rows: Sequence[Row]) -> float:
     """Return the mean of |error| over the rows that calibration has not read (nan without any)."""
     errors = [abs(row.error) for row in rows if not row.fitted_on]
+    return sum(errors) / len(errors) if errors else math.nan
+
+
+def bias(rows: Sequence[Row]) -> float:
+    """Return the mean of the signed errors over the rows that calibration has not read: of times above 0 too slow, of
+    rates above 0 too fast (nan without any)."""
+    errors = [row.error for row in rows if not row.fitted_on]
     return sum(errors) / len(errors) if errors else math.nan
 
 
