@@ -135,7 +135,7 @@ FAMILIES = (
         left_out=lambda: [*published.left_out(), *coverage.left_out()],
     ),
     Family(
-        "weak_device", "Published weak scaling from one device", 0.06, "published",
+        "weak_device", "Published weak scaling from one device", 0.05, "published",
         "The row of one device gives the compute time; nothing else is read. Copies inside MXNet's machines have the "
         "rate that NCCL assumes for PCIe. Devices are as unequal as `Spread()` says, MXNet's share the input of "
         "`MXNET_INPUT`, and compute is `BESIDE_KERNELS` times slower beside NCCL's kernels: the library's values. "
@@ -242,7 +242,7 @@ FAMILIES = (
          ("exp", "", "not explained"),),
     ),
     Family(
-        "dlrm", "Recommendation models: DLRM on several GPUs", 0.15, "recommendation",
+        "dlrm", "Recommendation models: DLRM on several GPUs", 0.12, "recommendation",
         "The one-GPU row of each framework, machine and precision gives the efficiency of matrix products; the smaller "
         "batch of several GPUs lowers it by what is left empty of waves of tiles. Without CUDA graphs the host "
         "launches kernels of PyTorch in the times of `megatron-2021`.",
@@ -267,7 +267,7 @@ FAMILIES = (
         left_out=torchgpipe.left_out,
     ),
     Family(
-        "memory", "Memory of a GPU: torchgpipe on P40, and Megatron-LM as its paper computes it", 0.10, "memory",
+        "memory", "Memory of a GPU: torchgpipe on P40, and Megatron-LM as its paper computes it", 0.08, "memory",
         "Nothing. The rows of Megatron-LM are the paper's own formulas and do not count.",
         memory.rows, lambda row: not row.case.startswith("megatron"),
         causes=(
@@ -305,7 +305,7 @@ FAMILIES = (
         left_out=lambda: minicluster_storage.table().omitted,
     ),
     Family(
-        "jobs", "Mini-cluster of network namespaces: jobs that share a trunk", 0.04, "minicluster_jobs",
+        "jobs", "Mini-cluster of network namespaces: jobs that share a trunk", 0.02, "minicluster_jobs",
         "As the pipelines; of these rows nothing.", minicluster_jobs.shared_rows,
         left_out=lambda: minicluster_jobs.table().omitted,
         causes=(("2_jobs", "begun 0 steps", "jobs that begin together drift apart under TCP, whose windows favour who "
@@ -320,7 +320,7 @@ FAMILIES = (
                  "than the fair share; lost packets are not modelled")),
     ),
     Family(
-        "mosaic_fsdp", "Transformers with PyTorch FSDP: several machines from one", 0.05, "mosaic_fsdp",
+        "mosaic_fsdp", "Transformers with PyTorch FSDP: several machines from one", 0.04, "mosaic_fsdp",
         "The rows of one machine of 8 GPUs give four numbers of the catalogue: the share of matrix products' rate and "
         "the element-wise traffic of the stack `llm-foundry`, and the rate of Triton's attention on H100 and on A100.",
         mosaic_fsdp.rows,
@@ -347,7 +347,7 @@ FAMILIES = (
         remark=own_runs.remark,
     ),
     Family(
-        "vtrain_single", "Megatron-DeepSpeed on one machine of 8 A100", 0.06, "vtrain",
+        "vtrain_single", "Megatron-DeepSpeed on one machine of 8 A100", 0.05, "vtrain",
         "Two halves: rows with an even number are predicted by what is fitted to the odd ones (the rate of matrix "
         "products and four times of the stack `megatron-2021`, by least squares, `accuracy/kernels.py`), and the other "
         "way round.",
@@ -359,7 +359,7 @@ FAMILIES = (
         remark=lambda: "vTrain's authors claim 8.37 % on one machine (with kernels profiled one by one).",
     ),
     Family(
-        "vtrain_multi", "Megatron-DeepSpeed on 8 to 64 machines of 8 A100", 0.08, "vtrain",
+        "vtrain_multi", "Megatron-DeepSpeed on 8 to 64 machines of 8 A100", 0.06, "vtrain",
         "The catalogue, fitted to all 363 steps of one machine; nothing is fitted to these rows. How DeepSpeed "
         "exchanges is taken from its code.",
         vtrain.multi_rows,
@@ -392,7 +392,7 @@ FAMILIES = (
                  "another cluster and a later release; published rates of the A100 differ by as much"),),
     ),
     Family(
-        "megatron_h100", "Megatron Core, weak scaling on up to 2,304 H100", 0.08, "megatron",
+        "megatron_h100", "Megatron Core, weak scaling on up to 2,304 H100", 0.06, "megatron",
         "Nothing is fitted (stack `megatron-2024`). Micro-batches and virtual stages are not stated (assumptions: all "
         "samples of a replica at once without a pipeline, else one, and one layer).",
         megatron.h100_rows,

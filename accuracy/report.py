@@ -1,4 +1,4 @@
-"""Write the accuracy pages, their pictures and deviations/learned.toml: `python -m accuracy.report`, `make accuracy`."""
+"""Write the pages of the accuracy, their pictures and deviations/learned.toml: `make accuracy`."""
 
 from __future__ import annotations
 
