@@ -221,7 +221,7 @@ FAMILIES = (
         (("gloo_all_gather", "", "the measurements are bimodal, at 1 and 1.5 times the prediction: a rank that starts "
           "second may write its data before its readiness message, so that the two directions take turns (not tested)"),
          ("ps_sync", "", "not explained: one slow host takes 14 % longer than under fair sharing"),
-         ("switch_buffer=128KiB", "", "the switch may drop packets, which a fluid does not (not tested)"),
+         ("switch_buffer=128KiB", "", "near the limit some repetitions time out and others do not"),
          ("own_", "", "the wake-up of a process between steps, some 45 us a step, it seems (not tested)"),),
     ),
     Family(

@@ -41,6 +41,7 @@ class Protocol:
     window      bytes of a connection under way at most, unless something else is said; inf: it has no window
     segments    frames' payloads that a connection sends before it has heard anything; inf: no slow start
     least       of them, that a connection keeps under way on average whatever is lost; 0: nothing of it is lost
+    burst       bytes that a connection sends at once at most, if it keeps up its rate whatever is lost; 0: it does not
     """
 
     header: float
@@ -49,6 +50,7 @@ class Protocol:
     window: float = math.inf
     segments: float = math.inf
     least: float = 0.0
+    burst: float = 0.0
 
     def frame(self, mtu: float) -> tuple[float, float]:
         """Return (bytes of headers, bytes of payload) of a full frame."""
@@ -62,7 +64,7 @@ _TCP = Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=1500.0, window=3.0 * 2*
 # BBR does not take a loss for congestion (Cardwell et al., "BBR: congestion-based congestion control", ACM Queue 14(5),
 # 2016), and keeps three quanta of two segments under way however short the path is (Cardwell et al., "BBR congestion
 # control", draft-cardwell-iccrg-bbr-congestion-control-02, section 4.6.4.2).
-_BBR = dataclasses.replace(_TCP, least=6.0)
+_BBR = dataclasses.replace(_TCP, least=6.0, burst=65536.0)
 
 #: by the names in files. The kinds of TCP differ in how they answer losses. Neither of the others starts slowly:
 #: RoCE begins at line rate (Zhu et al. 2015, section 3.1: "hyper-fast start"), InfiniBand is held back by credits.
