@@ -150,9 +150,9 @@ def test_who_has_no_buffers():
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_long_messages_that_keep_up_their_rate_time_out_until_one_is_left(n):
-    """Up to four senders with BBR have 56 kB under way: three bursts of 1 ms and two round trips of 1.25 times the rate.
-    Of these 36 kB fit, so 35 % is lost, and a round trip's three bursts at once while a message passes. The first sender
-    keeps the port, the others send again after a time-out, and one of them keeps it then."""
+    """Up to four senders with BBR have 56 kB under way: three bursts of 1 ms and two round trips of 1.25 times the
+    rate. Of these 36 kB fit, so 35 % is lost, and while a message passes all three bursts of some round trip. The first
+    sender keeps the port, the others send again after a time-out, and one of them keeps it then."""
     buffer, nbytes = 32768, 2.0**20
     room, window = buffer + RATE * ROUND_TRIP, 1.25 * RATE * (3e-3 + 2 * ROUND_TRIP) / n
     assert n * nbytes / window * (1 - room / (n * window)) ** 3 > np.log(2)
