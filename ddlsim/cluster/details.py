@@ -10,12 +10,25 @@ import dataclasses
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Decay, NotNegative, checked, number, one_of, quantity, takes_fields_of, whole
+from ddlsim.arguments import (
+    Count,
+    Decay,
+    NotNegative,
+    Rule,
+    by,
+    checked,
+    number,
+    one_of,
+    quantity,
+    takes_fields_of,
+    whole,
+)
+from ddlsim.arguments.annotations import rule_of
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.cluster.quantity import Quantity
 from ddlsim.errors import ConfigError, shown, unknown_name
@@ -216,6 +229,13 @@ _Rate = Annotated[Quantity, quantity("bandwidth", zero=True)]
 _Part = Annotated[float, number(0.0, 1.0, below=True)]
 
 
+def _variation(value: object, where: str) -> object:
+    return value.variation if isinstance(value, Spread) else cast("Rule", rule_of(Variation))(value, where)
+
+
+_Spread = Annotated[float | Spread, "the variation of a Spread, 0 to 1, or a ddlsim.Spread()", by(_variation)]
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Told:
@@ -241,7 +261,7 @@ class Told:
     unordered: bool = False
     warm: bool = False
     buffer: _Size = 0.0
-    spread: Variation = 0.0
+    spread: _Spread = 0.0
 
     def detail(self, where: str = "") -> LinkDetail:
         """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""

@@ -212,6 +212,7 @@ def test_in_files_options_and_graphs(tmp_path):
     assert (Cluster.from_graph(cluster.to_graph()).details.spread == 0.42).all()
     for name in ("office-1gbe+spread=0.42", "aws-p3-2xlarge+transport=ideal+spread=0.42"):
         assert load_cluster(name).details.spread.max() == 0.42
+    assert (with_detail(cluster, spread=Spread(0.42)).details.spread == 0.42).all()
     ideal = with_detail(with_detail(cluster, transport="tcp-cubic", spread=0.42), transport="ideal")
     assert (ideal.details.spread == 0.42).all()
     cluster.save(tmp_path / "saved.json")
