@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Index, NotNegative, Positive, Rule, checked, having
+from ddlsim.arguments import Index, NotNegative, Positive, Rule, Seed, checked, having
 from ddlsim.arguments.annotations import array_of
 from ddlsim.arguments.rules import PATH
 from ddlsim.cluster.quantity import Quantity, nonnegative
@@ -214,7 +214,8 @@ class Cluster:
         has_spread = self.details is not None and self.details.spread.any()
         return _frozen(self.nominal_capacity / sampled_times(self)) if has_spread else self.nominal_capacity
 
-    def sampled(self, seed: int) -> Cluster:
+    @checked
+    def sampled(self, seed: Seed) -> Cluster:
         """Return this cluster with the rates of unequal links as a run with `seed` has them; one that has been sampled
         already stays as it is. Routes are those of the nominal rates."""
         if self.link_seed is not None or self.details is None or not self.details.spread.any():
