@@ -175,7 +175,7 @@ def test_who_lowers_its_rate_or_has_room_or_a_short_message_is_not_lost_again():
 
 
 def test_long_pushes_of_bbr_between_real_namespaces():
-    """25 settings on Linux: nine were measured after the model was chosen, and are 36 % off without it."""
+    """25 settings on Linux: nine were measured after the model was chosen, and are 37 % off without it."""
     path = Path(__file__).parents[1] / "accuracy" / "data" / "minicluster" / "incast_bbr.csv"
     errors = {"yes": [], "no": []}
     with path.open(encoding="utf-8", newline="") as file:
