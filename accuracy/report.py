@@ -79,13 +79,15 @@ Each has a physical or documented reason, but its authors had seen the rows that
 - Gains: nothing overlaps in the DGC case, and a backbone stands in for its detector; ByteScheduler's batch of 32 is not
   stated, its credit is the best of two, and its machines copy at a rate calibrated on their one-machine row.
 - NCCL sweeps are linear in the size between two calibrated sizes. Gloo on AWS: connections, window and slow start are
-  Linux's and AWS's, which of them count was seen in point-to-point rows only. Intervals: that curves through all sizes
+  Linux's and AWS's, which of them count was seen in point-to-point rows only. NCCL on AWS: that unshaped interfaces are
+  unequal was looked for because these rows were too fast, the more machines the more; their spread is that of others'
+  measurements, and which direction has it follows these. Intervals: that curves through all sizes
   deviate by half of what leaving a size out gives, which kinds of prediction there are, and that a kind counts as
   twenty rows of the one below it, was chosen on visible rows.
 - Mini-cluster: rows below 64 KiB and two-way rows under cubic do not count; asynchronous workers of equal speed start
   spread over a cycle, as together they were off by 12 to 38 %, and at random if their pushes do not fit into a cycle
   one after the other, as spread they were 28 % too fast. Which windows count in an incast was seen in other pushes
-  between namespaces (`incast.csv`).
+  between namespaces (`incast.csv`), and how often BBR times out in longer ones (`incast_bbr.csv`).
 - DLRM: all wait for the GPU with the bottom MLP, and products are made in waves. torchgpipe: when activations are
   computed again. Memory: which activations stay was read in PyTorch's formulas because the row of U-Net (6, 72) did not
   fit. Das: small batches lose speed, and two batches that are not stated.

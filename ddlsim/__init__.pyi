@@ -168,10 +168,10 @@ from .workload.jitter import (
     NoJitter as NoJitter,
     Pareto as Pareto,
     ShiftedExponential as ShiftedExponential,
-    Spread as Spread,
     Trace as Trace,
     Uniform as Uniform,
 )
+from .spread import Spread as Spread
 from .workload.model import Model as Model, load_model as load_model, model_names as model_names
 
 __version__: str

@@ -18,6 +18,7 @@ ORDER = [
     ("arguments",),
     ("schema",),
     ("streams",),
+    ("spread",),
     ("compile_messages",),
     ("compiler",),
     ("cluster",),

@@ -42,10 +42,12 @@ from ddlsim.plain import read_toml
 PARAMETERS = {
     "between.latency": "time",
     "between.bandwidth": "bandwidth",
-    "between.frame_header": "bytes",  # these four as in ddlsim.cluster.details, on all links between hosts
+    "between.frame_header": "bytes",  # these six as in ddlsim.cluster.details, on all links between hosts
     "between.frame_payload": "bytes",
     "between.burst": "bytes",
     "between.reverse_load": "share",
+    "between.window": "bytes",  # of TCP, which links without a transport then name
+    "between.warm": "share",  # 1: windows are open already
     "inside.latency": "time",
     "inside.bandwidth": "bandwidth",
     "overhead": "time",  # per message, at the sender and again at the receiver
@@ -53,7 +55,9 @@ PARAMETERS = {
 }
 
 #: the details of links that measurements tell
-FITTED_DETAILS = ("frame_header", "frame_payload", "burst", "reverse_load")
+FITTED_DETAILS = ("frame_header", "frame_payload", "burst", "reverse_load", "window", "warm")
+#: of links whose windows a calibration has found: Linux's (tcp(7), RFC 9438)
+DEFAULT_TRANSPORT = "tcp-cubic"
 DETAILS = tuple(f"between.{key}" for key in FITTED_DETAILS)
 
 _Ends: TypeAlias = tuple[int, int]
@@ -159,18 +163,14 @@ def _carrying(details: LinkDetails | None, members: Bools, rate: float) -> LinkD
 
 def _with_details(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
     """Return the cluster with these details on all links between hosts; others stay."""
+    told: dict[str, Any] = {key: bool(value) if key == "warm" else value for key, value in values.items()}
     if cluster.details is None:
-        header, payload, burst, load = (values.get(key, 0.0) for key in FITTED_DETAILS)
-        return with_detail(cluster, frame_header=header, frame_payload=payload, burst=burst, reverse_load=load)
+        return with_detail(cluster, transport=DEFAULT_TRANSPORT if "window" in told else "", **told)
     inside, before = inside_hosts(cluster), cluster.details
-    header_of, payload_of, burst_of, load_of = (
-        np.where(inside, getattr(before, key), values[key]) if key in values else getattr(before, key)
-        for key in FITTED_DETAILS
-    )
-    details = dataclasses.replace(
-        before, frame_header=header_of, frame_payload=payload_of, burst=burst_of, reverse_load=load_of
-    )
-    return dataclasses.replace(cluster, details=details)
+    columns = {key: np.where(inside, getattr(before, key), value) for key, value in told.items()}
+    if "window" in told:
+        columns["transport"] = np.where(inside | (before.transport != ""), before.transport, DEFAULT_TRANSPORT)
+    return dataclasses.replace(cluster, details=dataclasses.replace(before, **columns))
 
 
 def payload_rate(cluster: Cluster, links: Ints) -> Floats:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Index, NotNegative, Positive, Rule, checked, having
+from ddlsim.arguments import Index, NotNegative, Positive, Rule, Seed, checked, having
 from ddlsim.arguments.annotations import array_of
 from ddlsim.arguments.rules import PATH
 from ddlsim.cluster.quantity import Quantity, nonnegative
@@ -144,6 +144,8 @@ class Cluster:
     operation_time: Floats | None = None
     #: frames, token buckets and acknowledgements of links; None: no link has any
     details: LinkDetails | None = None
+    #: seed of the streams that the rates of links with a `spread` are sampled from; None: 0, until a run sets its own
+    link_seed: int | None = None
     #: what measurements of this cluster have told; its links, overheads and speed of adding up are set accordingly
     calibration: CalibrationTable | None = None
 
@@ -173,7 +175,7 @@ class Cluster:
     @property
     def n_channels(self) -> int:
         """Number of channels; at most one per link."""
-        return len(self.channel_capacity)
+        return len(self.nominal_capacity)
 
     @cached_property
     def is_endpoint(self) -> Bools:
@@ -205,9 +207,29 @@ class Cluster:
 
     @cached_property
     def channel_capacity(self) -> Floats:
-        """Bytes/s that each channel carries, bandwidth * efficiency, shape (n_channels,).
+        """Bytes/s that each channel carries, shape (n_channels,): the nominal capacity, or where links have a `spread`
+        that of this channel."""
+        from ddlsim.cluster.details import sampled_times
 
-        That is payload, and the headers of frames on links that have them.
+        has_spread = self.details is not None and self.details.spread.any()
+        return _frozen(self.nominal_capacity / sampled_times(self)) if has_spread else self.nominal_capacity
+
+    @checked
+    def sampled(self, seed: Seed) -> Cluster:
+        """Return this cluster with the rates of unequal links as a run with `seed` has them; one that has been sampled
+        already stays as it is. Routes are those of the nominal rates."""
+        if self.link_seed is not None or self.details is None or not self.details.spread.any():
+            return self
+        made = dataclasses.replace(self, link_seed=seed)
+        vars(made)["_router"] = self._router
+        return made
+
+    @cached_property
+    def nominal_capacity(self) -> Floats:
+        """Bytes/s that each channel carries as its links are described, bandwidth * efficiency, shape (n_channels,).
+
+        That is payload, and the headers of frames on links that have them. Routes, rings and algorithms are chosen by
+        these rates, as in reality, where nobody knows which links are slow.
         """
         n_channels = int(self.link_channel.max()) + 1 if self.n_links else 0
         capacity = np.zeros(n_channels)
@@ -547,6 +569,8 @@ def _details(cluster: Cluster, of_kind: Bools) -> str:
         header = _range(np.array([detail.frame_header for detail in found]), "B")
         payload = _range(np.array([detail.frame_payload for detail in found]), "B")
         parts.append(f"headers of {header} per {payload}")
+    if any(detail.spread for detail in found):
+        parts.append(f"rates apart by {_range(np.array([detail.spread for detail in found]), '')}")
     if any(detail.burst for detail in found):
         parts.append(f"bursts of {_range(np.array([detail.burst for detail in found]), 'B')}")
     if any(detail.reverse_load for detail in found):

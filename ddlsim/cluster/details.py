@@ -10,15 +10,30 @@ import dataclasses
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Decay, NotNegative, checked, number, one_of, quantity, takes_fields_of, whole
+from ddlsim.arguments import (
+    Count,
+    Decay,
+    NotNegative,
+    Rule,
+    by,
+    checked,
+    number,
+    one_of,
+    quantity,
+    takes_fields_of,
+    whole,
+)
+from ddlsim.arguments.annotations import rule_of
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.cluster.quantity import Quantity
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.spread import Spread, Variation
+from ddlsim.streams import stream
 from ddlsim.units import si
 
 #: bytes per Ethernet frame besides its payload: preamble 8, header 14, check sequence 4, gap 12 (IEEE 802.3)
@@ -39,6 +54,7 @@ class Protocol:
     window      bytes of a connection under way at most, unless something else is said; inf: it has no window
     segments    frames' payloads that a connection sends before it has heard anything; inf: no slow start
     least       of them, that a connection keeps under way on average whatever is lost; 0: nothing of it is lost
+    burst       bytes that a connection sends at once at most, if it keeps up its rate whatever is lost; 0: it does not
     """
 
     header: float
@@ -47,6 +63,7 @@ class Protocol:
     window: float = math.inf
     segments: float = math.inf
     least: float = 0.0
+    burst: float = 0.0
 
     def frame(self, mtu: float) -> tuple[float, float]:
         """Return (bytes of headers, bytes of payload) of a full frame."""
@@ -60,7 +77,7 @@ _TCP = Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=1500.0, window=3.0 * 2*
 # BBR does not take a loss for congestion (Cardwell et al., "BBR: congestion-based congestion control", ACM Queue 14(5),
 # 2016), and keeps three quanta of two segments under way however short the path is (Cardwell et al., "BBR congestion
 # control", draft-cardwell-iccrg-bbr-congestion-control-02, section 4.6.4.2).
-_BBR = dataclasses.replace(_TCP, least=6.0)
+_BBR = dataclasses.replace(_TCP, least=6.0, burst=65536.0)
 
 #: by the names in files. The kinds of TCP differ in how they answer losses. Neither of the others starts slowly:
 #: RoCE begins at line rate (Zhu et al. 2015, section 3.1: "hyper-fast start"), InfiniBand is held back by credits.
@@ -125,6 +142,7 @@ class LinkDetail:
     unordered                    messages of a connection do not wait for each other but share it
     warm                         windows are open already: no slow start
     buffer                       bytes that may wait at this port of a switch before TCP's are lost; 0: no end of them
+    spread                       how far apart the rates of links of this kind are, as of :class:`ddlsim.Spread`
     """
 
     frame_header: NotNegative = 0.0
@@ -140,6 +158,7 @@ class LinkDetail:
     unordered: bool = False
     warm: bool = False
     buffer: NotNegative = 0.0
+    spread: Variation = 0.0
 
     def written(self) -> dict[str, Any]:
         """Return the fields that say anything, as attributes of an edge."""
@@ -172,6 +191,7 @@ class LinkDetails:
     unordered: Bools
     warm: Bools
     buffer: Floats
+    spread: Floats
 
     def __post_init__(self) -> None:
         for key in DETAIL_KEYS:
@@ -209,6 +229,13 @@ _Rate = Annotated[Quantity, quantity("bandwidth", zero=True)]
 _Part = Annotated[float, number(0.0, 1.0, below=True)]
 
 
+def _variation(value: object, where: str) -> object:
+    return value.variation if isinstance(value, Spread) else cast("Rule", rule_of(Variation))(value, where)
+
+
+_Spread = Annotated[float | Spread, "the variation of a Spread, 0 to 1, or a ddlsim.Spread()", by(_variation)]
+
+
 @checked
 @dataclass(frozen=True, kw_only=True)
 class Told:
@@ -234,6 +261,7 @@ class Told:
     unordered: bool = False
     warm: bool = False
     buffer: _Size = 0.0
+    spread: _Spread = 0.0
 
     def detail(self, where: str = "") -> LinkDetail:
         """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""
@@ -245,7 +273,9 @@ class Told:
                 "say together what a frame is; give both, like '66 B' and '1448 B'"
             )
         transport = "" if self.transport == IDEAL else self.transport
-        rest = {key: getattr(self, key) for key in ("reverse_load", "loss", "connections", "unordered", "warm")}
+        rest = {
+            key: getattr(self, key) for key in ("reverse_load", "loss", "connections", "unordered", "warm", "spread")
+        }
         detail = LinkDetail(transport=transport, flow_rate=si(self.flow_rate, "bandwidth"), **rest, **sizes)
         return _consistent(detail, si(self.mtu, "bytes"), where)
 
@@ -312,13 +342,39 @@ def with_detail(wanted: _Wanted) -> Cluster:
     before = cluster.details
     as_it_was = [_NONE] * cluster.n_links if before is None else [before.of(link) for link in range(cluster.n_links)]
     idealised = wanted.transport == IDEAL and not detail
-    kept = ("frame_header", "frame_payload", "burst", "reverse_load")
-    ideal = {id(was): LinkDetail(*(getattr(was, key) for key in kept)) for was in as_it_was} if idealised else {}
+    kept = ("frame_header", "frame_payload", "burst", "reverse_load", "spread")
+    ideal = {id(was): LinkDetail(**{key: getattr(was, key) for key in kept}) for was in as_it_was} if idealised else {}
     after = [
         ideal[id(was)] if idealised and mine else detail if mine else was
         for was, mine in zip(as_it_was, chosen, strict=True)
     ]
     return dataclasses.replace(cluster, details=collected(after))
+
+
+def with_spread(cluster: Cluster, spread: Floats | float) -> Cluster:
+    """Return a cluster whose links have this `spread`, of each, (n_links,), or of all."""
+    if cluster.details is None:
+        return cluster
+    column = np.broadcast_to(np.float64(spread), cluster.n_links).copy()
+    return dataclasses.replace(cluster, details=dataclasses.replace(cluster.details, spread=column))
+
+
+def sampled_times(cluster: Cluster) -> Floats:
+    """Return how many times as long as described each channel takes for a byte, (n_channels,), 1 without a `spread`.
+
+    Each direction of a link is sampled by itself, by the rule of :class:`ddlsim.Spread` among all of one spread: the
+    order is that of numbers from the streams of (seed, link). Links from a switch into a machine have the rate that is
+    described, since clouds limit what a machine sends (docs/models/variability.md).
+    """
+    assert cluster.details is not None
+    times, spread = np.ones(cluster.n_channels), cluster.details.spread
+    sends = (spread > 0.0) & ~(cluster.is_switch_port & (cluster.host_of[cluster.link_dst] >= 0))
+    for variation in np.unique(spread[sends]).tolist():
+        own = np.flatnonzero(sends & (spread == variation))
+        channels, first = np.unique(cluster.link_channel[own], return_index=True)
+        drawn = [stream(cluster.link_seed or 0, link, "link spread").random() for link in own[first].tolist()]
+        times[channels[np.argsort(drawn)]] = Spread(variation).times(len(channels))
+    return times
 
 
 def reverse_links(cluster: Cluster) -> Ints:

@@ -114,7 +114,7 @@ def _partitions(cluster: Cluster) -> list[Ints]:
     if cluster.grid and math.prod(cluster.grid) == len(homes):
         return [machine, *_dimensions(cluster, machine, homes, cluster.workers[first])]
     partitions = [machine]
-    speed = np.stack([-cluster.channel_capacity[cluster.link_channel], cluster.link_latency])
+    speed = np.stack([-cluster.nominal_capacity[cluster.link_channel], cluster.link_latency])
     rank = np.unique(speed, axis=1, return_inverse=True)[1].ravel()
     while True:
         group = partitions[-1]
@@ -139,7 +139,7 @@ def _dimensions(cluster: Cluster, machine: Ints, homes: Ints, at: Ints) -> list[
     place = np.arange(len(at)).reshape(cluster.grid)
     dims = [dim for dim in reversed(range(place.ndim)) if place.shape[dim] > 1]
     routes = cluster.routes(np.full(len(dims), at[0]), at[[place.strides[dim] // place.itemsize for dim in dims]])
-    speed = [cluster.channel_capacity[cluster.link_channel[routes[i]]].min() for i in range(len(dims))]
+    speed = [cluster.nominal_capacity[cluster.link_channel[routes[i]]].min() for i in range(len(dims))]
     label, partitions = np.full(int(machine.max()) + 1, -1), []
     for i in np.argsort(-np.array(speed), kind="stable").tolist():
         place = np.broadcast_to(place.min(axis=dims[i], keepdims=True), place.shape)

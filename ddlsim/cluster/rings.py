@@ -219,7 +219,7 @@ def ring_rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...], capacity: Fl
     Each carries as much as the most crowded channel on its way leaves to all of them; `capacity` (n_channels,) are
     the channels' bytes/s, those of the cluster if None.
     """
-    capacity = cluster.channel_capacity if capacity is None else capacity
+    capacity = cluster.nominal_capacity if capacity is None else capacity
     routes = [cluster.split_routes(at[order], at[np.roll(order, -1)]) for order in orders]
     links, shares = np.concatenate([each.links for each in routes]), np.concatenate([each.share for each in routes])
     uses = np.bincount(cluster.link_channel[links], shares, cluster.n_channels)
@@ -276,7 +276,7 @@ class _Machine:
                 out.append(tuple(sorted(cluster.link_channel[leaving].tolist())))
         used = sorted({int(cluster.link_channel[link]) for way in links for link in way.tolist()})
         number = {channel: i for i, channel in enumerate(used)}
-        self.capacity = cluster.channel_capacity[used].tolist()
+        self.capacity = cluster.nominal_capacity[used].tolist()
         self.ways: list[list[list[int]]] = [
             [[number[int(cluster.link_channel[link])] for link in links[i * n + j].tolist()] for j in range(n)]
             for i in range(n)
@@ -288,7 +288,7 @@ class _Machine:
             devices = [i for i in range(n) if out[i] == ports]
             n_rings = min(len(devices), len(ports))
             self.interfaces += [part.tolist() for part in np.array_split(devices, n_rings)]
-            self.outwards = min(self.outwards, float(cluster.channel_capacity[list(ports)].sum()) / n_rings)
+            self.outwards = min(self.outwards, float(cluster.nominal_capacity[list(ports)].sum()) / n_rings)
         self.steps = 0
 
     @property

@@ -50,7 +50,7 @@ class TableRouter:
         ids = np.flatnonzero(inner)
         ids = ids[np.argsort(cluster.link_src[ids], kind="stable")]  # by source, then by id
         self._ids, self._src, self._dst = ids, cluster.link_src[ids], cluster.link_dst[ids]
-        per_byte = 1.0 / cluster.channel_capacity[cluster.link_channel[ids]]
+        per_byte = 1.0 / cluster.nominal_capacity[cluster.link_channel[ids]]
         forwards = cluster.is_endpoint[self._dst].astype(np.float64)
         self._costs = np.stack([forwards, per_byte, cluster.link_latency[ids], per_byte], axis=1)
         self._out_start = np.searchsorted(self._src, np.arange(n + 1))
@@ -205,7 +205,7 @@ def port_numbers(cluster: Cluster) -> Ints:
 
 def widest_links(cluster: Cluster) -> dict[tuple[int, int], int]:
     """Return the link between each pair of joined nodes: the widest of parallel ones, of these the lowest id."""
-    capacity = cluster.channel_capacity[cluster.link_channel]
+    capacity = cluster.nominal_capacity[cluster.link_channel]
     widest_last = np.lexsort((-np.arange(cluster.n_links), capacity)).tolist()
     return {(int(cluster.link_src[link]), int(cluster.link_dst[link])): link for link in widest_last}
 

@@ -51,7 +51,7 @@ def _link_seconds(cluster: Cluster, at: Ints, schedule: Schedule) -> float:
         routes = cluster.routes(at[r.src], at[r.dst])
         nbytes = np.repeat(schedule.message_bytes(1.0, r), np.diff(routes.offsets))
         load = np.bincount(cluster.link_channel[routes.links], nbytes, cluster.n_channels)
-        seconds += r.repeat * float((load / cluster.channel_capacity).max())
+        seconds += r.repeat * float((load / cluster.nominal_capacity).max())
     return seconds
 
 

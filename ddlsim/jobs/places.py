@@ -147,6 +147,7 @@ def place(
     if not own:
         raise ConfigError("place: jobs has none; give it ddlsim.Job(experiment)")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
+    loaded = loaded.sampled(own[0].experiment.seed)
     own = [
         dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded), name=each.name or f"job {number}")
         for number, each in enumerate(own, 1)

@@ -94,6 +94,7 @@ def simulate_jobs(
     if not own or all(each.goes_on for each in own):
         raise ConfigError("simulate_jobs: jobs has none that ends; give it one ddlsim.Job or more without goes_on")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
+    loaded = loaded.sampled(own[0].experiment.seed)
     if cluster is not None:
         own = [dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded)) for each in own]
     names = _names(own)

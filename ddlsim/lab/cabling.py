@@ -174,7 +174,9 @@ def _cables(cluster: Cluster, where: Sequence[int], counted: int, on_wire: int) 
 
 def _port(cluster: Cluster, link: int, counted: int, on_wire: int) -> Port:
     details = cluster.details
-    rate, burst = float(cluster.link_bandwidth[link]) * counted / on_wire, 0.0
+    channel = cluster.link_channel[link]
+    unequal = float(cluster.channel_capacity[channel] / cluster.nominal_capacity[channel])
+    rate, burst = float(cluster.link_bandwidth[link]) * unequal * counted / on_wire, 0.0
     if details is not None:
         burst = float(details.burst[link]) * counted / on_wire
         if details.frame_header[link] > 0:

@@ -29,9 +29,9 @@ from ddlsim.network.state import Bools, Floats, Ints, grown
 from ddlsim.network.view import Table
 
 #: a row of state.WAY, and one of state.CONNECTION
-Way = tuple[float, float, float, float, float, float, float, int, int]
+Way = tuple[float, float, float, float, float, float, float, float, int, int]
 Connection = tuple[float, float, int, int, int, int]
-_BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, -1, -1)
+_BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, -1, -1)
 
 
 class _Terms(NamedTuple):
@@ -44,6 +44,7 @@ class _Terms(NamedTuple):
     timeout: float
     least: float
     single: float
+    burst: float
     limit: float
     ordered: int
 
@@ -88,7 +89,7 @@ class Ways:
             self.limits.append(terms.limit)
         self.connections.append((terms.initial, 0.0, -1, -1, 0, terms.ordered))
         self._n += 1
-        return (*terms[:7], self._n - 1, channel)
+        return (*terms[:8], self._n - 1, channel)
 
 
 def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms | None:
@@ -116,6 +117,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         timeout=round_trip + LEAST_TIMEOUT,
         least=first.connections * protocol.least * frame,
         single=first.connections * frame,
+        burst=first.connections * protocol.burst,
         limit=limit if limit < rate else math.inf,
         ordered=int(not first.unordered),
     )

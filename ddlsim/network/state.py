@@ -141,10 +141,19 @@ FRAME = record(header="f", payload="f")
 #: how messages travel on a route. eager: bytes, larger ones ask their receiver first (0: none does); round_trip: s;
 #: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window, or waits
 #: for what was lost, besides that of a full port; least, single: bytes under way at least, and after a time-out
-#: (least 0: nothing is lost); connection: that which carries them, -1: they go by themselves; channel: its limit, -1:
-#: it has none
+#: (least 0: nothing is lost); burst: bytes at once at most, of who keeps up its rate whatever is lost, 0: nobody;
+#: connection: that which carries them, -1: they go by themselves; channel: its limit, -1: it has none
 WAY = record(
-    eager="f", round_trip="f", full="f", initial="f", timeout="f", least="f", single="f", connection="n", channel="n"
+    eager="f",
+    round_trip="f",
+    full="f",
+    initial="f",
+    timeout="f",
+    least="f",
+    single="f",
+    burst="f",
+    connection="n",
+    channel="n",
 )
 #: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other

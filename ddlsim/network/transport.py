@@ -14,6 +14,10 @@ from ddlsim.network.calendar import push_timer
 from ddlsim.network.shaping import wire_bytes
 from ddlsim.network.state import CLEARED, EPOCH, HOP_SHIFT, NOW, Net
 
+#: of BBR (draft-cardwell-iccrg-bbr-congestion-control-02, sections 4.3.4.3, 4.6.3 and 4.6.4.2): bursts under way and s
+#: of a rate that each holds; gain once in a cycle of round trips
+BURSTS, QUANTUM, PROBE, CYCLE = 3, 1e-3, 1.25, 8.0
+
 # ---------------------------------------------------------------- rendezvous
 
 
@@ -120,10 +124,12 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
         bucket = net.buckets[net.hops[h]]
         others = bucket.held
         fits = others == 0.0 or others + window <= bucket.room + bucket.free * way.round_trip
-        if not fits and is_crowded(net, net.hops[h - 1], net.hops[h]):
+        is_lost = others > 0.0 and loses_again(net, slot, net.hops[h])
+        if (not fits or is_lost) and is_crowded(net, net.hops[h - 1], net.hops[h]):
             wait = way.timeout + bucket.room / bucket.free
-            for _ in range(tries):
-                wait = min(2.0 * wait, MOST_TIMEOUT)
+            if not is_lost:  # a message that is lost on its way has been acknowledged before
+                for _ in range(tries):
+                    wait = min(2.0 * wait, MOST_TIMEOUT)
             net.tries[slot] = tries + 1
             net.connections[connection].window = way.single
             push_timer(net, net.reals[NOW] + wait + opening(net, slot, connection), slot)
@@ -132,6 +138,28 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
     for h in range(net.routes[route].first + 1, net.routes[route].last):
         net.buckets[net.hops[h]].held += window
     return False
+
+
+@inlined
+def loses_again(net: Net, slot, channel):  # type: ignore[no-untyped-def]
+    """Whether it is likelier than not that one of the messages at a port loses all bursts of a round trip on the way of
+    this one, whose sender keeps up its rate whatever is lost (BBR).
+
+    Each of n senders has three bursts and two round trips of its share of the rate under way. It raises that share by
+    PROBE once in a cycle of round trips, and goes on with the highest rate it has seen.
+    """
+    way, bucket = net.ways[net.slots[slot].route], net.buckets[channel]
+    if way.burst == 0.0 or bucket.room == np.inf:
+        return False
+    n, left = net.channels[channel].used + 1.0, wire_bytes(net, slot)
+    trips, lost = 0.0, 0.0
+    for gain in (1.0, PROBE):
+        rate = gain * bucket.free / n
+        burst = max(2.0 * way.single, min(rate * QUANTUM, way.burst))
+        window = min(BURSTS * burst + 2.0 * rate * way.round_trip, left)
+        trips = max(trips, left / window)
+        lost = max(1.0 - (bucket.room + bucket.free * way.round_trip) / (n * window), 0.0)
+    return trips >= CYCLE and n * (left / window) * lost**BURSTS > np.log(2.0)
 
 
 @inlined

@@ -116,15 +116,16 @@ class Bounds:
 
     def _folded(self, candidate: Candidate) -> Bound | None:
         """Return the bound of a strategy with a folded program; None of others and where chance plays a part."""
-        experiment, cluster = candidate.experiment, candidate.cluster
+        experiment = candidate.experiment
         strategy, (warmup, steps) = contract.of(experiment.strategy), experiment.window
         if _varies(candidate) or not warmup or not strategy.defines("folded_program"):
             return None
         at_a_time = strategy.samples_at_once(candidate.batch_size, candidate.workers)
-        key = id(cluster), candidate.workers, at_a_time
+        key = id(candidate.cluster), candidate.workers, at_a_time
         if key not in self._placed:
             self._placed[key] = place(experiment)
         placed = self._placed[key]
+        cluster = placed.cluster  # whose unequal links have been sampled
         batches = strategy.micro_batches(candidate.batch_size, candidate.workers, experiment.accumulation)
         whole = [workload for workload, _ in placed.workloads]
         folded = strategy.folded_program(whole, batches, cluster, placed.nodes)
@@ -177,7 +178,8 @@ def _limits(samples: float, chains: float, crossing: float) -> dict[str, float]:
 
 def _bound(candidate: Candidate, shared: _Prepared, program: StepProgram) -> tuple[float, float]:
     """Return the s that the measured steps take at least, by chains and by bytes."""
-    experiment, cluster, prepared = candidate.experiment, candidate.cluster, shared.prepared
+    experiment, prepared = candidate.experiment, shared.prepared
+    cluster = prepared.cluster  # whose unequal links have been sampled
     strategy, (warmup, steps) = contract.of(experiment.strategy), experiment.window
     simulated = strategy.collectives().cost == "simulated"
     nodes = np.array(strategy.plan_nodes(cluster, prepared.nodes), dtype=np.int64)

@@ -55,10 +55,10 @@ from ddlsim.run.result import Result
 from ddlsim.run.sensitivity import sensitivities
 from ddlsim.run.simulate import run
 from ddlsim.schema import Source
+from ddlsim.spread import Spread
 from ddlsim.strategies import Splits, Strategy, contract
 from ddlsim.strategies.splits import SIZES, text_of_senseless
 from ddlsim.units import si
-from ddlsim.workload.jitter import Spread
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.stacks import default_stack
 

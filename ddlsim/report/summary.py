@@ -192,7 +192,7 @@ def _transport(result: Result) -> list[tuple[str, str]]:
     link = int(used[limit.argmin()])
     detail, narrow = details.of(link), float(limit.min())
     text = f"{detail.transport}: {count(detail.connections, 'connection')} between two workers"
-    carries = result.cluster.link_bandwidth[link] * result.cluster.link_efficiency[link]
+    carries = result.cluster.channel_capacity[result.cluster.link_channel[link]]
     if narrow < carries:
         verb = "carries" if detail.connections == 1 else "carry"
         kind = result.cluster.link_kind[link]

@@ -23,13 +23,14 @@ from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.schema import to_toml
+from ddlsim.spread import Spread
 from ddlsim.strategies import AllReduce, Strategy, contract
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import OverlapSlowdown, Slower
 from ddlsim.workload.devices import DeviceLike
 from ddlsim.workload.input import Copies, Input
-from ddlsim.workload.jitter import Jitter, NoJitter, Spread
+from ddlsim.workload.jitter import Jitter, NoJitter
 from ddlsim.workload.model import ModelLike
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES

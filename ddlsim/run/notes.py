@@ -173,6 +173,17 @@ def link_notes(cluster: Cluster) -> list[str]:
     return [note for note in cluster.notes if note.startswith("link_width of ")]
 
 
+def spread_notes(cluster: Cluster) -> list[str]:
+    """Return a note about links that are not equally fast."""
+    if cluster.link_seed is None:
+        return []
+    shares = cluster.channel_capacity / cluster.nominal_capacity
+    return [
+        f"unequal links: rates are {shares.min():.3g} to {shares.max():.3g} of those described, sampled with seed "
+        f"{cluster.link_seed}; other seeds have other slow links"
+    ]
+
+
 def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[str]:
     """Return a note if a link was busy while others on equally short paths carried nothing, and messages that are
     divided among all of them need less of every link; `pairs` (n, 2) are the nodes that the run has routes between."""

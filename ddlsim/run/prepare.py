@@ -21,7 +21,7 @@ from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.feeding import check_source, input_note, with_copies
 from ddlsim.run.living import check_life, check_replicas, has_life
-from ddlsim.run.notes import level_notes
+from ddlsim.run.notes import level_notes, spread_notes
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import Strategy, contract
@@ -225,7 +225,7 @@ def place(experiment: Experiment) -> Placed:
 
     Raises ConfigError with the field and the remedy if the parts do not fit.
     """
-    cluster = load_cluster(experiment.cluster)
+    cluster = load_cluster(experiment.cluster).sampled(experiment.seed)
     model = load_model(experiment.model)
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
     nodes = _nodes(experiment, cluster)
@@ -240,7 +240,7 @@ def place(experiment: Experiment) -> Placed:
     different = {cluster.device_of[node]: node for node in reversed(nodes)}
     devices = [_device_at(experiment, cluster, node) for node in reversed(different.values())]
     experiment = with_defaults(experiment, time_model, *devices)
-    notes += level_notes(experiment.strategy, cluster, nodes)
+    notes += (*level_notes(experiment.strategy, cluster, nodes), *spread_notes(cluster))
     effects_of(experiment.slow_downs, cluster, nodes, "slow_downs")
     effects_of(experiment.faults, cluster, nodes)
     for source in at_random(experiment.faults):

@@ -435,7 +435,9 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
             site = functools.partial(nccl_time, cluster, nbytes, kind=kind, nodes=group)
             choice = site(algorithm=wanted, protocol=protocol, bandwidth=bus if beside > 1 else None)
             chosen = functools.partial(site, algorithm=choice.algorithm, protocol=choice.protocol)
-            moving = max(moving, 2.0 * (chosen(bandwidth=bus).seconds - chosen(bandwidth=2.0 * bus).seconds))
+            bytes_only = 2.0 * (chosen(bandwidth=bus).seconds - chosen(bandwidth=2.0 * bus).seconds)
+            slower = bytes_only * (_slowest(cluster, group) - 1.0)  # than NCCL knows, which reads described rates
+            moving = max(moving, bytes_only + slower)
             if (choice.algorithm, choice.protocol) not in seen:
                 seen.add((choice.algorithm, choice.protocol))
                 setting.notes.append(f"nccl: {choice.algorithm} by {choice.protocol} for {nbytes / 1e6:.3g} MB")
@@ -446,10 +448,17 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
             else:
                 by_schedule(load, plan, group, nbytes)
             n_messages += plan.n_messages
-            seconds = max(seconds, choice.seconds)
+            seconds = max(seconds, choice.seconds + slower)
         return _known(setting, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages, moving)
 
     return known
+
+
+def _slowest(cluster: Cluster, group: Sequence[int]) -> float:
+    """Return how many times as long as described the slowest link of a ring over the group takes for a byte."""
+    at = np.array(group, dtype=np.int64)
+    used = cluster.link_channel[cluster.routes(at, np.roll(at, -1)).links]
+    return float((cluster.nominal_capacity[used] / cluster.channel_capacity[used]).max(initial=0.0)) or 1.0
 
 
 def _side_by_side(setting: Setting, phase: Phase) -> int:

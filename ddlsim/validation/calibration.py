@@ -23,7 +23,7 @@ from ddlsim.cluster.calibrated import (
     unmeasured,
     with_parameters,
 )
-from ddlsim.cluster.details import transport_of
+from ddlsim.cluster.details import transport_of, with_spread
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
@@ -430,7 +430,8 @@ def calibrate(
     Raises ConfigError, saying what to measure, for input that does not determine the parameters, and for measurements
     that the cluster has no room for.
     """
-    loaded = load_cluster(cluster)
+    described = load_cluster(cluster)
+    loaded = with_spread(described, 0.0)  # what was measured between two machines is taken for that of average ones
     items = [measurements] if isinstance(measurements, str | Path) else list(measurements)
     found = read_sources(
         items, n_hosts=n_hosts, model=model, reader=reader, operation=operation, n_ranks=n_ranks, version=version
@@ -466,6 +467,8 @@ def calibrate(
     curves = _curves(links, result, {own[0].link_class: fit.absolute for fit, _, own in fits})
     jitter = fit_jitter(times) if times else None
     sources, texts = (tuple(dict.fromkeys(each)) for each in (found.sources, [*notes, *_mixed(links)]))
+    if described.details is not None:
+        result = with_spread(result, described.details.spread)
     from ddlsim.validation.calibration_file import attached
 
     fitted = (parameters, covariance, *scatter, _ranks(chosen), curves, _compute(rows), jitter, residuals)

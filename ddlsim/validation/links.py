@@ -7,6 +7,13 @@ A message of m bytes takes T(m) = latency + max(0, w(m) - burst) / rate, w(m) = 
 cluster file in frames of one of the kinds below, whose numbers are those of the standards. It is the choice with the
 least AICc = 2 k - 2 ln L + 2 k (k + 1) / (n - k - 1) (Hurvich and Tsai 1989, Biometrika 76(2)), k counting the two
 parts of the scatter (:mod:`ddlsim.validation.log_fit`) too.
+
+A window explains the same as frames or a low rate at a long round trip: no more than the window per round trip, and
+pauses while it opens (docs/models/transport.md). Where rate and round trip are that large and the file names no
+transport, the links are fitted once more over TCP, with windows that open or are open already, and the window as a
+parameter whose prior is Linux's. They explain the measurements if -2 ln(likelihood x priors) is less than without
+windows, with or without frames, by :data:`CLEARLY`. The likelihood is that above, of fewer than :data:`LEAST_SIZES`
+rows with the scatter that is expected before any is seen.
 """
 
 from __future__ import annotations
@@ -18,12 +25,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.calibrated import current_parameters, reference_ends, with_parameters
+from ddlsim.cluster.calibrated import DEFAULT_TRANSPORT, current_parameters, reference_ends, with_parameters
+from ddlsim.cluster.details import PROTOCOLS
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
+from ddlsim.readable import size
 from ddlsim.runtime.costs import parts_of
 from ddlsim.validation.cases import Case
-from ddlsim.validation.log_fit import Floats, LogFit, Prior, fit_logs, fit_noise, minus_log_likelihood, weights_of
+from ddlsim.validation.log_fit import (
+    NOISE,
+    Floats,
+    LogFit,
+    Prior,
+    fit_logs,
+    fit_noise,
+    minus_log_likelihood,
+    weights_of,
+)
 
 #: Ethernet 14, IPv4 20 and TCP 32 bytes with timestamps (RFC 894, 791, 7323), as a shaper counts them; on a cable also
 #: preamble, checksum and gap, 24 (IEEE 802.3). 1,500 and 9,000 bytes are the usual and the jumbo size of a packet
@@ -37,6 +55,9 @@ FRAMES = {
 ACKNOWLEDGED = 2.0
 #: number of sizes from which a fit has more than latency and rate
 LEAST_SIZES = 8
+#: bytes of rate x round trip from which windows are looked for, and how much likelier they have to be (a likelihood
+#: ratio of 1.6 before any prior on the kinds: positive evidence, Kass and Raftery 1995, JASA 90(430))
+LEAST_PRODUCT, CLEARLY = 2.0**20, 1.0
 
 
 @dataclass(frozen=True)
@@ -174,9 +195,51 @@ def fit_links(
     """
     _check_sizes(cluster, rows)
     shape, notes = _shape(cluster, rows)
-    fixed = shape.details if shape is not None else {}
-    cluster = with_parameters(cluster, fixed)
-    most: dict[str, float] = {}
+    fit, fixed, more = _fit(cluster, rows, overhead, shape, shape.details if shape is not None else {})
+    found = fit, fixed, notes + more
+    if not _may_have_windows(cluster, rows):
+        return found
+    without = min(_criterion(other, rows) for other in (fit, _fit(cluster, rows, overhead, None, {})[0]))
+    best = without - CLEARLY
+    for warm in ({}, {"between.warm": 1.0}):
+        fit, fixed, more = _fit(cluster, rows, overhead, None, warm, PROTOCOLS[DEFAULT_TRANSPORT].window)
+        if (criterion := _criterion(fit, rows)) < best:
+            window = f"a window of {size(fit.values['between.window'])}{'' if warm else ' after slow start'}"
+            note = (
+                f"links between hosts: TCP, {window} (-2 ln posterior {criterion:.1f}; without windows {without:.1f})"
+            )
+            best, found = criterion, (fit, fixed, [note, *more])
+    return found
+
+
+def _may_have_windows(cluster: Cluster, rows: Sequence[LinkRow]) -> bool:
+    """Return whether windows could limit one-way messages between two hosts, of which the file says nothing."""
+    own = [r.row.operation == "one_way" and r.row.n_pairs == 1 and r.link_class == "between" for r in rows]
+    named = cluster.details is not None and bool((cluster.details.transport != "").any())
+    product = 2.0 * min(r.row.median_s for r in rows) * current_parameters(cluster).get("between.bandwidth", 0.0)
+    return all(own) and not named and product > LEAST_PRODUCT
+
+
+def _criterion(fit: LogFit, rows: Sequence[LinkRow]) -> float:
+    """Return -2 ln of likelihood times priors, up to a constant."""
+    seconds = np.array([r.row.median_s for r in rows])
+    noise = fit_noise(fit.errors, seconds) if len(seconds) >= LEAST_SIZES else (NOISE, 0.0)
+    off = [(log - math.log(prior.value)) / prior.sd for log, prior in zip(fit.logs, fit.priors, strict=True)]
+    return 2.0 * minus_log_likelihood(fit.errors, seconds, *noise) + float(np.square(off).sum())
+
+
+def _fit(
+    cluster: Cluster,
+    rows: Sequence[LinkRow],
+    overhead: bool,
+    shape: Shape | None,
+    fixed: dict[str, float],
+    window: float = 0.0,
+) -> tuple[LogFit, dict[str, float], list[str]]:
+    """Return what :func:`fit_links` does for links of one kind: with the details `fixed`, and TCP's `window` (bytes) as
+    a parameter if it is not 0."""
+    cluster = with_parameters(cluster, fixed | ({"between.window": window} if window else {}))
+    notes, most = list[str](), dict[str, float]()
     given = current_parameters(cluster)
     names, start, priors = [], [], []
     for link_class in dict.fromkeys(row.link_class for row in rows):
@@ -202,6 +265,12 @@ def fit_links(
                 names.append("between.burst")
                 start.append(shape.burst)
                 priors.append(Prior(shape.burst, 2 * LATENCY_SD))
+    if window:
+        large = max((r.row for r in rows), key=lambda row: row.nbytes)
+        start[1] = SLOWER * given["between.bandwidth"]  # the window begins where it is the limit
+        names.append("between.window")
+        start.append(min(window, 2.0 * start[0] * large.nbytes / large.median_s))
+        priors.append(Prior(window, BANDWIDTH_SD))
     measured = np.array([r.row.median_s for r in rows])
     latencies = [value for value, name in zip(start, names, strict=True) if name.endswith("latency")]
     seconds = given["overhead"] or 0.1 * min(latencies)
@@ -290,6 +359,7 @@ def _uninformed(fit: LogFit, most: Mapping[str, float]) -> list[str]:
     remedies = {
         "latency": "measure small messages (8 B)",
         "bandwidth": "measure large messages (16 MiB)",
+        "window": "measure messages larger than the window",
         "burst": "measure sizes between 1 KiB and 64 KiB",
     }
     notes = []
@@ -299,5 +369,6 @@ def _uninformed(fit: LogFit, most: Mapping[str, float]) -> list[str]:
     for name, share in zip(fit.names, fit.informed.tolist(), strict=True):
         if share < 0.5:
             remedy = remedies.get(name.partition(".")[2], "measure several pairs at once")
-            notes.append(f"{name} rests on the cluster file: the measurements hardly tell it; {remedy}")
+            basis = "Linux's default" if name == "between.window" else "the cluster file"
+            notes.append(f"{name} rests on {basis}: the measurements hardly tell it; {remedy}")
     return notes

@@ -1,4 +1,4 @@
-"""Variability of the compute time: factors per step, slow-downs, and devices that are not equally fast.
+"""Variability of the compute time: factors per step and slow-downs.
 
 Each distribution is a frozen dataclass with ``mean`` and ``sample(stream, n)``, which draws n factors, shape
 (n,), that multiply a step's compute time; the stream is one of :mod:`ddlsim.streams`. Drawing n factors at once or in
@@ -11,15 +11,13 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Positive, Seed, checked, number
+from ddlsim.arguments import Positive, checked, number
 from ddlsim.errors import ConfigError
-from ddlsim.streams import stream
 
 Floats = npt.NDArray[np.float64]
 
@@ -176,34 +174,3 @@ def slow_intervals(slow: Iterable[Slow]) -> list[tuple[float, float]]:
         active = [each for each in active if begin < each[1]]
         intervals.append((interval_end, math.prod(factor for *_, factor in active)))
     return intervals
-
-
-#: from whisker to whisker of a box plot, the quartiles and 1.5 times their distance beyond: 5.396 standard deviations
-WHISKERS = 8.0 * NormalDist().inv_cdf(0.75)
-
-
-@checked
-@dataclass(frozen=True)
-class Spread:
-    """Permanent speeds of devices of one kind, as far apart as those of real ones.
-
-    variation  how far apart their compute times are, as a share of the median: from whisker to whisker of a box plot
-               (Q1 - 1.5 IQR to Q3 + 1.5 IQR), outliers left out. 0.08 is the average over five large machines with GPUs
-               of NVIDIA and AMD and their applications, 0.22 the largest (Sinha et al., Not All GPUs Are Created Equal,
-               SC 2022, arXiv:2208.11035; ``percent_variability`` in plot_script/plot_aggregated.py of their artifact,
-               github.com/hal-uw/gpu_variability_sc22_artifact): chips of one kind need different voltages, so their
-               clocks differ at the same power
-
-    The k-th fastest of n devices has the expected time of the k-th smallest of n Gaussian ones (Blom 1958), so that a
-    run says what the average of many such clusters would; which device that is, is drawn from the run's seed.
-    """
-
-    variation: Annotated[float, number(0.0, 1.0)] = 0.08
-
-    @checked
-    def speeds(self, n: Count, seed: Seed = 0) -> tuple[float, ...]:
-        """Return the speed factors of n devices, (n,)."""
-        sd, normal = self.variation / WHISKERS, NormalDist()
-        times = [1.0 + sd * normal.inv_cdf((k - 0.375) / (n + 0.25)) for k in range(1, n + 1)]
-        order = stream(seed, 0, "spread").permutation(n).tolist()
-        return tuple(1.0 / times[k] for k in order)

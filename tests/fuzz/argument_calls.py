@@ -391,6 +391,7 @@ METHODS = {
     "Cluster.split_routes": lambda: {"src": [0], "dst": [1]},
     "Cluster.check_connected": lambda: {"nodes": [0, 1]},
     "Cluster.scaled": lambda: {"kind": "nic"},
+    "Cluster.sampled": lambda: {"seed": 1},
     "Cluster.locality_order": lambda: {"nodes": [0, 1]},
     "Cluster.from_graph": lambda: {"graph": star().to_graph()},
     "Cluster.save": lambda: {"path": "c.json"},

@@ -148,6 +148,52 @@ def test_who_has_no_buffers():
     assert "tcp-cubic (buffers of 131.1 kB, warm)" in cluster(buffer="128 KiB").summary()
 
 
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_long_messages_that_keep_up_their_rate_time_out_until_one_is_left(n):
+    """Up to four senders with BBR have 56 kB under way: three bursts of 1 ms and two round trips of 1.25 times the
+    rate. Of these 36 kB fit, so 35 % is lost, and while a message passes all three bursts of some round trip. The first
+    sender keeps the port, the others send again after a time-out, and one of them keeps it then."""
+    buffer, nbytes = 32768, 2.0**20
+    room, window = buffer + RATE * ROUND_TRIP, 1.25 * RATE * (3e-3 + 2 * ROUND_TRIP) / n
+    assert n * nbytes / window * (1 - room / (n * window)) ** 3 > np.log(2)
+    waits = 0.2 + ROUND_TRIP + buffer / RATE + reopened()
+    expected = PATH + (n - 1) * waits + nbytes / RATE
+    assert push(n, nbytes, transport="tcp-bbr", buffer=buffer) == pytest.approx(expected, rel=1e-12)
+
+
+def test_who_lowers_its_rate_or_has_room_or_a_short_message_is_not_lost_again():
+    nbytes, n = 2.0**20, 4
+    deep = PATH + n * nbytes / RATE
+    for details in ({"transport": "tcp-cubic", "buffer": 32768}, {"transport": "tcp-bbr", "buffer": 65536}):
+        assert push(n, nbytes, **details) == pytest.approx(deep, rel=1e-12)
+    cycle = 8 * RATE / 2 * (3e-3 + 2 * ROUND_TRIP)  # the bytes of two senders' eight round trips
+    for factor, is_lost in ((0.99, False), (1.01, True)):
+        took = push(2, factor * cycle, transport="tcp-bbr", buffer=18000)
+        assert (took > 0.2) == is_lost
+    one = [(0, 1, nbytes)] * 3
+    assert ends(cluster(buffer=2000, transport="tcp-bbr"), one) == ends(cluster(transport="tcp-bbr"), one)
+
+
+def test_long_pushes_of_bbr_between_real_namespaces():
+    """25 settings on Linux: nine were measured after the model was chosen, and are 37 % off without it."""
+    path = Path(__file__).parents[1] / "accuracy" / "data" / "minicluster" / "incast_bbr.csv"
+    errors = {"yes": [], "no": []}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            n, nbytes = int(row["n"]), 1024 * int(row["kib"])
+            graph = star(n + 1, bandwidth=f"{row['mbps']} Mbit/s", latency="35 us")
+            there = {"frame_header": 66.0, "frame_payload": 1448.0, "burst": 4542.0, "warm": True}
+            shaped = with_detail(
+                Cluster.from_graph(graph), **there, transport=row["transport"], buffer=f"{row['buffer_kib']} KiB"
+            )
+            took = collective_time(shaped, "direct", (n + 1) * nbytes, kind="gather", ranks=n + 1)
+            errors[row["chosen_on"]].append(abs(1e3 * took / float(row["median_ms"]) - 1.0))
+    assert len(errors["no"]) == 9
+    assert np.mean(errors["no"]) < 0.09
+    assert max(errors["no"]) < 0.2
+    assert np.mean(errors["yes"]) < 0.25
+
+
 def test_pushes_between_real_namespaces():
     """35 settings on Linux (the README of the data says how): which of them time out, and how long they take."""
     path = Path(__file__).parents[1] / "accuracy" / "data" / "minicluster" / "incast.csv"
@@ -168,6 +214,6 @@ def test_pushes_between_real_namespaces():
             right[row["chosen_on"]].append((took[0] > took[1]) == (float(row["timed_out"]) > 0.5))
     lossy, ideal = np.mean(errors, axis=0)
     assert len(errors) == 35
-    assert lossy < 0.15 < 0.4 < ideal
+    assert lossy < 0.13 < 0.4 < ideal
     assert sum(right["yes"]) >= 24
     assert sum(right["no"]) >= 6

@@ -11,9 +11,9 @@ import ddlsim
 from ddlsim import AllReduce, Copies, Measured, Spread
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.errors import ConfigError
+from ddlsim.spread import WHISKERS
 from ddlsim.workload import order_statistics
 from ddlsim.workload.input import MXNET_INPUT
-from ddlsim.workload.jitter import WHISKERS
 
 EXACT = {"rel": 1e-9, "abs": 0.0}
 PCIE, COMPUTE, BATCH = 12e9, 0.05, 8
