@@ -140,7 +140,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
         hardware = "nvlink" if "nvlink" in cluster.link_kind else "pcie"
     devices = {_device(cluster, node) for node in nodes}
     adding_up = GENERATIONS["hopper"] + GENERATIONS["blackwell"]
-    nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and _behind_nvswitches(cluster, at)
+    nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and behind_nvswitches(cluster, at)
     return Site(
         len(nodes),
         len(hosts),
@@ -252,7 +252,7 @@ def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
     return float(np.max(payload_rate(cluster, links) / counted, initial=1.0))
 
 
-def _behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
+def behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
     """Return whether the GPUs of each machine are joined by NVSwitches."""
     pairs = [
         (members, np.roll(members, -1))

@@ -36,7 +36,7 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.details import route_overhead
 from ddlsim.cluster.rings import channels, members
-from ddlsim.collectives.nccl import bus_bandwidth, least, nvlink_excess, site
+from ddlsim.collectives.nccl import behind_nvswitches, bus_bandwidth, least, nvlink_excess, site
 from ddlsim.collectives.nccl_tuner import (
     ARITY_HOP,
     BASE,
@@ -76,7 +76,7 @@ class Choice(NamedTuple):
     hidden    how many `PARTS` of a ring's longest latency its slices hide
     plateau   by what the latency of rings over several machines is multiplied for what NCCL calls so
     fill      s for which a stage copies its first chunk before the next one has it
-    message   bytes of a tree's message between machines, where a thread needs time for each
+    message   bytes of a tree's chunk
     """
 
     algorithm: str
@@ -138,7 +138,7 @@ class Way:
             inside = nvlink_excess(self.cluster, self.nodes)
         if site.n_nodes > 1 and self.choice.protocol == "LL":
             between = max(1.0, site.outside / WIRE["LL"] / site.ceiling("ring", "LL"))
-        if self.choice.message:
+        if self.choice.message and site.plugin.message_time:
             wire = self.choice.message * self.wire * self.handled * len(self.rings) / site.outside
             between = max(between, site.plugin.message_time / wire)
         if inside == between == 1.0:
@@ -180,8 +180,9 @@ class Way:
         hop = np.where(inside, *self.site.hop(choice.algorithm, choice.protocol))
         hidden = 0.0 if first else float(route.max(initial=0.0)) * choice.hidden / PARTS
         # by Simple a channel hands on full chunks; by LL and LL128 threads read data as they come, and the proxies do not
-        copied = choice.fill * (choice.algorithm == "tree") * (~inside | (choice.protocol == "Simple"))
-        return np.maximum(hop * choice.plateau, route - hidden) + copied
+        copied = choice.fill * (choice.algorithm == "tree")
+        handed_on = max(copied - choice.message / self.site.inside, 0.0) * (choice.protocol == "Simple")
+        return np.maximum(hop * choice.plateau, route - hidden) + np.where(inside, handed_on, copied)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -202,9 +203,7 @@ def choose(
         chunk = _tree_chunk(time.protocol, place, part, n_machines, n / n_machines)
         n_chunks = min(max(math.ceil(part / chunk), 1), MOST_CHUNKS)
         message = _stepped(part / n_chunks)
-        fill = message / _copying(time.protocol, place)
-        counted = message if n_machines > 1 and place.plugin.message_time else 0.0
-        return Choice("tree", time.protocol, n_chunks, fill=fill, message=counted)
+        return Choice("tree", time.protocol, n_chunks, fill=message / _copying(time.protocol, place), message=message)
     hidden = 0
     if time.protocol == "Simple":
         at = np.array(nodes, dtype=np.int64)
@@ -277,11 +276,12 @@ def way(
 
 
 def several_ways(cluster: Cluster, nodes: Nodes) -> bool:
-    """Return whether machines have several devices and several ways between them: NVLinks, interfaces, or switches that
-    add up."""
-    if len(set(cluster.host_of[list(nodes)].tolist())) == len(nodes):
+    """Return whether machines have several devices and several ways between them: NVLinks, interfaces, or NVSwitches."""
+    at = np.array(nodes, dtype=np.int64)
+    n_local = np.unique(cluster.host_of[at], return_counts=True)[1]
+    if n_local.max() == 1:
         return False
-    return len(channels(cluster, nodes).rings) > 1 or site(cluster, nodes).nvls
+    return len(channels(cluster, nodes).rings) > 1 or (n_local.min() > 1 and behind_nvswitches(cluster, at))
 
 
 def routes_latency(cluster: Cluster, src: Ints, dst: Ints) -> Floats:
