@@ -192,7 +192,7 @@ class LinkDetails:
     def acts(self) -> bool:
         """Whether any link does more than to name a transport whose messages share it as flows do."""
         told = self.flow_rate + self.window + self.rendezvous > 0.0
-        transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp")
+        transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp-")
         shaped = self.frame_header + self.burst + self.reverse_load > 0.0
         return bool((shaped | (self.transport != "") & transported).any())
 
@@ -289,9 +289,9 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
                 f"{', '.join(map(repr, PROTOCOLS))}"
             )
         return detail
-    if detail.loss and not detail.transport.startswith("tcp"):
+    if detail.loss and not detail.transport.startswith("tcp-"):
         raise ConfigError(f"{where}loss = {detail.loss} is for TCP; {detail.transport} links lose nothing")
-    if detail.buffer and not detail.transport.startswith("tcp"):
+    if detail.buffer and not detail.transport.startswith("tcp-"):
         raise ConfigError(f"{where}buffer = {detail.buffer:g} B is for TCP; {detail.transport} senders are held back")
     if mtu and detail.frame_header:
         raise ConfigError(f"{where}mtu and frame_header both say what a frame is; remove one")
