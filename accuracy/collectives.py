@@ -20,7 +20,18 @@ from ddlsim.cluster import star
 from ddlsim.cluster.calibrated import with_parameters
 from ddlsim.measure import Measurement
 
-__all__ = ["CLUSTER", "DATA", "left_out", "measured_as", "read_sweep", "ring_rows", "rows", "size_text", "sweep_rows", "table"]
+__all__ = [
+    "CLUSTER",
+    "DATA",
+    "left_out",
+    "measured_as",
+    "read_sweep",
+    "ring_rows",
+    "rows",
+    "size_text",
+    "sweep_rows",
+    "table",
+]
 
 DATA = Path(__file__).with_name("data") / "collectives.yaml"
 CLUSTER, PER_HOST, MOST = "dgx-a100-pod", 8, 160  # one sweep does not state its machines, and it hardly matters

@@ -1,11 +1,13 @@
 """NCCL sweeps predicted from machine and size alone, and the one number of each network plugin that was fitted to some.
 
-``python -m accuracy.sweeps`` prints the rows, ``python -m accuracy.sweeps fit`` the fitted numbers. The procedure: what a
-plugin's threads add to each message (`overhead` of the links) is the number of whole us with the least mean |error| over
-the plugin's fitted sweeps (`FITTED`: of EFA all-reduces and all-gathers, 32 rows; of FasTrak every second size of its one
-sweep, 16 rows). It stands in the topologies. All other numbers are NCCL's or the plugins' own (`plugins.toml`). Rows of
-one thread that launches the kernels of eight GPUs lack the launches: their sum is the median of what the all-reduces up to
-16 KiB take longer than predicted, and stays outside the library, as trainings have a process for every GPU.
+``python -m accuracy.sweeps`` prints the rows, ``python -m accuracy.sweeps fit`` the fitted numbers. The procedure: what
+a plugin's threads add to each message (`overhead` of the links) is the number of whole us with the least mean |error|
+over the plugin's fitted sweeps (`FITTED`: of EFA all-reduces and all-gathers, 32 rows; of FasTrak every second size of
+its one sweep, 16 rows). It stands in the topologies. All other numbers are NCCL's or the plugins' (`plugins.toml`).
+
+Rows of one thread that launches the kernels of eight GPUs lack the launches: their sum is the median of what the
+all-reduces up to 16 KiB take longer than predicted. It stays outside the library, as trainings have a process for
+every GPU.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ FAMILIES = {
 }
 #: family -> (cluster, us that are tried, whether a kind and the place of a size in its sweep are fitted)
 FITTED = {
-    "efa": ("aws-p5-48xlarge", range(0, 41), lambda kind, place: kind != "all_to_all"),
-    "fastrak": ("gcp-a3-mega", range(0, 21), lambda kind, place: place % 2 == 0),
+    "efa": ("aws-p5-48xlarge", range(41), lambda kind, place: kind != "all_to_all"),
+    "fastrak": ("gcp-a3-mega", range(21), lambda kind, place: place % 2 == 0),
 }
 SMALL = 16 * 2**10  # bytes of the largest all-reduce that gives the launches of one thread
 

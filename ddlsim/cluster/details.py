@@ -119,8 +119,8 @@ class LinkDetail:
     frame_header, frame_payload  bytes that every frame of at most `frame_payload` bytes adds to a message
     burst                        bytes that an idle link has saved up and lets through at once (token bucket)
     reverse_load                 share of its rate that traffic takes of the other direction (acknowledgements)
-    transport                    one of `PROTOCOLS`: messages of a pair of nodes travel on its connections, one after the
-                                 other; "": they are flows, as on ideal links
+    transport                    one of `PROTOCOLS`: messages of a pair of nodes travel on its connections, one after
+                                 the other; "": they are flows, as on ideal links
     connections                  that each pair of nodes has, between which every message is divided
     flow_rate                    bytes/s of one connection at most; 0: no limit
     window                       bytes of one connection under way at most; 0: the transport's own
@@ -263,7 +263,7 @@ class Told:
             )
         transport = "" if self.transport == IDEAL else self.transport
         rest = {key: getattr(self, key) for key in ("reverse_load", "loss", "connections", "unordered", "warm")}
-        rates = {"flow_rate": si(self.flow_rate, "bandwidth"), "overhead": si(self.overhead, "time")}
+        rates: dict[str, Any] = {"flow_rate": si(self.flow_rate, "bandwidth"), "overhead": si(self.overhead, "time")}
         detail = LinkDetail(transport=transport, **rates, **rest, **sizes)
         return _consistent(detail, si(self.mtu, "bytes"), where)
 

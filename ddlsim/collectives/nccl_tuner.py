@@ -88,8 +88,9 @@ LAPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 @dataclass(frozen=True)
 class Plugin:
-    """What the plugin of a network changes of NCCL's settings; ``plugins.toml`` beside this file explains the fields and
-    has the numbers with their sources.
+    """What the plugin of a network changes of NCCL's settings.
+
+    ``plugins.toml`` beside this file explains the fields, and has the numbers with their sources.
 
     areas   by number of ranks: up to how many bytes which algorithm and protocol its tuner chooses for all-reduces
     """
@@ -106,7 +107,7 @@ class Plugin:
 @functools.cache
 def plugins() -> dict[str, Plugin]:
     """Return NCCL's network plugins by the transport that they use."""
-    tables: dict[str, dict[str, Any]] = read_toml(Path(__file__).with_name("plugins.toml"))
+    tables: dict[str, Any] = read_toml(Path(__file__).with_name("plugins.toml"))
     found = {}
     for name, table in tables.items():
         values = {key: value for key, value in table.items() if key not in ("sources", "all_reduce")}

@@ -15,7 +15,7 @@ NVLS       every GPU sends each other one its part of the buffer, and then its p
 trees      a chain inside each machine, which ends at the device at its channel's interface, and two binary trees
            between these, in one of which a machine is inner (``trees.cc``, ``connect.cc``). Each carries half of the
            channel's part, in chunks that follow each other; as a connection holds eight, only the first waits for the
-           latency.
+           latency, and for each stage to copy it.
 NVLS tree  the parts of the sum of each machine, one at each GPU, go up and down two such trees between the machines.
 CollNet    they go to the GPUs at the same place in each machine and back, as many bytes as the links carry where the
            switches between machines add up and multicast (SHARP); inside, by NVLS, straight to the GPU whose part it is
@@ -41,7 +41,6 @@ from ddlsim.collectives.nccl_tuner import (
     ARITY_HOP,
     BASE,
     HOP,
-    LL_TREE,
     NVLS_SHARE,
     PROTOCOLS,
     SIMPLE_ONLY,
@@ -60,7 +59,7 @@ SLICES = 2
 STEPS = 8
 #: bytes of data that a tree's chunk has by LL (half of a step) and LL128; by Simple a step of the plugin's buffer
 TREE_CHUNK = {"LL": 32.0 * 2**10, "LL128": 576e3}
-#: channels that each ring or tree of the search becomes (``connect.cc``), each of which the tuner's constants count twice
+#: channels that each ring or tree of the search becomes (``connect.cc``); the tuner's constants are of both together
 COPIES = 2.0
 #: channels that pull from switches (``nvls.cc``, of Hopper's generation)
 NVLS_CHANNELS = 16
@@ -131,8 +130,8 @@ class Way:
 
     def handled_between(self, src: Ints, dst: Ints) -> Floats | None:
         """Return what messages count in addition, (m,): between machines, LL passes through memory of the CPU, and
-        small messages keep the proxy thread of a GPU busy longer than the wire; inside, NVLink carries what NCCL counts,
-        where interfaces carry more than that."""
+        small messages keep the proxy thread of a GPU busy longer than the wire; inside, NVLink carries what NCCL
+        counts, where interfaces carry more than that."""
         site, inside, between = self.site, 1.0, 1.0
         if site.n_nodes > 1 and site.outside > site.inside:
             inside = nvlink_excess(self.cluster, self.nodes)
@@ -179,7 +178,7 @@ class Way:
         inside = (host[src] == host[dst]) & (host[src] >= 0)
         hop = np.where(inside, *self.site.hop(choice.algorithm, choice.protocol))
         hidden = 0.0 if first else float(route.max(initial=0.0)) * choice.hidden / PARTS
-        # by Simple a channel hands on full chunks; by LL and LL128 threads read data as they come, and the proxies do not
+        # by Simple a channel hands on full chunks; by LL128 threads read data as they come, but proxies wait for chunks
         copied = choice.fill * (choice.algorithm == "tree")
         handed_on = max(copied - choice.message / self.site.inside, 0.0) * (choice.protocol == "Simple")
         return np.maximum(hop * choice.plateau, route - hidden) + np.where(inside, handed_on, copied)
@@ -221,11 +220,13 @@ def _stepped(nbytes: float) -> float:
 
 
 def _copying(protocol: str, place: Site) -> float:
-    """Return the bytes/s at which one channel of a tree copies a chunk from one GPU to the next."""
-    several = place.n_nodes > 2
-    if protocol == "LL128":
-        return TREE_LL128_CHANNEL[place.generation][several] / COPIES
-    return TREE_CHANNEL[place.generation][several] / COPIES / (LL_TREE if protocol == "LL" else 1.0)
+    """Return the bytes/s at which one channel of a tree copies a chunk from one GPU to the next.
+
+    That of LL is in its ceilings between machines. (NCCL 2.8's tuner says what its latency by Simple is: a chunk of
+    256 kB at 12 GB/s; ``tuning.cc``.)
+    """
+    table = {"LL128": TREE_LL128_CHANNEL, "Simple": TREE_CHANNEL}.get(protocol)
+    return math.inf if table is None else table[place.generation][place.n_nodes > 2] / COPIES
 
 
 def _chunks(algorithm: str, place: Site, nbytes: float, n_channels: int) -> tuple[int, float]:
@@ -276,7 +277,7 @@ def way(
 
 
 def several_ways(cluster: Cluster, nodes: Nodes) -> bool:
-    """Return whether machines have several devices and several ways between them: NVLinks, interfaces, or NVSwitches."""
+    """Return whether machines have several devices and several ways between them: NVLinks, NVSwitches, interfaces."""
     at = np.array(nodes, dtype=np.int64)
     n_local = np.unique(cluster.host_of[at], return_counts=True)[1]
     if n_local.max() == 1:
@@ -287,4 +288,5 @@ def several_ways(cluster: Cluster, nodes: Nodes) -> bool:
 def routes_latency(cluster: Cluster, src: Ints, dst: Ints) -> Floats:
     """Return the latency (s) of the links between nodes, and of the threads at both ends, (m,)."""
     routes = cluster.routes(src, dst)
-    return np.bincount(routes.of, cluster.link_latency[routes.links], len(src)) + route_overhead(cluster.details, routes)
+    latency = np.bincount(routes.of, cluster.link_latency[routes.links], len(src))
+    return latency + route_overhead(cluster.details, routes)

@@ -103,8 +103,8 @@ def test_a_proxy_thread_is_busy_with_every_message_of_a_tree():
     assert chosen[:2] == ("tree", "LL128")
     least = chosen.n_chunks * 3.5 * plugins()["efa"].message_time
     assert ddlsim.collective_time(P5, "default", 2.0**26, ranks=64) > least
-    larger = choose(cluster, at(P5, 64), 2.0**26, "all_reduce", "tree", "Simple")  # of 1 MiB, which the wire takes longer
-    assert larger.message / 45e9 > plugins()["efa"].message_time
+    larger = choose(cluster, at(P5, 64), 2.0**26, "all_reduce", "tree", "Simple")
+    assert larger.message / 45e9 > plugins()["efa"].message_time  # the wire takes longer for 1 MiB
 
 
 def test_the_tuner_reads_the_latency_that_efa_reports():
