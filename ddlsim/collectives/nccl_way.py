@@ -201,7 +201,8 @@ def choose(
         part = nbytes / (n_channels * min(n_machines, 2))
         chunk = _tree_chunk(time.protocol, place, part, n_machines, n / n_machines)
         n_chunks = min(max(math.ceil(part / chunk), 1), MOST_CHUNKS)
-        message = _stepped(part / n_chunks)
+        counts = time.protocol == "Simple" or (time.protocol == "LL128" and n_machines > 1)
+        message = _stepped(part / n_chunks) if counts or place.plugin.message_time else 0.0  # or sizes share schedules
         return Choice("tree", time.protocol, n_chunks, fill=message / _copying(time.protocol, place), message=message)
     hidden = 0
     if time.protocol == "Simple":
