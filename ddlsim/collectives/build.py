@@ -16,7 +16,7 @@ from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS
 from ddlsim.collectives.nccl_way import Way, choose, several_ways, way
-from ddlsim.collectives.schedule import Collective, Ints, Kind, Ranks, Schedule
+from ddlsim.collectives.schedule import KINDS, Collective, Ints, Kind, Ranks, Schedule
 from ddlsim.errors import ConfigError, unknown_name
 
 #: schedules that move more chunks than this are proved on fewer ranks instead
@@ -73,7 +73,7 @@ def size_class(
 @functools.lru_cache(maxsize=64)
 def _takes_bytes(algorithm: str, kind: str) -> bool:
     """Whether a collective decides by the bytes, at powers of two."""
-    return algorithm != "default" and "nbytes" in parameters_of(find(algorithm, kind))
+    return algorithm != "default" and kind in KINDS and "nbytes" in parameters_of(find(algorithm, kind))
 
 
 @functools.lru_cache(maxsize=64)
