@@ -157,8 +157,10 @@ def test_alone_every_cost_is_plain(a100, cost):
 
 
 @pytest.mark.slow
-def test_intervals_hold_the_curves_scatter(a100):
-    strategy = ddlsim.AllReduce("nccl", "none", cost="calibrated")
+def test_intervals_hold_the_curves_scatter():
+    """Of one ring, whose curve does not go through all sizes."""
+    a100 = calibrate(sweep("nccl_a100_8gpu_allreduce", 8, 1), "dgx-a100-pod", algorithms={"all_reduce": "ring"})
+    strategy = ddlsim.AllReduce("ring", "none", cost="calibrated")
     base = experiment(a100.cluster, strategy, compute=ddlsim.Measured("1 us", 32))
     found = predict_interval(base, n_draws=20)
     wanted = a100.time("all_reduce", found.result.workloads[0].gradient_nbytes, 8, 1)
