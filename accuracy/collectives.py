@@ -20,7 +20,18 @@ from ddlsim.cluster import star
 from ddlsim.cluster.calibrated import with_parameters
 from ddlsim.measure import Measurement
 
-__all__ = ["CLUSTER", "DATA", "left_out", "measured_as", "read_sweep", "ring_rows", "rows", "sweep_rows", "table"]
+__all__ = [
+    "CLUSTER",
+    "DATA",
+    "left_out",
+    "measured_as",
+    "read_sweep",
+    "ring_rows",
+    "rows",
+    "size_text",
+    "sweep_rows",
+    "table",
+]
 
 DATA = Path(__file__).with_name("data") / "collectives.yaml"
 CLUSTER, PER_HOST, MOST = "dgx-a100-pod", 8, 160  # one sweep does not state its machines, and it hardly matters
@@ -58,7 +69,7 @@ def sweep_rows(name: str, measured: Mapping[float, float], n_ranks: int, first: 
         time = calibration.time("all_reduce", size, n_ranks, n_hosts)
         around = None if size in known else (time.low * 1e6, time.high * 1e6)
         found.append(
-            Row(name, _size(size), measured[size] * 1e6, time.value * 1e6, "us", size in known, interval=around)
+            Row(name, size_text(size), measured[size] * 1e6, time.value * 1e6, "us", size in known, interval=around)
         )
     return found
 
@@ -80,7 +91,7 @@ def ring_rows(name: str, bus_bandwidth: Mapping[int, float]) -> list[Row]:
     return found
 
 
-def _size(nbytes: float) -> str:
+def size_text(nbytes: float) -> str:
     for unit, factor in (("GiB", GIB), ("MiB", 2.0**20)):
         if nbytes >= factor:
             return f"{nbytes / factor:g} {unit}"
@@ -96,7 +107,7 @@ def table(path: Path = DATA, first: int = 0) -> Table:
         if columns.startswith("bytes:"):
             for size, value in case["data"].items():
                 if value is None:
-                    found.omit(name, _size(size), "no figure is stated")
+                    found.omit(name, size_text(size), "no figure is stated")
             measured, n_ranks = read_sweep(case), case.get("n")
             if len(measured) > EVERY + first:
                 found.rows += sweep_rows(name, measured, n_ranks if isinstance(n_ranks, int) else PER_HOST, first)

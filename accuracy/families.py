@@ -25,6 +25,7 @@ from accuracy import (
     recommendation,
     stacks,
     strong,
+    sweeps,
     techniques,
     torchgpipe,
     vtrain,
@@ -212,6 +213,27 @@ FAMILIES = (
         (("nccl_a100", "", "2 to 4 MiB take the same 101 us as 1 MiB: NCCL changes its protocol there, between two "
           "calibrated sizes"),),
         _other_thirds, collectives.left_out,
+    ),
+    Family(
+        "nccl", "NCCL from machine and size alone, 8 B to 16 GiB", 0.15, "sweeps",
+        "One number each of EFA and of FasTrak, and the launches of eight kernels by one thread; the rows that gave "
+        "them do not count (`accuracy/sweeps.py`).",
+        sweeps.rows,
+        causes=(
+            ("infiniband", "", "the source does not state the machines; 8 to 32 MiB reach 98 GB/s of bus bandwidth, "
+             "more than the 92 of large buffers, which NCCL's constants for trees of four machines do not allow"),
+            ("one_thread", "", "kernels that one thread launches for all GPUs begin one after the other; beyond that, "
+             "256 KiB to 32 MiB take up to 45 us longer than NCCL's constants say (not explained)"),
+            ("pcie", "", "through memory of the host 8.2 GB/s arrive of the 10 that NCCL counts between two Skylakes"),
+            ("p5_all_gather_2", "256 MiB", "the measured bandwidth falls from 128 to 256 MiB, and rises again (once)"),
+            ("p5_all_gather_8", "1 GiB", "the measured bandwidth falls from 512 MiB to 1 GiB, and rises again (once)"),
+            ("p5_all", "", "messages between machines wait for each other in the proxies of rings (not simulated)"),
+            ("a3_mega", "KiB", "from 32 KiB on a step of 20 us that no setting explains (how FasTrak sends small "
+             "messages is not published)"),
+            ("a3_mega", "", "chunks of trees that have just filled the stages"),
+            ("p5_1_machine", "", "the shortest collectives take 12.9 us, three less than the tuner's constants"),
+        ),
+        remark=sweeps.remark,
     ),
     Family(
         "minicluster", "Mini-cluster of network namespaces: messages and collectives", 0.02, "minicluster",

@@ -91,6 +91,8 @@ def current_parameters(cluster: Cluster) -> dict[str, float]:
         if found is not None and len(found[0]):
             links, rate = found
             values[f"{link_class}.latency"] = float(cluster.link_latency[links].sum())
+            if cluster.details is not None:
+                values[f"{link_class}.latency"] += float(cluster.details.overhead[links].max())
             values[f"{link_class}.bandwidth"] = float(rate.min())
             if link_class == "between" and cluster.details is not None:
                 detail = cluster.details.of(int(links[0]))
@@ -138,6 +140,8 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
         members = _members(cluster, link_class, route)
         if quantity == "latency":
             known = float(latency[route].sum())
+            if details is not None:  # what was measured includes the threads at both ends
+                details = dataclasses.replace(details, overhead=np.where(members, 0.0, details.overhead))
             if known and link_class == "inside":  # of all kinds, or messages would take other routes
                 members = inside_hosts(cluster)
             latency[members] = latency[members] * (value / known) if known else value / len(route)

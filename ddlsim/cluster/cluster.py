@@ -586,6 +586,7 @@ def _transport(detail: LinkDetail) -> str:
     words += [f"window {size(detail.window)}"] if detail.window else []
     words += [f"rendezvous above {size(detail.rendezvous)}"] if detail.rendezvous else []
     words += [f"loss {detail.loss:.4g}"] if detail.loss else []
+    words += [f"overhead {detail.overhead * 1e6:.4g} us"] if detail.overhead else []
     words += [f"buffers of {size(detail.buffer)}"] if detail.buffer else []
     words += [key for key in ("unordered", "warm") if getattr(detail, key)]
     return f"transport {detail.transport}" + (f" ({', '.join(words)})" if words else "")

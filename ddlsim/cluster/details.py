@@ -29,7 +29,7 @@ from ddlsim.arguments import (
     whole,
 )
 from ddlsim.arguments.annotations import rule_of
-from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
+from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints, Routes
 from ddlsim.cluster.quantity import Quantity
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.spread import Spread, Variation
@@ -90,6 +90,10 @@ PROTOCOLS = {
     # EFA's SRD sends packets of some 8 KiB over all paths and puts them in order (fi_efa(7)); what it adds to them is
     # not published
     "efa": Protocol(header=ETHERNET, inside=0.0, mtu=8192.0),
+    # GPUDirect-TCPX and -TCPXO (FasTrak) keep connections open between GPUs' memories; Google's networks have frames of
+    # 8,896 bytes (Google Cloud, VPC networks: maximum transmission unit)
+    "tcpx": Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=8896.0),
+    "fastrak": Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=8896.0),
     # local header 8, base transport header 12, checks 4 and 2 (InfiniBand Architecture Specification, section 6)
     "infiniband": Protocol(header=26.0, inside=0.0, mtu=4096.0),
 }
@@ -132,8 +136,8 @@ class LinkDetail:
     frame_header, frame_payload  bytes that every frame of at most `frame_payload` bytes adds to a message
     burst                        bytes that an idle link has saved up and lets through at once (token bucket)
     reverse_load                 share of its rate that traffic takes of the other direction (acknowledgements)
-    transport                    "tcp-cubic", "tcp-reno", "tcp-bbr", "roce" or "infiniband": messages of a pair of nodes
-                                 travel on its connections, one after the other; "": they are flows, as on ideal links
+    transport                    one of `PROTOCOLS`: messages of a pair of nodes travel on its connections, one after
+                                 the other; "": they are flows, as on ideal links
     connections                  that each pair of nodes has, between which every message is divided
     flow_rate                    bytes/s of one connection at most; 0: no limit
     window                       bytes of one connection under way at most; 0: the transport's own
@@ -142,6 +146,7 @@ class LinkDetail:
     unordered                    messages of a connection do not wait for each other but share it
     warm                         windows are open already: no slow start
     buffer                       bytes that may wait at this port of a switch before TCP's are lost; 0: no end of them
+    overhead                     s that the threads at both ends of a message take, on top of the links' latency
     spread                       how far apart the rates of links of this kind are, as of :class:`ddlsim.Spread`
     """
 
@@ -158,6 +163,7 @@ class LinkDetail:
     unordered: bool = False
     warm: bool = False
     buffer: NotNegative = 0.0
+    overhead: NotNegative = 0.0
     spread: Variation = 0.0
 
     def written(self) -> dict[str, Any]:
@@ -191,6 +197,7 @@ class LinkDetails:
     unordered: Bools
     warm: Bools
     buffer: Floats
+    overhead: Floats
     spread: Floats
 
     def __post_init__(self) -> None:
@@ -205,7 +212,7 @@ class LinkDetails:
     def acts(self) -> bool:
         """Whether any link does more than to name a transport whose messages share it as flows do."""
         told = self.flow_rate + self.window + self.rendezvous > 0.0
-        transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp")
+        transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp-")
         shaped = self.frame_header + self.burst + self.reverse_load > 0.0
         return bool((shaped | (self.transport != "") & transported).any())
 
@@ -213,6 +220,14 @@ class LinkDetails:
     def connection_limit(self) -> Floats:
         """Bytes/s that the connections of a pair of nodes carry together, inf where nothing is said, (n_links,)."""
         return np.where(self.flow_rate > 0.0, self.connections * self.flow_rate, np.inf)
+
+
+def route_overhead(details: LinkDetails | None, routes: Routes) -> Floats:
+    """Return the s that the threads at both ends of a message take on each route, the most of its links, (n,)."""
+    most = np.zeros(len(routes.offsets) - 1)
+    if details is not None:
+        np.maximum.at(most, routes.of, details.overhead[routes.links])
+    return most
 
 
 def transport_of(cluster: Cluster) -> str:
@@ -225,6 +240,7 @@ def transport_of(cluster: Cluster) -> str:
 
 
 _Size = Annotated[Quantity, quantity("bytes", zero=True)]
+_Time = Annotated[Quantity, quantity("time", zero=True)]
 _Rate = Annotated[Quantity, quantity("bandwidth", zero=True)]
 _Part = Annotated[float, number(0.0, 1.0, below=True)]
 
@@ -261,6 +277,7 @@ class Told:
     unordered: bool = False
     warm: bool = False
     buffer: _Size = 0.0
+    overhead: _Time = 0.0
     spread: _Spread = 0.0
 
     def detail(self, where: str = "") -> LinkDetail:
@@ -273,10 +290,10 @@ class Told:
                 "say together what a frame is; give both, like '66 B' and '1448 B'"
             )
         transport = "" if self.transport == IDEAL else self.transport
-        rest = {
-            key: getattr(self, key) for key in ("reverse_load", "loss", "connections", "unordered", "warm", "spread")
-        }
-        detail = LinkDetail(transport=transport, flow_rate=si(self.flow_rate, "bandwidth"), **rest, **sizes)
+        plain = ("reverse_load", "loss", "connections", "unordered", "warm", "spread")
+        rest = {key: getattr(self, key) for key in plain}
+        rates: dict[str, Any] = {"flow_rate": si(self.flow_rate, "bandwidth"), "overhead": si(self.overhead, "time")}
+        detail = LinkDetail(transport=transport, **rates, **rest, **sizes)
         return _consistent(detail, si(self.mtu, "bytes"), where)
 
 
@@ -287,7 +304,7 @@ class _Wanted(Told):
 
 
 #: what only a transport does
-TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm", "buffer")
+TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm", "buffer", "overhead")
 
 
 def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
@@ -301,9 +318,9 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
                 f"{', '.join(map(repr, PROTOCOLS))}"
             )
         return detail
-    if detail.loss and not detail.transport.startswith("tcp"):
+    if detail.loss and not detail.transport.startswith("tcp-"):
         raise ConfigError(f"{where}loss = {detail.loss} is for TCP; {detail.transport} links lose nothing")
-    if detail.buffer and not detail.transport.startswith("tcp"):
+    if detail.buffer and not detail.transport.startswith("tcp-"):
         raise ConfigError(f"{where}buffer = {detail.buffer:g} B is for TCP; {detail.transport} senders are held back")
     if mtu and detail.frame_header:
         raise ConfigError(f"{where}mtu and frame_header both say what a frame is; remove one")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Count, Index, checked, one_of, whole
+from ddlsim.arguments import Count, Index, NotNegative, checked, one_of, whole
 from ddlsim.collectives import all_gather, broadcast, reduce, reduce_scatter
 from ddlsim.collectives.combine import reverse, sequence
 from ddlsim.collectives.gloo import gloo_ring
@@ -21,6 +22,21 @@ from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
 from ddlsim.collectives.trees import double_binary_tree
 from ddlsim.errors import ConfigError
 
+#: ranks below which, and bytes below which Open MPI runs an algorithm for sums (open-mpi/ompi 8efebee,
+#: ``coll_tuned_decision_fixed.c``); larger buffers are halved and doubled
+_OPEN_MPI: tuple[tuple[float, tuple[tuple[int, str], ...]], ...] = (
+    (4, ((8, "ring"), (4096, "doubling"), (8192, "ring"), (16384, "doubling"), (262144, "ring"))),
+    (8, ((16, "ring"), (8192, "doubling"))),
+    (16, ((8192, "doubling"),)),
+    (32, ((64, "ring"), (4096, "doubling"))),
+    (64, ((128, "ring"),)),
+    (128, ((262144, "doubling"),)),
+    (256, ((131072, "tree"), (262144, "doubling"))),
+    (512, ((4096, "tree"),)),
+    (2048, ((2048, "tree"), (16384, "doubling"))),
+    (4096, ((2048, "tree"), (4096, "ring"), (16384, "doubling"))),
+    (math.inf, ((2048, "tree"), (16384, "ring"), (32768, "doubling"))),
+)
 NcclAlgorithm = Annotated[str, one_of(*ALGORITHMS)]
 NcclProtocol = Annotated[str, one_of(*PROTOCOLS)]
 
@@ -33,6 +49,7 @@ __all__ = [
     "naive_ring",
     "nccl",
     "nccl_ring",
+    "open_mpi",
     "parameter_server",
     "pipelined_ring",
     "recursive_doubling",
@@ -156,6 +173,18 @@ def halving_doubling(n_ranks: Ranks, first: Annotated[str, one_of("near", "far")
     down = halving(active, np.arange(len(active) + 1), distances)
     up = [dataclasses.replace(r, src=r.dst, dst=r.src, reduce=False) for r in reversed(down)]
     return _folded(n_ranks, len(active), down + up)
+
+
+@checked
+def open_mpi(n_ranks: Ranks, nbytes: NotNegative = math.inf) -> Schedule:
+    """What Open MPI 4.1 and later run for `nbytes` per rank: mostly :func:`halving_doubling`, also where p is no power
+    of two, which then takes about twice as long as a ring. Earlier releases run :func:`ring` from 10 kB on.
+    """
+    rules = next(rules for n, rules in _OPEN_MPI if n_ranks < n)
+    name = next((name for most, name in rules if nbytes < most), "halving")
+    return {"ring": ring, "doubling": recursive_doubling, "tree": binomial_tree, "halving": halving_doubling}[name](
+        n_ranks
+    )
 
 
 def _folded(n_ranks: int, n_chunks: int, exchange: list[Round]) -> Schedule:

@@ -16,7 +16,7 @@ from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
 from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS
 from ddlsim.collectives.nccl_way import Way, choose, several_ways, way
-from ddlsim.collectives.schedule import Collective, Ints, Kind, Ranks, Schedule
+from ddlsim.collectives.schedule import KINDS, Collective, Ints, Kind, Ranks, Schedule
 from ddlsim.errors import ConfigError, unknown_name
 
 #: schedules that move more chunks than this are proved on fewer ranks instead
@@ -59,6 +59,8 @@ def size_class(
     algorithm: str | Collective, nbytes: float, kind: str, where: tuple[Cluster, Sequence[int]] | None
 ) -> Hashable:
     """Return what sizes that run by the same schedule have in common."""
+    if _takes_bytes(algorithm, kind) if isinstance(algorithm, str) else "nbytes" in parameters_of(algorithm):
+        return n_segments_for(nbytes), int(nbytes).bit_length()
     if where is None or len(where[1]) == 1:
         return n_segments_for(nbytes)
     if algorithm == "default":
@@ -66,6 +68,12 @@ def size_class(
     if not isinstance(algorithm, str) or algorithm.partition("(")[0].strip() != "nccl" or kind not in LAPS:
         return n_segments_for(nbytes)
     return choose(where[0], tuple(where[1]), nbytes, kind, *_forced_by(algorithm, kind))
+
+
+@functools.lru_cache(maxsize=64)
+def _takes_bytes(algorithm: str, kind: str) -> bool:
+    """Whether a collective decides by the bytes, at powers of two."""
+    return algorithm != "default" and kind in KINDS and "nbytes" in parameters_of(find(algorithm, kind))
 
 
 @functools.lru_cache(maxsize=64)
@@ -97,7 +105,8 @@ def build(
     algorithm  a name (see :func:`ddlsim.collectives.find.algorithm_names`), perhaps with arguments
                (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``),
                ``"package.module:function"``, or a function
-    nbytes     bytes per rank; a function with a parameter `n_segments` gets one segment per 512 KiB
+    nbytes     bytes per rank; a function with a parameter `nbytes` gets them (sizes between the same powers of two
+               share a schedule), one with a parameter `n_segments` one segment per 512 KiB
     hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
     where      the cluster, and the node that each rank is at; one with a parameter `levels` gets the groups of ranks
                at every level of the network (:mod:`ddlsim.cluster.levels`), one with a parameter `rings` the orders in
@@ -136,10 +145,11 @@ def _call(
     where: tuple[Cluster, Sequence[int]] | None = None,
     kind: str = "all_reduce",
 ) -> Schedule:
-    """Call a collective with those of `axes`, `groups`, `levels`, `n_segments`, `rails`, `rings`, `way` it takes."""
+    """Call a collective with those of `axes`, `groups`, `levels`, `n_segments`, `nbytes`, `rails`, `rings`, `way` that
+    it takes."""
     parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))
-    more: dict[str, int | Ints | tuple[Ints, ...] | Way | Levels | None] = {}
+    more: dict[str, float | Ints | tuple[Ints, ...] | Way | Levels | None] = {}
     if "rings" in wanted and where is not None:
         more["rings"] = rings(where[0], tuple(map(int, where[1])))
     if "rails" in wanted and where is not None:
@@ -148,6 +158,8 @@ def _call(
         more["way"] = way(where[0], tuple(map(int, where[1])), nbytes, kind, *forced(function))
     if "axes" in wanted and where is not None:
         more["axes"] = axes(where[0], tuple(map(int, where[1])))
+    if "nbytes" in wanted:
+        more["nbytes"] = nbytes
     if "n_segments" in wanted:
         more["n_segments"] = n_segments_for(nbytes)
     if "levels" in wanted and where is not None:

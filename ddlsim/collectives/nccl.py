@@ -28,7 +28,7 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import inside_hosts, payload_rate
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.cluster.rings import channels, members, ring_rate
-from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS, SIMPLE_ONLY, Site
+from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS, SIMPLE_ONLY, Plugin, Site, plugins
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
 
@@ -131,7 +131,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     several = len(hosts) > 1
     carried, n_interfaces = _interfaces(cluster, at) if several else (math.inf, 1)
     n_rings = len(channels(cluster, nodes).rings) if several else 1
-    efa = _efa_latency(cluster, at) if several else 0.0
+    plugin, latency = _plugin(cluster, at) if several else (Plugin(), 0.0)
     if bandwidth is None:
         inside, outside, hardware = _buses(cluster, nodes)
         outside = min(outside, carried)
@@ -140,13 +140,13 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
         hardware = "nvlink" if "nvlink" in cluster.link_kind else "pcie"
     devices = {_device(cluster, node) for node in nodes}
     adding_up = GENERATIONS["hopper"] + GENERATIONS["blackwell"]
-    nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and _behind_nvswitches(cluster, at)
+    nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and behind_nvswitches(cluster, at)
     return Site(
         len(nodes),
         len(hosts),
         inside,
         outside,
-        n_channels=max(n_rings, n_interfaces) if not efa and (n_rings > 1 or n_local.max() == 1) else n_rings,
+        n_channels=max(n_rings, n_interfaces) if not latency and (n_rings > 1 or n_local.max() == 1) else n_rings,
         hardware=hardware,
         generation=_generation(devices),
         cpu=_cpu(cluster, hosts),
@@ -155,7 +155,8 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
         and not (several and _by_cpu(cluster, at)),
         nvls=nvswitches and all(device.startswith(adding_up) for device in devices),
         sharp=several and len(set(n_local.tolist())) == 1 and _switches_reduce(cluster, at),
-        net_latency=efa,
+        net_latency=latency,
+        plugin=plugin,
     )
 
 
@@ -175,14 +176,19 @@ def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[float, int
     return float(rates.min()), int(numbers.min())
 
 
-def _efa_latency(cluster: Cluster, at: npt.NDArray[np.int64]) -> float:
-    """Return the s between two machines over EFA, whose plugin bundles a GPU's interfaces; 0 for other transports."""
+def _plugin(cluster: Cluster, at: npt.NDArray[np.int64]) -> tuple[Plugin, float]:
+    """Return the plugin by which NCCL reaches other machines, and the s of latency that it reports.
+
+    One that reports a latency bundles a GPU's interfaces.
+    """
     first = at[np.unique(cluster.host_of[at], return_index=True)[1]]
     links = cluster.routes(first[:1], first[1:2]).links
-    if cluster.details is None or "efa" not in cluster.details.transport[links]:
-        return 0.0
-    inside = inside_hosts(cluster)[links]
-    return float(cluster.link_latency[links[~inside]].sum())
+    if cluster.details is None:
+        return Plugin(), 0.0
+    plugin = next((plugins()[name] for name in cluster.details.transport[links] if name in plugins()), Plugin())
+    outside = links[~inside_hosts(cluster)[links]]
+    latency = float(cluster.link_latency[outside].sum() + cluster.details.overhead[outside].max(initial=0.0))
+    return plugin, latency if plugin.reports_latency else 0.0
 
 
 def _generation(devices: set[str]) -> str:
@@ -246,7 +252,7 @@ def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
     return float(np.max(payload_rate(cluster, links) / counted, initial=1.0))
 
 
-def _behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
+def behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
     """Return whether the GPUs of each machine are joined by NVSwitches."""
     pairs = [
         (members, np.roll(members, -1))
@@ -327,6 +333,9 @@ def least(place: Site, kind: str, size: float, algorithm: str | None, protocol: 
 
 
 def _lacking(algorithm: str | None, protocol: str | None, place: Site) -> str:
+    allowed = (*place.plugin.algorithms, *place.plugin.protocols)
+    if any(word not in (None, *allowed) for word in (algorithm, protocol)):
+        return f"a network whose plugin runs {', '.join(map(repr, allowed))} only"
     if algorithm in SIMPLE_ONLY and protocol not in (None, "Simple"):
         return "it by the protocol 'Simple' only"
     if algorithm == "nvls_tree":

@@ -25,8 +25,15 @@ the bus bandwidth of its heads.
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddlsim.plain import read_toml
+from ddlsim.units import si
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 #: those that know one protocol, Simple
@@ -75,20 +82,47 @@ TREE_SHARE = {
     "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9),
     "Simple": (0.9,) * 7 + (0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
 }
-#: What the tuner of aws-ofi-nccl (``src/tuner/nccl_ofi_regions.cpp``, 2daf7d3) chooses for all-reduces on machines with
-#: eight Hopper GPUs over EFA, instead of NCCL's own: for this many ranks and more, up to how many MiB which algorithm
-#: and protocol. It has areas between these rank counts; here the nearest smaller one counts.
-OFI_CHOICE = {
-    16: ((30, "tree", "LL128"), (math.inf, "nvls_tree", "Simple")),
-    32: ((36, "tree", "LL128"), (1351, "ring", "LL128"), (math.inf, "ring", "Simple")),
-    64: ((112, "tree", "LL128"), (2048, "ring", "LL128"), (math.inf, "ring", "Simple")),
-    128: ((288, "tree", "LL128"), (2048, "ring", "LL128"), (5973, "nvls_tree", "Simple"), (math.inf, "ring", "Simple")),
-    256: ((288, "tree", "LL128"), (1025, "nvls_tree", "Simple"), (2048, "ring", "LL128"),
-          (12288, "nvls_tree", "Simple"), (math.inf, "ring", "Simple")),
-    512: ((320, "tree", "LL128"), (24576, "nvls_tree", "Simple"), (math.inf, "ring", "Simple")),
-}  # fmt: skip
 #: kind of collective -> steps of a ring, for the ranks and again for the nodes
 LAPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What the plugin of a network changes of NCCL's settings.
+
+    ``plugins.toml`` beside this file explains the fields, and has the numbers with their sources.
+
+    areas   by number of ranks: up to how many bytes which algorithm and protocol its tuner chooses for all-reduces
+    """
+
+    buffer_size: float = 4.0 * 2**20
+    nvls_chunk_size: float = math.nan
+    algorithms: tuple[str, ...] = ALGORITHMS
+    protocols: tuple[str, ...] = PROTOCOLS
+    reports_latency: bool = False
+    message_time: float = 0.0
+    areas: Mapping[int, tuple[tuple[float, str, str], ...]] = field(default_factory=dict)
+
+
+@functools.cache
+def plugins() -> dict[str, Plugin]:
+    """Return NCCL's network plugins by the transport that they use."""
+    tables: dict[str, Any] = read_toml(Path(__file__).with_name("plugins.toml"))
+    found = {}
+    for name, table in tables.items():
+        values = {key: value for key, value in table.items() if key not in ("sources", "all_reduce")}
+        for key, kind in (("buffer_size", "bytes"), ("nvls_chunk_size", "bytes"), ("message_time", "time")):
+            if key in values:
+                values[key] = si(values[key], kind)
+        for key in ("algorithms", "protocols"):
+            if key in values:
+                values[key] = tuple(values[key])
+        areas = {
+            each["ranks"]: tuple((si(most, "bytes") if most else math.inf, a, p) for most, a, p in each["choices"])
+            for each in table.get("all_reduce", ())
+        }
+        found[name] = Plugin(**values, areas=areas)
+    return found
 
 
 @dataclass(frozen=True)
@@ -104,6 +138,7 @@ class Site:
     nvls, sharp       whether NVSwitches, and the switches between machines, add up
     net_latency       s that the network's plugin reports, which NCCL adds to a hop, and once more for Simple; those of
                       InfiniBand and sockets report none, that of EFA does (``aws-ofi-nccl``)
+    plugin            of the network between the machines
     """
 
     n_ranks: int
@@ -118,6 +153,7 @@ class Site:
     nvls: bool = False
     sharp: bool = False
     net_latency: float = 0.0
+    plugin: Plugin = Plugin()
 
     @property
     def bus(self) -> float:
@@ -144,11 +180,12 @@ class Site:
 
     def plugin_choice(self, kind: str, size: float) -> tuple[str, str] | None:
         """Return algorithm and protocol that the tuner of the network's plugin chooses, None where NCCL's own does."""
-        if kind != "all_reduce" or not self.net_latency or (self.generation, self.n_local) != ("hopper", 8):
+        areas = self.plugin.areas
+        if kind != "all_reduce" or not areas or (self.generation, self.n_local) != ("hopper", 8):
             return None
-        areas = OFI_CHOICE[max(n for n in OFI_CHOICE if n <= self.n_ranks)]
-        _, algorithm, protocol = next(area for area in areas if size <= area[0] * 2**20)
-        return (algorithm, protocol) if protocol in self.protocols(algorithm, kind) else None
+        chosen = areas[max(n for n in areas if n <= self.n_ranks)]
+        _, algorithm, protocol = next(area for area in chosen if size <= area[0])
+        return (algorithm, protocol) if algorithm and protocol in self.protocols(algorithm, kind) else None
 
     def plateau(self, kind: str, protocol: str, size: float) -> float:
         """Return what the latency of a ring is multiplied by."""
@@ -179,12 +216,10 @@ class Site:
 
     def protocols(self, algorithm: str, kind: str) -> tuple[str, ...]:
         """Return the protocols that can be chosen with an algorithm; none where it cannot run."""
-        if algorithm == "ring":
-            return PROTOCOLS if self.ll128 else ("LL", "Simple")
-        if kind != "all_reduce":
+        if algorithm not in self.plugin.algorithms or (algorithm != "ring" and kind != "all_reduce"):
             return ()
-        if algorithm == "tree":
-            return PROTOCOLS if self.ll128 else ("LL", "Simple")
+        if algorithm in ("ring", "tree"):
+            return tuple(p for p in self.plugin.protocols if self.ll128 or p != "LL128")
         several = self.n_nodes > 1 and self.n_local > 1
         runs = {
             "nvls": self.nvls and (self.n_nodes == 1 or self.sharp),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.details import route_overhead
 from ddlsim.collectives import Collective, Schedule, State, build, cost, states
 from ddlsim.collectives.find import find, given, parameters_of
 from ddlsim.collectives.states import beginning
@@ -155,8 +156,9 @@ def _pairs(cluster: Cluster, nodes: Sequence[int]) -> Iterator[tuple[float, floa
     src, dst = (each.ravel() for each in np.meshgrid(nodes, nodes, indexing="ij"))
     routes = cluster.split_routes(src[src != dst], dst[src != dst])
     src, dst = src[src != dst], dst[src != dst]
+    threads = route_overhead(cluster.details, routes)
     for i, (start, end) in enumerate(zip(routes.offsets[:-1], routes.offsets[1:], strict=True)):
         links, share = routes.links[start:end], routes.share[start:end]
-        overhead = float(cluster.send_overhead[src[i]] + cluster.recv_overhead[dst[i]])
+        overhead = float(cluster.send_overhead[src[i]] + cluster.recv_overhead[dst[i]] + threads[i])
         slowest = float((cluster.channel_capacity[cluster.link_channel[links]] / share).min())
         yield overhead + float(share @ cluster.link_latency[links]), 1.0 / slowest

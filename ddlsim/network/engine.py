@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ddlsim.cluster import LinkDetails
 from ddlsim.cluster.cluster import Routes
-from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, window_under_loss
+from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, route_overhead, window_under_loss
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.network import state as st
@@ -176,6 +176,7 @@ class Engine:
         self._details = details if details is not None and details.acts else None
         if self._details is not None:
             self.net = with_shaping(self.net, self._link_channel, interconnect.reverse_link, self._details)
+        self._overhead = details if details is not None and details.overhead.any() else None
         self._ways = None
         if self._details is not None and self.net.counts[st.TRANSPORTED]:
             self._ways = Ways(len(self.net.channels), self._details)
@@ -395,6 +396,8 @@ class Engine:
             self._append("shares", routes.share)
         share, channel, latency_of = np.array(routes.share), self._link_channel, self._link_latency
         longest = write_routes(rows, hops, base, routes.offsets, routes.links, share, channel, latency_of)
+        if self._overhead is not None:
+            rows["latency"] += route_overhead(self._overhead, routes)
         if longest:
             self.net = grow_hops(self.net, longest + int(self._ways is not None))
         if latency is not None:

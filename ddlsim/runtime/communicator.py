@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 
 #: algorithms that "auto" does not try: never the fastest, the same as another at these settings, or (NCCL's) not
 #: comparable, as the others know no protocol's latencies
-NOT_TRIED = ("gloo_ring", "naive_ring", "nccl", "parameter_server")
+NOT_TRIED = ("gloo_ring", "naive_ring", "nccl", "open_mpi", "parameter_server")
 #: collectives that can wait for members at a time: those of a thousand tensors in some steps
 MOST_OPEN = 4096
 

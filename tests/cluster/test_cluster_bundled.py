@@ -204,6 +204,8 @@ TRANSPORTS = {
     ],
     "roce": ["hgx-h100-96g", "roce-a100-40g", "roce-a100-80g", "roce-h100"],
     "efa": ["aws-p4de", "aws-p5-48xlarge", "aws-p5e", "aws-p5en", "aws-p6-b200"],
+    "tcpx": ["gcp-a3-high"],
+    "fastrak": ["gcp-a3-mega"],
 }
 
 

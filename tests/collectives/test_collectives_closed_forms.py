@@ -54,6 +54,7 @@ def test_every_algorithm_has_a_closed_form_here_or_a_test_of_its_own():
     others |= {(kind, name) for kind in kinds for name in nccl}  # test_cluster_rings.py, test_collectives_nccl_way.py
     others |= {("all_gather", "hierarchical"), ("reduce_scatter", "hierarchical")}
     others |= {(kind, "torus") for kind in kinds}  # test_collectives_torus.py
+    others |= {("all_reduce", "open_mpi")}  # test_collectives_open_mpi.py
     others |= {("all_to_all", "nccl")}  # test_collectives_nccl_all_to_all.py
     assert every - tested == gloo | others
 

@@ -33,7 +33,7 @@ POWER_OF_TWO = {
     "all_gather_recursive_doubling",
 }
 #: no closed form for any number of ranks; compared with the executor below
-OTHERS = {"nccl", "nccl_ring", "double_binary_tree", "hierarchical", "torus", "torus_2d"}
+OTHERS = {"nccl", "nccl_ring", "open_mpi", "double_binary_tree", "hierarchical", "torus", "torus_2d"}
 
 
 def formula_name(kind, name):

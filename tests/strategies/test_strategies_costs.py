@@ -12,6 +12,7 @@ import yaml
 import ddlsim
 from ddlsim.cluster import generators
 from ddlsim.collectives.nccl import nccl_time
+from ddlsim.collectives.nccl_way import choose
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.network import Network
@@ -55,7 +56,7 @@ def network_spans(result, worker=0):
 
 @pytest.mark.parametrize("overlap", ["none", "layer", "ddp"])
 def test_the_buckets_of_a_run_take_the_time_of_the_published_sweep(a100, overlap):
-    strategy = ddlsim.AllReduce("ring", overlap, cost="calibrated")
+    strategy = ddlsim.AllReduce("nccl", overlap, cost="calibrated")
     result = ddlsim.simulate(experiment(a100.cluster, strategy))
     buckets = buckets_of(overlap_named(overlap), result.workloads[0])
     spans = network_spans(result)
@@ -70,12 +71,12 @@ def test_the_buckets_of_a_run_take_the_time_of_the_published_sweep(a100, overlap
 
 def test_a_measured_size_takes_what_was_measured(a100):
     """One bucket of 102.2 MB; the sweep has 684.6 us for 67 MB and 1327.6 us for 134 MB."""
-    step = ddlsim.simulate(experiment(a100.cluster, ddlsim.AllReduce("ring", "none", cost="calibrated"))).step_time
+    step = ddlsim.simulate(experiment(a100.cluster, ddlsim.AllReduce("nccl", "none", cost="calibrated"))).step_time
     assert 684.6e-6 < step - 60e-3 < 1327.6e-6
 
 
 def test_without_stragglers_the_step_is_computing_and_the_curve(a100):
-    strategy = ddlsim.AllReduce("ring", "none", cost="calibrated")
+    strategy = ddlsim.AllReduce("nccl", "none", cost="calibrated")
     result = ddlsim.simulate(experiment(a100.cluster, strategy))
     wanted = a100.time("all_reduce", result.workloads[0].gradient_nbytes, 8, 1).value
     assert result.step_time == pytest.approx(60e-3 + wanted, rel=1e-6)
@@ -86,7 +87,7 @@ def test_without_stragglers_the_step_is_computing_and_the_curve(a100):
 def test_a_straggler_holds_all_up(a100):
     """Half the speed: all-reduces start when the slow worker has joined; the others wait, which is booked so."""
     speed = (1.0,) * 7 + (0.5,)
-    strategy = ddlsim.AllReduce("ring", "none", cost="calibrated")
+    strategy = ddlsim.AllReduce("nccl", "none", cost="calibrated")
     result = ddlsim.simulate(experiment(a100.cluster, strategy, speed=speed))
     wanted = a100.time("all_reduce", result.workloads[0].gradient_nbytes, 8, 1).value
     assert result.step_time == pytest.approx(120e-3 + wanted, rel=1e-6)
@@ -96,7 +97,7 @@ def test_a_straggler_holds_all_up(a100):
 
 def test_the_collectives_of_one_group_run_one_after_the_other(a100):
     """Many tensors in flight at once, computing being nothing: the stream is busy all the time, never twice."""
-    strategy = ddlsim.AllReduce("ring", ddlsim.Priority("4 MB", 8), cost="calibrated")
+    strategy = ddlsim.AllReduce("nccl", ddlsim.Priority("4 MB", 8), cost="calibrated")
     result = ddlsim.simulate(experiment(a100.cluster, strategy, compute=ddlsim.Measured("1 us", 32)))
     ends = sorted(end for _, _, end in network_spans(result))
     sizes = {b.nbytes for b in strategy.overlap.buckets(result.workloads[0])}
@@ -118,10 +119,10 @@ def test_bytes_are_accounted_as_if_simulated(a100):
 
 def test_result_and_manifest_say_it(a100):
     result = ddlsim.simulate(experiment(a100.cluster))
-    assert result.experiment.strategy.label == "all-reduce (ring, ddp, calibrated cost)"
+    assert result.experiment.strategy.label == "all-reduce (nccl, ddp, calibrated cost)"
     assert any("measured curve of all_reduce by nccl; other traffic does not slow them" in n for n in result.notes)
     assert not any("extrapolated" in note for note in result.notes)
-    layers = ddlsim.simulate(experiment(a100.cluster, ddlsim.AllReduce("ring", "layer", cost="calibrated")))
+    layers = ddlsim.simulate(experiment(a100.cluster, ddlsim.AllReduce("nccl", "layer", cost="calibrated")))
     (note,) = [note for note in layers.notes if "extrapolated" in note]
     assert note.startswith("the curve was measured from 32768 to 17179869184 bytes; ")
 
@@ -156,7 +157,9 @@ def test_alone_every_cost_is_plain(a100, cost):
 
 
 @pytest.mark.slow
-def test_intervals_hold_the_curves_scatter(a100):
+def test_intervals_hold_the_curves_scatter():
+    """Of one ring, whose curve does not go through all sizes."""
+    a100 = calibrate(sweep("nccl_a100_8gpu_allreduce", 8, 1), "dgx-a100-pod", algorithms={"all_reduce": "ring"})
     strategy = ddlsim.AllReduce("ring", "none", cost="calibrated")
     base = experiment(a100.cluster, strategy, compute=ddlsim.Measured("1 us", 32))
     found = predict_interval(base, n_draws=20)
@@ -196,7 +199,7 @@ def test_the_tuners_estimate_is_the_time_of_a_bucket(algorithm, theirs):
     ("dgx-h100-pod+switch_reduces=true", 16, "nvls"), ("dgx-a100-pod+switch_reduces=true", 16, "collnet_direct"),
 ])  # fmt: skip
 def test_switches_that_add_up_are_estimated_as_they_are_simulated(cluster, n, algorithm):
-    """Within 30 %; links carry what the schedule puts on them."""
+    """Within 30 %, besides the stages of NVLS that the tuner does not count; links carry what the schedule puts on."""
     name = f"nccl({algorithm})"
     runs = [
         ddlsim.simulate(
@@ -205,7 +208,9 @@ def test_switches_that_add_up_are_estimated_as_they_are_simulated(cluster, n, al
         for cost in ("nccl", "simulated")
     ]
     times = [max(end - start for _, start, end in network_spans(run)) for run in runs]
-    assert times[1] == pytest.approx(times[0], rel=0.3)
+    at, nbytes = tuple(ddlsim.load_cluster(cluster).workers[:n].tolist()), runs[0].workloads[0].gradient_nbytes
+    chosen = choose(ddlsim.load_cluster(cluster), at, nbytes, "all_reduce", algorithm)
+    assert times[1] == pytest.approx(times[0] + 2.0 * chosen.fill, rel=0.3)
     assert runs[0].channel_nbytes == pytest.approx(runs[1].channel_nbytes)
     assert any(note.startswith(f"nccl: {algorithm} by Simple") for note in runs[0].notes)
 
@@ -284,7 +289,7 @@ def test_a_curve_by_hand():
 
 def test_what_the_curve_does_not_know_is_refused(a100):
     refused(
-        "was fitted to 'ring', not to 'double_binary_tree'; use algorithm = 'ring', or calibrate with --algorithm",
+        "was fitted to 'nccl', not to 'double_binary_tree'; use algorithm = 'nccl', or calibrate with --algorithm",
         a100.cluster, ddlsim.AllReduce("double_binary_tree", cost="calibrated"),
     )  # fmt: skip
     refused("has no curve of all_gather inside a host; measure all_gather", a100.cluster, compression=ddlsim.TopK(0.01))

@@ -1,0 +1,146 @@
+"""NCCL sweeps predicted from machine and size alone, and the one number of each network plugin that was fitted to some.
+
+``python -m accuracy.sweeps`` prints the rows, ``python -m accuracy.sweeps fit`` the fitted numbers. The procedure: what
+a plugin's threads add to each message (`overhead` of the links) is the number of whole us with the least mean |error|
+over the plugin's fitted sweeps (`FITTED`: of EFA all-reduces and all-gathers, 32 rows; of FasTrak every second size of
+its one sweep, 16 rows). It stands in the topologies. All other numbers are NCCL's or the plugins' (`plugins.toml`).
+
+Rows of one thread that launches the kernels of eight GPUs lack the launches: their sum is the median of what the
+all-reduces up to 16 KiB take longer than predicted. It stays outside the library, as trainings have a process for
+every GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from accuracy import collectives
+from accuracy.rows import Row, mean_error, number, show
+from ddlsim import collective_time, load_cluster
+from ddlsim.cluster import Cluster, MultiGpu, star
+
+__all__ = ["FAMILIES", "families", "fitted", "remark", "rows"]
+
+DATA = Path(__file__).with_name("data") / "sweeps.yaml"
+#: two CPUs with two GPUs each, joined as NCCL counts Skylake's (``src/graph/topo.h``); PCIe 3.0 x16
+PCIE_4 = star(
+    1,
+    bandwidth="1 Gbit/s",  # not used
+    latency="10 us",
+    host=MultiGpu(n_gpus=4, n_pcie_switches=2, pcie_bandwidth="12 GB/s", cpu_bandwidth="10 GB/s"),
+)
+#: family -> its name on the page
+FAMILIES = {
+    "efa": "EFA, 2 and 8 p5.48xlarge",
+    "fastrak": "FasTrak, 2 a3-megagpu-8g",
+    "nvls": "NVSwitches that add up, one machine",
+    "infiniband": "4 machines of 8 A100, network not stated",
+    "one_thread": "one machine of 8 A100, one thread launches all kernels",
+    "pcie": "4 GPUs on PCIe, through host memory",
+}
+#: family -> (cluster, us that are tried, whether a kind and the place of a size in its sweep are fitted)
+FITTED = {
+    "efa": ("aws-p5-48xlarge", range(41), lambda kind, place: kind != "all_to_all"),
+    "fastrak": ("gcp-a3-mega", range(21), lambda kind, place: place % 2 == 0),
+}
+SMALL = 16 * 2**10  # bytes of the largest all-reduce that gives the launches of one thread
+
+
+def _cases() -> Iterator[tuple[dict[str, Any], dict[float, float]]]:
+    """Yield each sweep and its s by bytes, those of ``collectives.yaml`` included."""
+    for case in yaml.safe_load(DATA.read_text(encoding="utf-8"))["sweeps"]:
+        n, laps = case["ranks"], 2 if case["kind"] == "all_reduce" else 1
+        moved = laps * (n - 1) / n * 1e-9 if case.get("unit") == "GB/s" else 0.0
+        data = {float(size): number(case["data"], size) for size in case["data"]}
+        yield case, {size: moved * size / value if moved else value * 1e-6 for size, value in data.items()}
+    known = {
+        "nccl_a100_8gpu_allreduce": ("one_thread", "dgx-a100-pod", 8),
+        "nccl_4x8_allreduce": ("infiniband", "ib-800g-a100", 32),
+    }
+    for case in yaml.safe_load(collectives.DATA.read_text(encoding="utf-8"))["collectives"]:
+        if case["id"] in known:
+            family, cluster, n = known[case["id"]]
+            yield {**case, "family": family, "cluster": cluster, "ranks": n}, collectives.read_sweep(case)
+        elif "ring only" in str(case["columns"]):
+            for n, (measured, _) in case["data"].items():
+                seconds = 2 * (n - 1) / n * 8 * collectives.GIB / (measured * 1e9)
+                found = {**case, "family": "nvls", "cluster": "azure-nd-h200-v5", "ranks": n}
+                yield {**found, "id": f"{case['id']}_{n}"}, {8 * collectives.GIB: seconds}
+
+
+def _seconds(case: dict[str, Any], size: float, cluster: str | Cluster | None = None) -> float:
+    place = cluster or (PCIE_4 if case["cluster"] == "pcie-4" else case["cluster"])
+    kind, algorithm = case.get("kind", "all_reduce"), case.get("algorithm", "default")
+    return collective_time(place, algorithm, size, kind=kind, ranks=case["ranks"])
+
+
+@cache
+def rows() -> list[Row]:
+    """Return all sizes of all sweeps, in us."""
+    cases = list(_cases())
+    small = next((case, data) for case, data in cases if case["id"] == "superbench_all_reduce")
+    launches = statistics.median(s - _seconds(small[0], size) for size, s in small[1].items() if size <= SMALL)
+    found = []
+    for case, data in cases:
+        family, kind = case["family"], case.get("kind", "all_reduce")
+        extra = launches if family == "one_thread" else 0.0
+        for place, (size, measured) in enumerate(sorted(data.items())):
+            given = family in FITTED and FITTED[family][2](kind, place)
+            given = given or (case is small[0] and size <= SMALL)
+            predicted = _seconds(case, size) + extra
+            what = collectives.size_text(size)
+            found.append(Row(f"{family}: {case['id']}", what, measured * 1e6, predicted * 1e6, "us", given))
+    return found
+
+
+def families() -> dict[str, list[Row]]:
+    """Return the rows of each family."""
+    return {key: [row for row in rows() if row.case.startswith(f"{key}: ")] for key in FAMILIES}
+
+
+def remark() -> str:
+    """Return mean and bias of each family, with the rows that were fitted apart."""
+    texts = []
+    for key, name in FAMILIES.items():
+        own = families()[key]
+        judged = [row for row in own if not row.fitted_on]
+        bias = sum(row.error for row in judged) / len(judged)
+        text = f"{name}: {mean_error(own):.1%} (bias {bias:+.1%}, {len(judged)} rows)"
+        given = [abs(row.error) for row in own if row.fitted_on]
+        texts.append(text + (f", {sum(given) / len(given):.1%} on {len(given)} fitted rows" if given else ""))
+    return "; ".join(texts) + "."
+
+
+def fitted(family: str) -> tuple[float, float]:
+    """Return the us that a plugin's threads add to a message, and the mean |error| of the fitted rows."""
+    name, tried, chosen = FITTED[family]
+    points = [
+        (case, size, seconds)
+        for case, data in _cases()
+        for place, (size, seconds) in enumerate(sorted(data.items()))
+        if case["family"] == family and chosen(case.get("kind", "all_reduce"), place)
+    ]
+    errors = {}
+    for us in tried:
+        cluster = load_cluster(f"{name}+overhead={us} us")
+        off = [abs(_seconds(case, size, cluster) / seconds - 1.0) for case, size, seconds in points]
+        errors[float(us)] = sum(off) / len(off)
+    best = min(errors, key=errors.__getitem__)
+    return best, errors[best]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["fit"]:
+        for key in FITTED:
+            best, error = fitted(key)
+            print(f"{key}: overhead {best:g} us, mean |error| of the fitted rows {error:.1%}")
+    else:
+        show(rows())
+        print(remark())
