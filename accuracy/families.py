@@ -156,8 +156,9 @@ FAMILIES = (
     Family(
         "strong", "Strong scaling", 0.10, "strong",
         "The rows with the fewest devices, and with the most of another batch, give c0 + c1 b; a series of two rows "
-        "takes c0 from the series of the same model with three (the median). NVIDIA's table (dle_bert): the rows of "
-        "one and of most machines give micro-step and update; it does not count for the target.",
+        "takes c0 from the series of the same model with three (the median; of its own release if there are any). "
+        "NVIDIA's table (dle_bert): its rows of one and of most machines give micro-step and update; it does not "
+        "count for the target.",
         strong.rows, lambda row: row.case.startswith("mlperf"), left_out=strong.left_out, causes=
         (("mlperf07_dgxa100", "16 GPUs", "204 images per GPU take 12 % longer than the line between 408 and 45: a "
           "step is not quite affine, and two machines share the input of one global batch"),
