@@ -139,7 +139,8 @@ FAMILIES = (
         "The row of one device gives the compute time; nothing else is read. Copies inside MXNet's machines have the "
         "rate that NCCL assumes for PCIe. Devices are as unequal as `Spread()` says, MXNet's share the input of "
         "`MXNET_INPUT`, and compute is `BESIDE_KERNELS` times slower beside NCCL's kernels: the library's values. "
-        "Updates of Paddle in mixed precision take the fixed time of the stack `paddle-amp`, from the row of 8 GPUs.",
+        "Updates of Paddle in mixed precision and of TensorFlow's distributed sessions take the fixed times of the "
+        "stacks `paddle-amp` and `tensorflow-distributed`, which come from three rows of 8 GPUs.",
         lambda: published.rows(machine=False),
         causes=(
             ("mxnet_k80_ps", "", "the input's share is half of what 16 GPUs lose; host memory that is not pinned, and "
