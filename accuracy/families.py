@@ -143,7 +143,8 @@ FAMILIES = (
         "The row of one device gives the compute time; nothing else is read. Copies inside MXNet's machines have the "
         "rate that NCCL assumes for PCIe. Devices are as unequal as `Spread()` says, MXNet's share the input of "
         "`MXNET_INPUT`, and compute is `BESIDE_KERNELS` times slower beside NCCL's kernels: the library's values. "
-        "Updates of Paddle in mixed precision take the fixed time of the stack `paddle-amp`, from the row of 8 GPUs.",
+        "Updates of Paddle in mixed precision and of TensorFlow's distributed sessions take the fixed times of the "
+        "stacks `paddle-amp` and `tensorflow-distributed`, which come from three rows of 8 GPUs.",
         lambda: published.rows(machine=False),
         causes=(
             ("mxnet_k80_ps", "", "the input's share is half of what 16 GPUs lose; host memory that is not pinned, and "
@@ -160,8 +161,9 @@ FAMILIES = (
     Family(
         "strong", "Strong scaling", 0.10, "strong",
         "The rows with the fewest devices, and with the most of another batch, give c0 + c1 b; a series of two rows "
-        "takes c0 from the series of the same model with three (the median). NVIDIA's table (dle_bert): the rows of "
-        "one and of most machines give micro-step and update; it does not count for the target.",
+        "takes c0 from the series of the same model with three (the median; of its own release if there are any). "
+        "NVIDIA's table (dle_bert): its rows of one and of most machines give micro-step and update; it does not "
+        "count for the target.",
         strong.rows, lambda row: row.case.startswith("mlperf"), left_out=strong.left_out, causes=
         (("mlperf07_dgxa100", "16 GPUs", "204 images per GPU take 12 % longer than the line between 408 and 45: a "
           "step is not quite affine, and two machines share the input of one global batch"),

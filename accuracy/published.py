@@ -9,7 +9,8 @@ What a prediction knows: model, batch, machines, nominal rates, the algorithm, a
   servers take the time of their one thread's memory traffic.
 * Theano-MPI: one NCCL call per tensor after the backward pass; compute from the one-device row. TensorFlow's replicated
   variables are reduced layer by layer beside the backward pass.
-* Paddle in mixed precision takes the fixed time of the stack "paddle-amp" for each update of several devices.
+* Updates of several devices take the fixed time of the stacks "paddle-amp" (Paddle in mixed precision) and
+  "tensorflow-distributed" (a distributed session of TensorFlow).
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ MODELS = {
     "VGG-16": "vgg16",
 }
 LATENCY = {"rdma": 1e-6, "tcp": 25e-6}  # s per link; two links between machines
-#: what the fixed time of the stack "paddle-amp" comes from
-GAVE_STEP_TIME = ("paddle_v100_resnet50_amp_b64", 8)
+#: what the fixed times of stacks come from
+GAVE_STEP_TIME = {("paddle_v100_resnet50_amp_b64", 8), ("tf_k80_ps_inception3", 8), ("tf_k80_ps_resnet152", 8)}
 BUCKETS = re.compile(r"t_step_s_bucket(\d+)MB(_p75)?$")
 
 
@@ -111,6 +112,8 @@ class Run:
         """The software, where its fixed times are known."""
         worker = self.case.get("worker")
         mixed = isinstance(worker, Mapping) and worker.get("precision") == "amp"
+        if "distributed_replicated" in self.text:
+            return "tensorflow-distributed"
         return "paddle-amp" if mixed and self.text.startswith("paddle") else None
 
     @property
@@ -314,7 +317,7 @@ def _row(run: Run, n: int, what: str, known: list[int], machine: bool) -> Row:
     seconds, unchanged = predict(run, n, machine), run.measured[max(known)]
     strategy = "parameter-server" if "parameter server" in run.text.replace("_", " ") else "all-reduce"
     kind = f"run/{strategy}/weak-from-one-{'machine' if machine else 'device'}"
-    fitted = n in known or (run.name, n) == GAVE_STEP_TIME
+    fitted = n in known or (run.name, n) in GAVE_STEP_TIME
     inside = n <= run.per_node
     return Row(run.name, what, run.measured[n], seconds, "s", fitted, unchanged=unchanged, kind=kind, inside=inside)
 

@@ -70,8 +70,8 @@ CHOICES = """
 Each has a physical or documented reason, but its authors had seen the rows that it improves:
 
 - Weak scaling: that TensorFlow's replicated variables are reduced after the backward pass, which six rows here
-  suggested, was withdrawn: other rows refute it. The fixed time of Paddle's updates in mixed precision comes from its
-  row of eight devices. MXNet's servers work at 10 GB/s, one thread's memory traffic
+  suggested, was withdrawn: other rows refute it. Fixed times of updates (Paddle in mixed precision, TensorFlow's
+  distributed sessions) come from rows of eight devices. MXNet's servers work at 10 GB/s, one thread's memory traffic
   (since 1.5 at 60 GB/s where its code uses all cores: the version is that of ByteScheduler's Dockerfile), and its
   devices copy at a rate that the one-machine row gives. That devices of a machine share their input and are not equally
   fast was looked for because rows of one machine were too fast; both figures are those of code and of others.

@@ -3,7 +3,8 @@
 A device's step is affine in its batch, t(b) = c0 + c1 b. Where a series has three rows, the one with the fewest devices
 and the one with the most that has another batch give c0 and c1 (so that the simulation, exchange included, reproduces
 both), and the others are predicted. Where it has two, its first row gives c1, and c0 is the median of what the series
-of the same model with three rows say; without one, a second batch cannot be predicted. Where all rows have one batch on
+of the same model with three rows say, those of its own software release if there are any, as c0 is the software's;
+without one, a second batch cannot be predicted. Where all rows have one batch on
 each device, that of the fewest devices is all that is needed.
 BERT's series have nothing of this kind in common beyond that rule: small runs skip padding, large ones do not.
 
@@ -53,9 +54,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Rows of one model on one kind of machine, ascending in devices."""
+    """Rows of one model on one kind of machine, ascending in devices, by a `release` of the software."""
 
     id: str
+    release: str
     model: str
     machine: str
     points: tuple[Point, ...]
@@ -109,7 +111,9 @@ def read(path: Path = DATA, omitted: Table | None = None) -> list[Series]:
             except UnpredictableError as error:
                 left.omit(str(case["id"]), f"{where}, {row.get('n')} GPUs", str(error))
         for machine, points in by_machine.items():
-            found.append(Series(str(case["id"]), _name(case), machine, tuple(sorted(points, key=lambda p: p.n))))
+            release = " ".join(str(case["system"]).split()[:3])  # "MLPerf Training v0.7"
+            ordered = tuple(sorted(points, key=lambda p: p.n))
+            found.append(Series(str(case["id"]), release, _name(case), machine, ordered))
     return found
 
 
@@ -179,7 +183,9 @@ def table(path: Path = DATA) -> Table:
     every = read(path, found)
     whole = {series: calibrated(series) for series in every if len(series.points) > 2 and other(series) is not None}
     for series in every:
-        same = [compute.c0 for known, compute in whole.items() if known.model == series.model]
+        alike = {known: compute.c0 for known, compute in whole.items() if known.model == series.model}
+        own = [c0 for known, c0 in alike.items() if known.release == series.release]
+        same = own or list(alike.values())
         for i, point in enumerate(series.points):
             what = f"{series.machine.upper()}, {point.n} GPUs, batch {point.batch}"
             found.add(series.id, what, partial(_row, series, point, i, whole.get(series), same, what))

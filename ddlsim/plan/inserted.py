@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, FORWARD, PUSH_PULL, REDUCE_SCATTER, Ints, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, FORWARD, PUSH_PULL, REDUCE_SCATTER, Bools, Ints, Plan
 
 ENCODE, DECODE = "encode", "decode"
 #: collectives that sum what has been encoded
@@ -93,41 +93,33 @@ def with_samples(plan: Plan, name: str) -> Plan:
     return inserted(plan, (name,), rows, columns, (_NONE, _NONE), (rows[:0], rows[:0]))
 
 
-def with_host_time(plan: Plan, name: str, seconds: float) -> Plan:
-    """Return a plan in which every rank begins a step with `seconds` of its host's work, once what its first task needs
-    of earlier steps is there. Collectives that need nothing else of the step, such as the first gather of weights, wait
-    for it."""
-    rows = np.flatnonzero(np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane])
-    firsts = np.sort(rows[np.unique(plan.lane[rows] * plan.n_steps + plan.step[rows], return_index=True)[1]])
-    row, need = _pairs(plan)
-    at_once = np.setdiff1d(plan.collectives, row[plan.step[need] == plan.step[row]])
-    place, first = np.nonzero(
-        (plan.rank[at_once, None] == plan.rank[firsts]) & (plan.step[at_once, None] == plan.step[firsts])
-    )
-    return _before(plan, name, firsts, seconds, earlier=True, needed=(at_once[place], first))
+def with_fixed_costs(plan: Plan, step: float, call: float) -> Plan:
+    """Return a plan in which every rank begins a step with `step` s of its host's work, and collectives that no queue
+    launches take `call` s before their first message.
+
+    The host's work waits for what the rank's first task needs of earlier steps; collectives that need nothing else of
+    the step, such as first gathers, wait for the host.
+    """
+    if step:
+        rows = np.flatnonzero(np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane])
+        firsts = np.sort(rows[np.unique(plan.lane[rows] * plan.n_steps + plan.step[rows], return_index=True)[1]])
+        row, need = _pairs(plan)
+        at_once = np.setdiff1d(plan.collectives, row[plan.step[need] == plan.step[row]])
+        of_step = plan.rank * plan.n_steps + plan.step
+        place, first = np.nonzero(of_step[at_once, None] == of_step[firsts])
+        plan = _before(plan, "host", firsts, step, plan.step[need] < plan.step[row], (at_once[place], first))
+    rows = plan.collectives[plan.queue[plan.collectives] < 0]
+    return _before(plan, "call", rows, call, True, (_NONE, _NONE)) if call else plan
 
 
-def with_call_time(plan: Plan, name: str, seconds: float) -> Plan:
-    """Return a plan in which collectives that no queue launches take `seconds` more, before their first message."""
-    rows = plan.collectives
-    return _before(plan, name, rows[plan.queue[rows] < 0], seconds)
-
-
-def _before(
-    plan: Plan,
-    name: str,
-    rows: Ints,
-    seconds: float,
-    *,
-    earlier: bool = False,
-    needed: tuple[Ints, Ints] = (_NONE, _NONE),
-) -> Plan:
-    """Return a plan with work directly before some rows, on their lanes, and with their needs (of `earlier` steps)."""
+def _before(plan: Plan, name: str, rows: Ints, seconds: float, which: Bools | bool, needed: tuple[Ints, Ints]) -> Plan:
+    """Return a plan with work directly before some rows, on their lanes, with those of their needs for which `which` is
+    true."""
     columns = {each: getattr(plan, each)[rows] for each in ("lane", "step", "every")}
     row, need = _pairs(plan)
-    same = np.isin(row, rows) & ((not earlier) | (plan.step[need] < plan.step[row]))
-    needing = np.searchsorted(rows, row[same]), need[same]
-    return inserted(plan, (name,), rows, columns | {"name": len(plan.names), "seconds": seconds}, needing, needed)
+    same = np.isin(row, rows) & which
+    columns |= {"name": len(plan.names), "seconds": seconds}
+    return inserted(plan, (name,), rows, columns, (np.searchsorted(rows, row[same]), need[same]), needed)
 
 
 def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> tuple[Ints, Ints]:

@@ -21,12 +21,11 @@ from ddlsim.plan.inserted import (
     DECODE,
     ENCODE,
     SUMMING,
-    with_call_time,
     with_codes,
     with_evaluations,
-    with_host_time,
+    with_fixed_costs,
     with_samples,
-)
+)  # fmt: skip
 from ddlsim.plan.local_steps import MERGE
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import (
@@ -107,8 +106,6 @@ def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[
 EVALUATION = "evaluation"
 #: what a rank waits for before it passes a micro-batch through the first layer
 SAMPLES = "input"
-#: fixed costs of the software: of a rank's step, and of a collective
-HOST, CALL = "host", "call"
 #: workloads of all workers -> their step
 Make = Callable[[Sequence[Workload]], StepProgram]
 #: kind of collective, group, bytes -> its schedule
@@ -361,15 +358,13 @@ class TableRun:
     def _with_more(self, program: StepProgram) -> StepProgram:
         """Return the program with additional tasks: evaluations, encoding and decoding, fixed costs of the software."""
         self.setting.has_fixed_costs = True
-        workload = self.workers[0].workload
-        if workload.host_time:
-            program = program.map(functools.partial(with_host_time, name=HOST, seconds=workload.host_time))
-        if workload.stack.call_time and len(self.setting.workers) > 1:
-            program = program.map(functools.partial(with_call_time, name=CALL, seconds=workload.stack.call_time))
-            if program.template.queues:
-                self.setting.notes.append(
-                    f"call_time of stack {workload.stack.name} does not delay collectives that a queue launches"
-                )
+        first, several = self.workers[0].workload, len(self.setting.workers) > 1
+        step, call = first.host_time, first.stack.call_time * several
+        if step or call:
+            program = program.map(functools.partial(with_fixed_costs, step=step, call=call))
+        if call and program.template.queues:
+            what = f"call_time of stack {first.stack.name} does not delay collectives that a queue launches"
+            self.setting.notes.append(what)
         if self.setting.compression is not None and not program.template.cycles:
             plan = program.unroll(1)
             sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]

@@ -35,9 +35,8 @@ from ddlsim.validation.links import DISTINCT
 from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, spread_of, t_quantile
 from ddlsim.validation.run_model import DEFAULT_STRATEGY, strategy_in
 from ddlsim.validation.run_table import MeasuredRun
-from ddlsim.validation.stack_runs import Source, fit_calls, read_sources
-from ddlsim.workload.compute import Affine, Measured
-from ddlsim.workload.model import ModelLike, load_model
+from ddlsim.validation.stack_runs import Source, fit_calls, read_stack_sources
+from ddlsim.workload.model import ModelLike
 from ddlsim.workload.stacks import Stack, StackLike, load_stack
 
 #: numbers that are fitted, in this order: two times out of three they are within a factor of exp(this) of the stack's
@@ -49,7 +48,7 @@ REMEDIES = {
     "gemm": "runs of a model that is timed by kernels tell it",
     "elementwise": "three runs, of models of several widths, tell it",
     "step_time": "a run with another batch size or number of micro-batches tells it",
-    "call_time": "a run with other buckets tells it, or a log of a collective of two sizes",
+    "call_time": "a run with other buckets tells it, or collectives of two sizes",
 }
 #: relative change of a number by which its effect is measured, change that ends the search, and rounds at most
 STEP, DONE, ROUNDS = 0.02, 1e-3, 6
@@ -77,10 +76,15 @@ class StackFit:
         errors = [abs(p / run.throughput - 1.0) for p, run in zip(self.predicted, self.runs, strict=True)]
         return float(np.mean(errors)) if errors else math.nan
 
+    @property
+    def _numbers(self) -> dict[str, tuple[float, float, float]]:
+        """Value and interval (95 %) of each fitted number."""
+        fits = [fit for fit in (self.fit, self.calls) if fit is not None]
+        return {name: (value, *fit.interval(name)) for fit in fits for name, value in fit.values.items()}
+
     def to_dict(self) -> dict[str, object]:
         """Return the fitted numbers with their intervals (95 %), the spread, and each run, as plain values."""
-        fits = [fit for fit in (self.fit, self.calls) if fit is not None]
-        numbers = {name: {"value": v, "interval": fit.interval(name)} for fit in fits for name, v in fit.values.items()}
+        numbers = {name: {"value": value, "interval": ends} for name, (value, *ends) in self._numbers.items()}
         rows = [
             {"place": run.place, "measured": run.throughput, "predicted": value}
             for run, value in zip(self.runs, self.predicted, strict=True)
@@ -91,14 +95,11 @@ class StackFit:
 
     def __str__(self) -> str:
         lines = []
-        for fit, of in ((self.fit, ""), (self.calls, ", of collectives")):
-            if fit is None:
-                continue
-            for name, value in fit.values.items():
-                factor, unit = {"step_time": (1e3, " ms"), "call_time": (1e6, " us")}.get(name, (1.0, ""))
-                here, low, high, before = (factor * x for x in (value, *fit.interval(name), getattr(self.base, name)))
-                around = f"(95 %: {low:.3g} to {high:.3g}{unit}{of})"
-                lines.append(f"{name} {here:.3g}{unit} {around}, {before:.3g}{unit} in {self.base.name}")
+        for name, ends in self._numbers.items():
+            factor, unit = {"step_time": (1e3, " ms"), "call_time": (1e6, " us")}.get(name, (1.0, ""))
+            value, low, high, before = (factor * x for x in (*ends, getattr(self.base, name)))
+            around = f"(95 %: {low:.3g} to {high:.3g}{unit})"
+            lines.append(f"{name} {value:.3g}{unit} {around}, {before:.3g}{unit} in {self.base.name}")
         lines += [f"{name} as in {self.base.name}: {why}" for name, why in self.left_out.items()]
         if not self.runs:
             return "\n".join(lines)
@@ -139,8 +140,8 @@ def calibrate_stack(
     Raises ConfigError for runs that cannot be simulated, and for models whose times do not depend on the stack.
     """
     base = known = load_stack(stack)
-    measured, collectives = read_sources(runs, cluster, strategy, batch_size)
-    calls = fit_calls(collectives, cluster, base) if collectives else None
+    measured, collectives = read_stack_sources(runs, cluster, strategy, batch_size)
+    calls = fit_calls(collectives, cluster, base)
     if calls is not None:
         known = _with_numbers(base, calls.names, np.exp(calls.logs))
     experiments = {run: experiment_of(run, known, cluster, model, measured) for run in measured}
@@ -187,27 +188,23 @@ def experiment_of(
         workload = prepare(experiment).workloads[0]
         if workload.by_kernel and not workload.known:
             return experiment
-        alone = _alone(load_model(trained).name, run.precision, beside, model)
-        if alone is None:
+        alone = [each for each in beside if each.workers == 1 and _trained(each) == _trained(run)]
+        if not alone:
             raise ConfigError(
                 f"{workload.basis}: this does not depend on a stack; leave the run out, or add runs of one worker, "
                 "beside which it tells the stack's fixed times"
             )
-        prepare(experiment.with_(compute=alone))  # raises for another batch size
+        passes = [each.step_time / each.accumulation for each in alone]
+        experiment = experiment.with_(compute=fit_compute("", [each.batch_size for each in alone], passes).compute)
+        prepare(experiment)  # raises for another batch size
     except DdlsimError as error:
         raise type(error)(f"{run.place}: {error}") from None
-    return experiment.with_(compute=alone)
+    return experiment
 
 
-def _alone(
-    name: str, precision: str | None, runs: Sequence[MeasuredRun], model: ModelLike | None
-) -> Affine | Measured | None:
-    """Return the compute time of a model that runs of one worker measured, None without any."""
-    own = [run for run in runs if (run.workers, run.precision) == (1, precision) and (run.model or model)]
-    own = [run for run in own if load_model(run.model or model).name == name]  # type: ignore[arg-type]  # has one
-    if not own:
-        return None
-    return fit_compute(name, [run.batch_size for run in own], [run.step_time / run.accumulation for run in own]).compute
+def _trained(run: MeasuredRun) -> tuple[str | None, ...]:
+    """Return what the compute time of a run depends on beside the batch: model, precision, kind of cluster."""
+    return run.model, run.precision, (run.cluster or "").partition("+")[0]
 
 
 def _with_numbers(stack: Stack, names: Sequence[str], values: Floats) -> Stack:
@@ -237,7 +234,7 @@ class _Fitting:
         errors, empty = np.log(self.times(self.base) / self.seconds), np.empty(0)
         scatter = spread_of(float(np.sum(errors**2)), len(errors), 0)
         fit = LogFit((), empty, np.empty((0, 0)), *scatter, errors, empty, (), ())
-        reasons: dict[str, str] = {}
+        reasons = {name: REMEDIES[name] for name in names}
         while self.runs:
             point = {name: fit.values.get(name, self._prior(name).value) for name in names}
             columns = dict(zip(names, self._slopes(names, np.array(list(point.values())))[2], strict=True))

@@ -11,34 +11,39 @@ import numpy as np
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
-from ddlsim.imports import KinetoTrace, Timing, fastest_over_ranks, read_any, to_measurements
+from ddlsim.imports import KinetoTrace, fastest_over_ranks, read_any, to_measurements
 from ddlsim.measure import Measurement
+from ddlsim.measure.table import OPERATIONS
 from ddlsim.plan import Plan
-from ddlsim.readable import size
 from ddlsim.strategies import contract
-from ddlsim.validation.cases import candidates, fewest_hosts, make_case
+from ddlsim.validation.cases import candidates, make_case
 from ddlsim.validation.log_fit import LogFit, Prior, fit_logs
 from ddlsim.validation.run_model import DEFAULT_STRATEGY, strategy_in
 from ddlsim.validation.run_table import MeasuredRun, read_runs
+from ddlsim.validation.sources import read_sources
 from ddlsim.workload.stacks import Stack
 
+COLLECTIVES = OPERATIONS["collective"]
 #: a file, or a row of one
 Source = str | Path | MeasuredRun | Measurement
 #: time of a call before it is fitted, s, and within which factor it is expected two times out of three
 CALL, CALL_SD = 10e-6, 3.0
 
 
-def read_sources(
+def read_stack_sources(
     sources: str | Path | Sequence[Source], cluster: ClusterLike | None, strategy: str | None, batch_size: int | None
 ) -> tuple[list[MeasuredRun], list[Measurement]]:
-    """Return the runs and the collectives of files and rows; all traces are of one run.
+    """Return the runs and the collectives of files and rows; all traces of PyTorch's profiler are of one run.
 
-    Raises ConfigError for files of other kinds, for arguments that a trace needs or that only a trace would use.
+    Raises ConfigError for files that cannot be used, for traces that lack something, and for a strategy or a batch
+    without any trace.
     """
+    machine = None if cluster is None else load_cluster(cluster)
+    alone = 1 if machine is not None and len(machine.host_names) == 1 else None
     runs: list[MeasuredRun] = []
     collectives: list[Measurement] = []
-    timings: list[Timing] = []
-    traces: dict[Path, KinetoTrace] = {}
+    kineto: dict[str, KinetoTrace] = {}
+    traced: dict[str, tuple[int, float, int]] = {}  # ranks, s per step, samples of a rank (0: not known)
     for source in [sources] if isinstance(sources, str | Path) else sources:
         if isinstance(source, MeasuredRun):
             runs.append(source)
@@ -47,58 +52,44 @@ def read_sources(
         elif Path(source).suffix == ".csv":
             runs += read_runs(source)
         elif isinstance(found := read_any(source), KinetoTrace):
-            traces[Path(source)] = found
-        elif isinstance(found, Plan):
-            runs.append(_run(found.n_ranks, _of_plan(found, cluster), Path(source), strategy, batch_size, 0))
-        elif isinstance(found, tuple) and found and isinstance(found[0], Timing):
-            timings += found
+            kineto[str(source)] = found
+        elif not isinstance(found, Plan):
+            collectives += read_sources([source], n_hosts=alone).rows
+        elif machine is None:
+            raise ConfigError(f"{source}: its exchanges need a cluster; give cluster=")
         else:
-            raise ConfigError(f"{source}: has no run, trace or collective; leave it out")
-    if traces:
-        path, first = next(iter(traces.items()))
-        steps = [step.seconds for trace in traces.values() for step in trace.steps]
+            traced[str(source)] = found.n_ranks, found.execute(machine).seconds / found.n_steps, 0
+    for path, first in list(kineto.items())[:1]:
+        steps = [step.seconds for trace in kineto.values() for step in trace.steps]
         if not steps:
             raise ConfigError(f"{path}: has no ProfilerStep; trace with torch.profiler.profile(schedule=...)")
-        runs.append(_run(first.n_ranks, float(np.median(steps)), path, strategy, batch_size, first.batch_size))
-        if len(traces) == first.n_ranks > 1:  # of fewer, waiting for other ranks cannot be told from the call
-            timings += [each for each in fastest_over_ranks(list(traces.values())) if each.nbytes]
-    for timing in timings:
-        n_hosts = None if cluster is None else fewest_hosts(load_cluster(cluster), timing.n_ranks)
-        collectives += to_measurements([timing], n_hosts=n_hosts)
+        traced[path] = first.n_ranks, float(np.median(steps)), first.batch_size
+        if len(kineto) == first.n_ranks > 1 and machine is not None:  # else waiting for other ranks is in the times
+            widest = int(np.bincount(machine.host_of[machine.workers]).max())
+            known = [t for t in fastest_over_ranks(list(kineto.values())) if t.nbytes and t.operation in COLLECTIVES]
+            collectives += [m for t in known for m in to_measurements([t], n_hosts=-(-t.n_ranks // widest))]
+    if not traced and (strategy is not None or batch_size is not None):
+        raise ConfigError("strategy and batch_size are of traces, and no trace is given; runs have columns for them")
+    for place, (n_ranks, seconds, samples) in traced.items():
+        if not samples and batch_size is None:
+            raise ConfigError(f"{place}: does not say its batch size; give it (--batch), or record_shapes=True")
+        run = MeasuredRun(workers=n_ranks, batch_size=1, throughput=1.0, strategy=strategy, place=place)
+        shared = contract.of(strategy_in(run, DEFAULT_STRATEGY)).shares_batch
+        run = replace(run, batch_size=batch_size or samples * (n_ranks if shared else 1), shared_batch=shared)
+        runs.append(replace(run, throughput=run.samples / seconds))
     return runs, [row for row in collectives if row.experiment == "collective"]
 
 
-def _of_plan(plan: Plan, cluster: ClusterLike | None) -> float:
-    """Return the seconds of a traced step, whose exchanges take their time on the cluster."""
-    if cluster is None:
-        raise ConfigError("a Chakra trace needs a cluster for its exchanges; give cluster=")
-    return plan.execute(cluster).seconds / plan.n_steps
+def fit_calls(rows: Sequence[Measurement], cluster: ClusterLike | None, stack: Stack) -> LogFit | None:
+    """Return the fit of the time of a call, which simulated collectives take in addition; None for fewer than two
+    sizes, which tell no fixed time from slower links.
 
-
-def _run(
-    n_ranks: int, seconds: float, path: Path, strategy: str | None, batch_size: int | None, traced: int
-) -> MeasuredRun:
-    """Return a traced step as a measured run; a rank had `traced` samples, 0 if the trace says none."""
-    if not traced and batch_size is None:
-        raise ConfigError(f"{path}: does not say its batch size; give it (--batch), or trace with record_shapes=True")
-    run = MeasuredRun(workers=n_ranks, batch_size=1, throughput=1.0, strategy=strategy, place=str(path))
-    shared = contract.of(strategy_in(run, DEFAULT_STRATEGY)).shares_batch
-    run = replace(run, batch_size=batch_size or traced * (n_ranks if shared else 1), shared_batch=shared)
-    return replace(run, throughput=run.samples / seconds)
-
-
-def fit_calls(rows: Sequence[Measurement], cluster: ClusterLike | None, stack: Stack) -> LogFit:
-    """Return the fit of the time of a call, which simulated collectives take in addition.
-
-    Raises ConfigError without a cluster, or room on it, and for one size, which tells no fixed time from slower links.
+    Raises ConfigError without a cluster, or room on it.
     """
+    if len({row.nbytes for row in rows}) < 2:
+        return None
     if cluster is None:
         raise ConfigError("calibrate --stack: collectives need the cluster that was measured; give cluster=")
-    if len({row.nbytes for row in rows}) < 2:
-        raise ConfigError(
-            f"calibrate --stack: one size of collectives ({size(rows[0].nbytes)}) does not tell a time per call from "
-            "slower links; measure a second one, such as 8 KiB"
-        )
     loaded, measured = load_cluster(cluster), np.array([row.median_s for row in rows])
     cases = [make_case(row, loaded, {row.operation: candidates(row, None)[0]}) for row in rows]
     simulated, prior = np.array([case.seconds(loaded) for case in cases]), Prior(stack.call_time or CALL, CALL_SD)

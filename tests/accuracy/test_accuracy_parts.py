@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from accuracy import aws, techniques
+from accuracy import aws, published, techniques
 from accuracy.families import FAMILIES
 from accuracy.report import judged, misses, section, summary
 from accuracy.rows import Row, mean_error
-from ddlsim import load_device, load_model
+from ddlsim import load_device, load_model, load_stack
 from ddlsim.workload.compute import make_workload
 
 
@@ -52,6 +52,17 @@ def test_gains_are_judged_by_both_arms() -> None:
     assert "1 of 3 are within 15 % in both arms" in text
     assert "16.7% without (bias +10.0%) and 13.3% with (bias +13.3%)" in text
     assert "1 of 3 gains within 15 % in both arms, the sign of 1 wrong" in summary(family, rows)
+
+
+def test_fixed_times_of_bundled_stacks() -> None:
+    """With them the rows of eight devices that gave them follow from one device: one exactly, two on average."""
+    found = {run.name: run for run in published.runs() if (run.name, 8) in published.GAVE_STEP_TIME}
+    errors = {name: published.predict(run, 8, False) / run.measured[8] - 1.0 for name, run in found.items()}
+    assert abs(errors.pop("paddle_v100_resnet50_amp_b64")) < 2e-3
+    assert sum(errors.values()) == pytest.approx(0.0, abs=2e-3)
+    assert max(map(abs, errors.values())) < 0.01
+    without = {"paddle-amp": 10.4e-3, "tensorflow-distributed": 55e-3}
+    assert {run.stack: load_stack(run.stack).step_time for run in found.values() if run.stack} == without
 
 
 def test_each_arm_of_a_ratio_is_a_step() -> None:

@@ -13,7 +13,9 @@ from ddlsim import (
     AsyncParameterServer,
     ConfigError,
     LocalSGD,
+    Lognormal,
     Measured,
+    NoJitter,
     Parallel,
     ParameterServer,
     Priority,
@@ -60,6 +62,15 @@ def test_every_step_and_collective_takes_its_cost(strategy: Any, options: dict[s
         assert longer > 2.0 * CALL
     else:
         assert longer == pytest.approx(calls * CALL, rel=0.02, abs=1e-9)
+
+
+@pytest.mark.parametrize("strategy", [Parallel(tensor=4, micro_batch=1), Parallel(tensor=2, pipeline=2, micro_batch=1)])
+def test_one_rank_stands_for_a_tensor_group_all_the_same(strategy: Parallel) -> None:
+    """Jitter, however small, executes every rank by itself."""
+    options = GPT | {"stack": replace(load_stack("megatron"), step_time=STEP, call_time=CALL), "batch_size": 16}
+    folded, every = (simulate(strategy=strategy, jitter=jitter, **options) for jitter in (NoJitter(), Lognormal(1e-9)))
+    assert folded.step_time == pytest.approx(every.step_time, rel=1e-6)
+    assert folded.nbytes_sent == every.nbytes_sent
 
 
 def test_queues_and_asynchronous_workers_say_what_they_leave_out() -> None:

@@ -182,8 +182,10 @@ def test_sizes_of_a_collective_give_the_time_of_a_call() -> None:
     assert fit.stack.call_time == pytest.approx(22e-6, rel=0.02)
     assert fit.stack.spread == (1.0, 1.0)
     assert "call_time 22" in str(fit)
-    with pytest.raises(ConfigError, match="one size of collectives"):
-        calibrate_stack([collective(2**15)], "torchtitan", CLUSTER)
+    one = calibrate_stack([collective(2**15)], "torchtitan", CLUSTER)
+    assert str(one).endswith(
+        "call_time as in torchtitan: a run with other buckets tells it, or collectives of two sizes"
+    )
     with pytest.raises(ConfigError, match="need the cluster"):
         calibrate_stack([collective(2**15), collective(2**20)], "torchtitan")
 
@@ -232,6 +234,8 @@ def test_traces_of_a_run_predict_a_larger_one(tmp_path: Path) -> None:
     )
     assert one.calls is None  # waiting for other ranks
     assert one.stack.gemm == pytest.approx(stack.gemm, rel=0.03)
+    with pytest.raises(ConfigError, match="no trace is given"):
+        calibrate_stack([run], "fsdp-eager", batch_size=32)
     with pytest.raises(ConfigError, match="does not say its batch size"):
         calibrate_stack(paths, "fsdp-eager", CLUSTER, "llama-3-8b+layers=2")
 
