@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ from ddlsim.strategies.split_rules import lower_memory_fsdp
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Model
-from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.precision import GRADIENT_TYPES
 from ddlsim.workload.roles import blocks, weight_units
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import tensor_parallel

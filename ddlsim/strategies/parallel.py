@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ from ddlsim.strategies.split_rules import check_sizes, known_order, lower_memory
 from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer, per_unit
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
+from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.roles import blocks, weight_units
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
@@ -97,7 +99,7 @@ class Parallel(WithFabric):
                  all-gathers overlap the next forward passes. "full": replicas hold shards of weights, gradients and
                  optimizer state (FSDP2 on meshes of two or three axes, as in torchtitan). With one stage, transformer
                  layers are gathered one by one for each pass, as in :class:`~ddlsim.FSDP`; stages of a pipeline gather
-                 theirs once per step, keep them, and accumulate gradients of all micro-batches before they are scattered
+                 theirs once per step, keep them, and accumulate gradients of all micro-batches before scattering them
     p2p          while tensors are in flight between stages, ranks compute ("overlapped"), wait for both directions at
                  once ("exchange", as Megatron-LM), or for one after the other ("in turns", as DeepSpeed)
     overlap      buckets that replicas sum during the last backward passes: "none" (chunk by chunk), "layer", "ddp", or
@@ -131,7 +133,7 @@ class Parallel(WithFabric):
                     f"begin, not {self.order!r}"
                 )
         if self.sharded == "full":
-            fixed = {"overlap": "ddp"}
+            fixed: dict[str, object] = {"overlap": "ddp"}
             if self.pipeline == 1:  # passes go layer by layer
                 fixed |= {"order": "1f1b", "interleave": 1, "p2p": "overlapped"}
             for name, default in fixed.items():
@@ -370,7 +372,13 @@ class Parallel(WithFabric):
             return np.repeat(self._of_groups(workloads, 1, micro_batches).plans[0].peak_memory(), self.tensor)
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
         outline = self._outline(mesh, micro_batches, len(cuts) + 1)
-        held = activations_held(outline, self._split(workloads[0], cuts))
+        chunks = self._split(workloads[0], cuts)
+        held = activations_held(outline, chunks)
+        if self.pipeline > 1 and _keeps_outputs(workloads[0]):
+            last = chunks[-1].workload
+            logits = ELEMENT_NBYTES[last.precision] * last.batch_size * math.prod(last.model.layers[-1].out_shape)
+            leaving = [*(chunk.enters for chunk in chunks[1:]), logits / self.tensor]
+            held += micro_batches * np.array([sum(leaving[i] for i in own) for own in self._chunks_of_stages(mesh)])
         peak = np.empty(mesh.n_ranks)
         peak[mesh.ranks] = held[:, None]
         return peak
@@ -415,13 +423,15 @@ class Parallel(WithFabric):
             flash=workload.flash,
             stack=workload.known_stack,
         )
+        chunks = _cut_at(self._shard(workload).workload, cuts)
+        leaving = [chunk.enters / self.tensor * _keeps_outputs(workload) for chunk in chunks[1:]]
         return tuple(
             dataclasses.replace(
                 chunk,
                 enters=chunk.enters / self.tensor if i else chunk.enters,
-                kept=workload.batch_size * kept(chunk.workload.model.layers)[0],
+                kept=workload.batch_size * kept(chunk.workload.model.layers)[0] + output,
             )
-            for i, chunk in enumerate(_cut_at(self._shard(workload).workload, cuts))
+            for i, (chunk, output) in enumerate(zip(chunks, [*leaving, 0.0], strict=True))
         )
 
     def start(self, setting: Setting) -> None:
@@ -457,8 +467,8 @@ class Parallel(WithFabric):
             fabric, parts = fabric_of(self), list[slice]()
             if setting.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
                 raise ConfigError(
-                    "compression: Parallel: sharded = 'full': scatters the gradients of each micro-batch by themselves; "
-                    "use FSDP(no_sync=True), or sharded=True"
+                    "compression: Parallel: sharded = 'full': scatters the gradients of each micro-batch by themselves; use "
+                    " FSDP(no_sync=True), or sharded=True"
                 )
             if setting.compression is not None:
                 compressor = setting.compression.compressor
@@ -634,6 +644,11 @@ def _stage(chunks: tuple[Chunk, ...], holding: Holding, versions: int) -> Stage:
     if holding.zero == 3 and not holding.gathered:  # whole gradients, in the dtype in which replicas sum them
         memory = dataclasses.replace(memory, gradients=memory.gradients + work.gradient_nbytes)
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
+
+
+def _keeps_outputs(workload: Workload) -> bool:
+    """Return whether stages keep their outputs."""
+    return workload.by_kernel and workload.stack.keeps_outputs
 
 
 def _layer_by_layer(chunk: Chunk, whole: Workload, replicas: int, micro_batches: int) -> StepProgram:

@@ -31,7 +31,6 @@ from ddlsim.workload.model import Layer, Model, load_model
 from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
 from ddlsim.workload.precision import (
     ELEMENT_NBYTES,
-    FP32_NBYTES,
     GRADIENT_TYPES,
     LOW_PRECISIONS,
     base_precision,

@@ -239,10 +239,6 @@ class Holding:
     zero            stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): 1 shares the optimizer's state out over
                     `shards` ranks, 2 the gradients too, 3 the weights too (PyTorch's FSDP)
     shards          ranks that ZeRO shares over
-    gathered        of stage 3: units (transformer layers) that are gathered at a time; what is outside of transformer
-                    layers stays gathered from the forward to the backward pass, as FSDP's root does. 0: all stay
-    units           first layer of each unit; None: transformer layers, in other networks blocks
-    param_dtype     of gathered weights; None: as they are computed with
     tensor          ranks that a layer is split over (Shoeybi et al. 2019, arXiv:1909.08053)
     sequence        sequence parallelism: what tensor parallelism leaves whole is split by tokens
     recompute       what is computed again instead of kept: "none", "selective" (attention matrices),
@@ -250,20 +246,21 @@ class Holding:
                     (transformer layers), "early-stop" (the same, but for their last product, which keeps nothing) or
                     "segments" (some sqrt(n) stretches of n layers)
     flash           attention never writes its matrices (Dao et al. 2022, arXiv:2205.14135)
-    stack           software: what its loss holds, how it keeps inputs of products and gathers weights; None: fp32 logits,
-                    and what the layers' formulas read
+    stack           software: what its loss holds, how it keeps inputs of products and gathers weights; None: fp32
+                    logits, and what the layers' formulas read
     offload         the optimizer's state lies in the host's memory (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840)
     workspace       bytes that a convolution may take for itself: it takes what a matrix product of all its windows
                     needs (im2col: Chellapilla, Puri and Simard 2006), up to this limit
+    gathered        of stage 3: units (transformer layers) that are gathered at a time; what is outside of transformer
+                    layers stays gathered from the forward to the backward pass, as FSDP's root does. 0: all stay
+    units           first layer of each unit; None: transformer layers, in other networks blocks
+    param_dtype     of gathered weights; None: as they are computed with
     """
 
     optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] = "momentum"
     gradient_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
     zero: Annotated[int, whole(0, 3)] = 0
     shards: Count = 1
-    gathered: Index = 2
-    units: tuple[Index, ...] | None = None
-    param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
     tensor: Count = 1
     sequence: bool = False
     recompute: Annotated[str, one_of(*RECOMPUTE)] = "none"
@@ -271,6 +268,9 @@ class Holding:
     stack: Stack | None = None
     offload: bool = False
     workspace: Bytes | None = None
+    gathered: Index = 2
+    units: tuple[Index, ...] | None = None
+    param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
 
     def __post_init__(self) -> None:
         if self.zero and self.shards == 1:

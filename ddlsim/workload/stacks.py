@@ -59,6 +59,8 @@ class Stack:
     copies_gathered whether weights are gathered into a buffer on a stream of its own and copied out of it (FSDP2)
     keeps_operands  whether inputs of products in 8 bits are kept in 8 bits for the backward pass
     keeps_gathered  whether inputs that a tensor group gathers are kept, and not gathered again in the backward pass
+    keeps_outputs   whether stages of a pipeline keep what they send until its backward pass, have a buffer for each
+                    gradient that they receive in a step, and keep the output of every micro-batch on the last stage
     keeps_unread    whether recomputation per operator keeps products that no backward pass reads
     spread          of a stack that was fitted to measured runs: shortest and longest time that another run computes,
                     relative to the prediction (95 %)
@@ -91,6 +93,7 @@ class Stack:
     copies_gathered: bool = False
     keeps_operands: bool = False
     keeps_gathered: bool = False
+    keeps_outputs: bool = False
     keeps_unread: bool = False
     spread: tuple[Positive, Positive] = (1.0, 1.0)
     workers: tuple[Count, Count] | None = None

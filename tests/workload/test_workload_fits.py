@@ -69,10 +69,8 @@ def test_what_fits_has_no_remedies() -> None:
     answer = fits("gpt2", "a100-40g", 8, "fp16", "adam")
     assert answer
     assert answer.remedies == ()
-    loss = ddlsim.load_stack("pytorch").loss_nbytes
-    assert answer.memory == memory_of(
-        ddlsim.load_model("gpt2"), 8, "fp16", Holding("adam", flash=True, loss_nbytes=loss)
-    )
+    stack = ddlsim.load_stack("pytorch")
+    assert answer.memory == memory_of(ddlsim.load_model("gpt2"), 8, "fp16", Holding("adam", flash=True, stack=stack))
     assert answer.capacity == 40 * GIB
     line = (
         f"gpt2 with micro-batches of 8 in fp16 with adam under pytorch fits a100-40g: needs {size(answer.memory.total)}"
