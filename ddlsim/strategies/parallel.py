@@ -136,8 +136,8 @@ class Parallel(WithFabric):
             fixed: dict[str, object] = {"overlap": "ddp"}
             if self.pipeline == 1:  # passes go layer by layer
                 fixed |= {"order": "1f1b", "interleave": 1, "p2p": "overlapped"}
-            for name, default in fixed.items():
-                if getattr(self, name) != default:
+            for name, usual in fixed.items():
+                if getattr(self, name) != usual:
                     raise ConfigError(
                         f"Parallel: {name} = {getattr(self, name)!r}: has no effect with sharded = 'full', which "
                         "communicates layer by layer; leave it out, or use sharded=True"
@@ -467,8 +467,8 @@ class Parallel(WithFabric):
             fabric, parts = fabric_of(self), list[slice]()
             if setting.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
                 raise ConfigError(
-                    "compression: Parallel: sharded = 'full': scatters the gradients of each micro-batch by themselves; use "
-                    " FSDP(no_sync=True), or sharded=True"
+                    "compression: Parallel: sharded = 'full': scatters gradients of each micro-batch by themselves; "
+                    "use FSDP(no_sync=True), or sharded=True"
                 )
             if setting.compression is not None:
                 compressor = setting.compression.compressor

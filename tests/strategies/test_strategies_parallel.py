@@ -361,7 +361,7 @@ def test_what_does_not_go_with_full_shards():
     ):
         with pytest.raises(ConfigError, match=message):
             Parallel(sharded="full", **more)
-    with pytest.raises(ConfigError, match="scatters the gradients of each micro-batch by themselves"):
+    with pytest.raises(ConfigError, match="scatters gradients of each micro-batch by themselves"):
         simulate(INSTANT, "resnet18", Parallel(sharded="full"), batch_size=32, workers=4, compression=cp.TopK(0.01))
 
 
