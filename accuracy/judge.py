@@ -227,6 +227,8 @@ def _torchtitan(row: Row) -> tuple[float, float | None]:
             # by default as many micro-batches as stages (torchtitan/config_manager.py, pipeline_parallel_microbatches)
             micro_batch=-(-row["local_batch"] // pipeline), tp_comm_overlap=bool(row["async_tensor"]),
             interleave=PIPELINES.get(str(row["schedule"]).lower(), 1), sharded="full",
+            # stages send and receive in one batch and wait for it (torch/distributed/pipelining/schedules.py)
+            p2p="exchange" if pipeline > 1 else "overlapped",
         )  # fmt: skip
     result = _run(f"{cluster}+n_hosts={-(-gpus // 8)}", f"{row['model']}+seq={row['sequence']}", strategy,
                   row["global_batch"], gpus, "torchtitan-compile" if row["compile"] else "torchtitan",

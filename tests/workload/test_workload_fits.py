@@ -89,6 +89,8 @@ def test_a_language_model_is_held_as_its_software_does() -> None:
     assert {remedy.change for remedy in old.remedies if remedy.fits} >= {"flash=True", "recompute='full'"}
     assert fits("llama-3-8b", "h100", shards=64, zero=3, stack="megatron").memory.buffers < answer.memory.buffers
     assert fits("llama-3-8b", "h100", precision="fp8").memory == fits("llama-3-8b", "h100").memory
+    in_8_bits, in_16 = (fits("llama-3-8b", "h100", precision=each, stack="megatron").memory for each in ("fp8", "bf16"))
+    assert in_8_bits.activations < in_16.activations
     assert fits("gpt2", "v100").question == "gpt2 with micro-batches of 1 in fp32 with momentum"
 
 

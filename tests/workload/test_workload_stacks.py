@@ -157,6 +157,39 @@ def test_recomputation_per_operator() -> None:
         assert again > 0.0
 
 
+@pytest.mark.parametrize("tensor", [1, 4])
+@pytest.mark.parametrize(("precision", "low"), [("bf16", 2.0), ("fp8", 1.0), ("mxfp8", 1.0 + 1 / 32)])
+def test_inputs_of_products_in_eight_bits(precision: str, low: float, tensor: int) -> None:
+    """Transformer Engine keeps what normalisations and SwiGLU make in 8 bits, and a copy in 8 bits of what attention
+    keeps in 16; torchao keeps all in 16 bits."""
+
+    def kept(stack: str, precision: str) -> float:
+        more = {"tensor": tensor, "sequence": tensor > 1, "flash": True, "stack": load_stack(stack)}
+        return kept_nbytes(MODEL.layers, precision, **more)[0]  # type: ignore[arg-type]
+
+    h, f = 4096, 14336
+    change = (low - 2.0) * (2 * h + f) + (low * h if low < 2.0 else 0.0)
+    assert kept("megatron", precision) - kept("megatron", "bf16") == pytest.approx(
+        32 * 2048 / tensor * change, rel=1e-9
+    )
+    assert kept("torchtitan", precision) == kept("torchtitan", "bf16")
+
+
+def test_inputs_that_a_tensor_group_gathers() -> None:
+    """PyTorch's tensor parallelism keeps them whole: two of each of two layers, and that of the output layer. Then they are not
+    gathered again in the backward pass."""
+    kept = [
+        kept_nbytes(MODEL.layers, "bf16", tensor=4, sequence=True, flash=True, stack=load_stack(stack))[0]
+        for stack in ("megatron", "torchtitan")
+    ]
+    assert kept[1] - kept[0] == pytest.approx(0.75 * (2 * 2 + 1) * 2.0 * 2048 * 4096, rel=1e-9)
+    again, not_again = (
+        sum(each.kind == "all_gather" for each in tensor_parallel(work(stack=stack), 4, sequence=True).collectives)
+        for stack in ("megatron", "torchtitan")
+    )
+    assert again - not_again == 2 * 2
+
+
 def test_the_loss_at_its_peak() -> None:
     """12 bytes per logit in eager fp32, of which 4 are kept anyway, and 2 more reserved; 16 for each logit of a rank
     that has a quarter of the vocabulary."""
