@@ -10,6 +10,7 @@ import pytest
 
 from accuracy.stacks import FITS, catalogue, errors
 from ddlsim import load_device, load_model, load_stack
+from ddlsim.workload.memory import kept_nbytes
 from ddlsim.workload.products import Timing, kernel_times
 from ddlsim.workload.roles import blocks
 
@@ -42,6 +43,21 @@ def test_element_wise_work_of_eager_layers() -> None:
 
     assert load_stack("fsdp-eager").elementwise == 2.4
     assert seconds(2.4) == pytest.approx(of_layers("eager", "seconds"), rel=0.025)
+
+
+def test_what_recomputed_layers_keep() -> None:
+    """The growth of the measured peak per layer, less the layer's weights: all products that the policy names, and
+    attention's log-sum-exp."""
+    keeps = of_layers("eager, every second product recomputed", "peak_bytes") - of_layers("eager", "weight_bytes")
+    two, six = (
+        kept_nbytes(
+            load_model(f"llama-3-8b+layers={n}").layers, "bf16", recompute="operators", flash=True,
+            stack=load_stack("fsdp-eager"),
+        )[0]
+        for n in (2, 6)
+    )  # fmt: skip
+    log_sums = 4 * 32 * 8192
+    assert (six - two) / 4 + log_sums == pytest.approx(keeps, rel=1e-4)
 
 
 MODELS = {
