@@ -2,8 +2,9 @@
 
 The allocator (c10/cuda/CUDACachingAllocator.cpp since PyTorch 1.1) takes segments of 2 MiB for tensors up to 1 MiB, of
 20 MiB for those below 10 MiB, and of multiples of 2 MiB for larger ones. It splits them, and never gives a block to
-another stream than the one that it was taken for. A step takes and frees memory as autograd does, tensor by tensor:
-weights, outputs, gradients, and what is kept for the backward pass. Workspaces of cuDNN are not in it.
+another stream than the one that it was taken for; if the device is full, it gives back free segments. A step takes and
+frees memory as autograd does, tensor by tensor: weights, outputs, gradients, and what is kept for the backward pass.
+Workspaces of cuDNN are not in it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ class Block(NamedTuple):
 
 
 class Allocator:
-    """The memory of one device."""
+    """The memory of one device.
 
-    def __init__(self) -> None:
-        self.reserved = 0
+    capacity  bytes; before it reserves more, segments that are free as a whole go back
+    """
+
+    def __init__(self, capacity: float = math.inf) -> None:
+        self.capacity, self.reserved, self.peak = capacity, 0, 0
+        self._sizes: dict[int, int] = {}  # of segments, by address
         self._free: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # (bytes, address), sorted
         self._segments = itertools.count(0, 2**40)
 
@@ -58,11 +63,21 @@ class Allocator:
         else:
             found = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
             address = next(self._segments)
+            if self.reserved + found > self.capacity:
+                self._release()
+            self._sizes[address] = found
             self.reserved += found
+            self.peak = max(self.peak, self.reserved)
         if found - size >= (512 if small else MIB + 1):
             bisect.insort(free, (found - size, address + size))
             found = size
         return Block(address, found, stream, small)
+
+    def _release(self) -> None:
+        for free in self._free.values():
+            for whole in [each for each in free if self._sizes.get(each[1]) == each[0]]:
+                free.remove(whole)
+                self.reserved -= self._sizes.pop(whole[1])
 
     def give(self, block: Block) -> None:
         """Free a block, which becomes one with its free neighbours."""
@@ -94,15 +109,15 @@ class Training:
     micro_batches  of a step. Of each the device keeps what enters its layers
     again          whether layers are computed again before their backward pass
     states         tensors of the optimizer for each weight
+    capacity       bytes of the device
     """
 
     def __init__(
-        self, model: Model, first: int, end: int, samples: int, micro_batches: int, *, again: bool, states: int
-    ) -> None:
-        self.memory, self.first, self.micro_batches, self.again, self.states = (
-            Allocator(), first, micro_batches, again, states,
-        )  # fmt: skip
-        self.layers = model.layers
+        self, model: Model, first: int, end: int, samples: int, micro_batches: int, *, again: bool, states: int,
+        capacity: float = math.inf,
+    ) -> None:  # fmt: skip
+        self.memory, self.layers, self.first = Allocator(capacity), model.layers, first
+        self.micro_batches, self.again, self.states = micro_batches, again, states
         layers, parents = model.layers, defaultdict[int, list[int]](list)
         for made, used in uses_of(model):
             parents[used].append(made)
@@ -149,7 +164,7 @@ class Training:
         self.inner = {i: nbytes for i, nbytes in inner.items() if nbytes > 0.0}
 
     def reserved_nbytes(self) -> int:
-        """Return the bytes that the allocator has reserved after two steps."""
+        """Return the bytes that the allocator has reserved at most in two steps."""
         take, give, streams = self.memory.take, self.memory.give, [1 + i % STREAMS for i in range(self.micro_batches)]
         for i in self.reads:
             for nbytes in (*self.weights[i], *self.statistics.get(i, ())):
@@ -178,7 +193,7 @@ class Training:
                 for _ in range(self.states if not step else 0):
                     take(nbytes)
                 give(take(nbytes))  # the square root
-        return self.memory.reserved
+        return self.memory.peak
 
     def _forward(self, *, keep: bool) -> dict[tuple[int, str], Block]:
         """Compute all layers; return the blocks of what is there afterwards: what leaves, and with `keep` what backward

@@ -40,6 +40,14 @@ def test_streams_do_not_share_blocks() -> None:
     assert memory.reserved == 40 * MIB
 
 
+def test_a_full_device_takes_back_what_is_free() -> None:
+    memory = Allocator(capacity=45 * MIB)
+    blocks = [memory.take(20 * MIB), memory.take(20 * MIB)]
+    memory.give(blocks[0])
+    memory.take(24 * MIB)
+    assert (memory.reserved, memory.peak) == (44 * MIB, 44 * MIB)
+
+
 def test_a_chain_by_hand() -> None:
     """LeNet-5 with 1,024 samples: what is kept of all layers at once, gradients of two neighbours, weights twice."""
     model, samples = load_model("lenet5"), 1024
