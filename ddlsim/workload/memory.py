@@ -323,8 +323,8 @@ def memory_of(
     if stack is not None:
         loss, reserved = stack.loss_nbytes if tensor == 1 else stack.split_loss_nbytes, stack.loss_reserved * logits
     if holding.zero == 3 and holding.shards > 1:
-        gathered, largest = _gathered_nbytes(layers, sizes, precision, holding)
-        reserved += largest if stack is not None and stack.copies_gathered else 0.0
+        gathered, at_once = _gathered_nbytes(layers, sizes, precision, holding)
+        reserved += at_once if stack is not None and stack.copies_gathered else 0.0
     held = element * share(3), gradient * share(2), state * share(1)
     rest = gathered + max(again * batch_size, (loss - FP32_NBYTES) * logits)
     rest += _workspace(layers, batch_size, element, holding.workspace)
@@ -334,7 +334,8 @@ def memory_of(
 def _gathered_nbytes(
     layers: Sequence[Layer], sizes: Sequence[float], precision: str, holding: Holding
 ) -> tuple[float, float]:
-    """Return the bytes of weights that are gathered at a time, and those of the largest gather.
+    """Return the bytes of gathered weights, and those of gathers whose buffers are there at the same time: of what is
+    around transformer layers and of two of these.
 
     sizes  parameters of each layer
     """
@@ -348,8 +349,8 @@ def _gathered_nbytes(
     every = [element * sum(sizes[first:end]) for first, end in pairwise(firsts)]
     root = sum(inside) and element * (sum(sizes) - sum(inside) / operand)
     units, total = inside or every, root + sum(inside or every)
-    largest = max(units, default=0.0)
-    return (min(total, root + holding.gathered * largest) if holding.gathered else total), max(root, largest)
+    held, at_once = (min(total, root + n * max(units, default=0.0)) for n in (holding.gathered, holding.gathered or 2))
+    return held if holding.gathered else total, at_once
 
 
 def _workspace(layers: Sequence[Layer], batch_size: int, element: float, limit: float | str | None) -> float:
