@@ -298,9 +298,11 @@ FAMILIES = (
         "Nothing. The rows of Megatron-LM are the paper's own formulas and do not count.",
         memory.rows, lambda row: not row.case.startswith("megatron"),
         causes=(
-            ("", "micro-batches", "with micro-batches of one sample what is there for a moment weighs more: the second "
-             "gradient of a weight before it is added to the first, temporary tensors of the optimizer, workspaces of "
-             "convolutions and the allocator's blocks are not modelled (their shares are not tested)"),
+            ("amoebanet", "activations", "workspaces of cuDNN and the padded copies of AmoebaNet-D's factorized "
+             "reductions are not modelled (their shares are not tested)"),
+            ("unet", "whole batch", "not explained: weights, gradients and the tensors that PyTorch saves are 20.95 "
+             "GiB together, more than was measured"),
+            ("unet", "micro-batches", "workspaces of cuDNN are not modelled (their share is not tested)"),
         ),
     ),
     Family(

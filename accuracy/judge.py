@@ -106,7 +106,7 @@ def _check(row: Row) -> None:
         raise UnsupportedError("context parallelism is not simulated yet")
 
 
-#: stacks and devices that replace those of the catalogue, by name: what ``python -m accuracy.stacks fit`` varies
+#: stacks and devices that replace those of the catalogue, by name: what :func:`accuracy.stacks.fitted` varies
 REPLACED: dict[str, Stack | Device] = {}
 
 
@@ -141,7 +141,7 @@ def _tokens(result: Result, sequence: int) -> float:
 
 def _gib(result: Result) -> float | None:
     """Return the peak memory that the allocator reserves."""
-    return None if result.memory is None else result.workloads[0].stack.reserved * result.memory.needed / 2**30
+    return None if result.memory is None else (result.memory.needed + result.memory.reserved) / 2**30
 
 
 # ---------------------------------------------------------------- the files
@@ -205,7 +205,7 @@ TORCHTITAN = {
 }  # fmt: skip
 #: recomputation: of FSDP, and of layouts with tensor or pipeline parallelism
 RECOMPUTE = {
-    "none": ("none", "none"), "selective": ("operators", "operators"), "full": ("early-stop", "full"),
+    "none": ("none", "none"), "selective": ("operators", "operators"), "full": ("early-stop", "early-stop"),
     "": ("none", "none"), "selective layer": ("early-stop", "operators"),
 }  # fmt: skip
 PIPELINES = {"interleaved-1f1b": 2, "interleaved1f1b": 2}
@@ -224,8 +224,11 @@ def _torchtitan(row: Row) -> tuple[float, float | None]:
     else:
         strategy = Parallel(
             tensor=tensor, pipeline=pipeline, data=gpus // (tensor * pipeline), sequence=tensor > 1, recompute=split,  # type: ignore[arg-type]
-            micro_batch=1 if pipeline > 1 else row["local_batch"], tp_comm_overlap=bool(row["async_tensor"]),
-            interleave=PIPELINES.get(str(row["schedule"]).lower(), 1), sharded=True, overlap="layer",
+            # by default as many micro-batches as stages (torchtitan/config_manager.py, pipeline_parallel_microbatches)
+            micro_batch=-(-row["local_batch"] // pipeline), tp_comm_overlap=bool(row["async_tensor"]),
+            interleave=PIPELINES.get(str(row["schedule"]).lower(), 1), sharded="full",
+            # stages send and receive in one batch and wait for it (torch/distributed/pipelining/schedules.py)
+            p2p="exchange" if pipeline > 1 else "overlapped",
         )  # fmt: skip
     result = _run(f"{cluster}+n_hosts={-(-gpus // 8)}", f"{row['model']}+seq={row['sequence']}", strategy,
                   row["global_batch"], gpus, "torchtitan-compile" if row["compile"] else "torchtitan",

@@ -1,25 +1,26 @@
 """Memory of a GPU: GPT by Megatron-LM (parts that the paper computes), AmoebaNet-D and U-Net measured by torchgpipe.
 
-Nothing is calibrated. GPT: the transformer layers of the first stage, as in the paper's figures. torchgpipe: weights,
-gradients and optimizer of the whole model; of each stage the activations of one micro-batch, as all others are computed
-again, and what enters it of the whole batch. The allocator's own memory and workspaces are not in the prediction.
+Nothing is calibrated. GPT: the transformer layers of the first stage, as in the paper's figures. torchgpipe: what
+PyTorch's allocator reserves for two steps, tensor by tensor (:mod:`accuracy.allocator`), as its benchmarks read it:
+weights, gradients and optimizer, activations of one micro-batch at a time, as all others are computed again, what
+enters a stage of the whole batch, and blocks that nothing else can use. Workspaces of cuDNN are not in the prediction.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from accuracy.allocator import Training
 from accuracy.rows import Row, show
 from accuracy.torchgpipe import first_layers
-from ddlsim import load_device, load_model
-from ddlsim.plan.chunks import crossing_nbytes, stored_nbytes
-from ddlsim.workload.compute import make_workload
+from ddlsim import load_model
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.model import Model
 from ddlsim.workload.roles import blocks
@@ -28,6 +29,7 @@ __all__ = ["megatron", "rows", "torchgpipe"]
 
 DATA = Path(__file__).with_name("data") / "memory.yaml"
 GIB = 2.0**30
+P40_NBYTES = 22919 * 2**20  # with ECC, as nvidia-smi shows it
 OPTIMIZERS = {"amoebanet": "momentum", "unet": "sgd"}  # RMSprop keeps a number for each parameter, as momentum does
 LESS: dict[str, dict[str, Any]] = {
     "sequence": {"sequence": True}, "selective": {"recompute": "selective"},
@@ -68,25 +70,28 @@ def megatron() -> list[Row]:
     return found
 
 
-def activations(name: str, batch: int, micro_batches: int, modules: Sequence[int]) -> float:
-    """Return the bytes of activations on all GPUs together."""
-    model = load_model(name)
-    cuts, at = [0], 0
+def reserved(name: str, batch: int, micro_batches: int, modules: Sequence[int]) -> float:
+    """Return the bytes that the allocators of all GPUs have reserved at most in two steps, together."""
+    model, cuts, at = load_model(name), [0], 0
     for n in modules[:-1]:
         at += n
         cuts.append(at - 5 if name.startswith("unet") else first_layers(name)[at])  # five modules remember what skips
-    workload = make_workload(model, load_device("p40"), batch // micro_batches)
-    entering = crossing_nbytes(workload)[cuts].sum() * micro_batches
-    return float(stored_nbytes(workload).sum() + entering)
+    states = {"momentum": 1, "sgd": 0}[OPTIMIZERS[name.split("-")[0]]]
+    return sum(
+        Training(
+            model, *span, batch // micro_batches, micro_batches, again=bool(modules), states=states, capacity=P40_NBYTES
+        ).reserved_nbytes()
+        for span in itertools.pairwise([*cuts, len(model.layers)])
+    )
 
 
 def torchgpipe() -> list[Row]:
-    """Return torchgpipe's figures."""
+    """Return torchgpipe's figures: "activations" are what is reserved beside weights, gradients and optimizer."""
     table, found = yaml.safe_load(DATA.read_text(encoding="utf-8"))["torchgpipe"], []
     for name, batch, micro_batches, modules, what, measured in table["rows"]:
-        state = memory_of(load_model(name), 0, holding=Holding(OPTIMIZERS[name.split("-")[0]])).total
-        held = activations(name, batch, micro_batches, modules)
-        predicted = {"state": state, "activations": held, "total": state + held}[what]
+        predicted = state = memory_of(load_model(name), 0, holding=Holding(OPTIMIZERS[name.split("-")[0]])).total
+        if what != "state":
+            predicted = reserved(name, batch, micro_batches, modules) - (state if what == "activations" else 0.0)
         gpus = f"{len(modules)} GPUs" if len(modules) > 1 else "1 GPU"
         how = "whole batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
         found.append(Row(name, f"{what}, {gpus}, {how}", measured, predicted / GIB, "GiB", False))

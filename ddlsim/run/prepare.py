@@ -350,7 +350,11 @@ def memory_use(
     }
     uses = [
         (
-            Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes),
+            Fullest(
+                sum(held_nbytes(stage, n_workers, nbytes)),
+                device.memory_nbytes,
+                0.0 if stage.memory is None else stage.memory.reserved,
+            ),
             check_memory(stage, device, n_workers, nbytes),
         )
         for stage, device, nbytes in different.values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,8 +42,8 @@ from ddlsim.strategies.split_rules import lower_memory_fsdp
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Model
-from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
-from ddlsim.workload.roles import blocks
+from ddlsim.workload.precision import GRADIENT_TYPES
+from ddlsim.workload.roles import blocks, weight_units
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
@@ -243,16 +242,7 @@ class FSDP:
         """Return the first layer of each unit."""
         if self.units is not None:
             return tuple(self.units)
-        ranges, layers = blocks(model.layers), model.layers
-        begins = [first for first, _ in ranges] + [end for _, end in ranges[-1:]]
-        if not ranges:
-            begins = [i for i in range(1, len(layers)) if layers[i].unit != layers[i - 1].unit]
-        units = [0]
-        for begin, end in itertools.pairwise((*(begin for begin in begins if begin), len(layers))):
-            before, inside = layers[units[-1] : begin], layers[begin:end]
-            if all(any(layer.tensors for layer in some) for some in (before, inside)):  # both have weights
-                units.append(begin)
-        return tuple(units)
+        return weight_units(model.layers)
 
     # ------------------------------------------------------------ what they do
 
@@ -364,13 +354,7 @@ def _recomputing(workload: Workload, recompute: str, share: float = 1.0) -> Work
     if share < 1.0:
         every = _recomputing(workload, recompute).backward
         return dataclasses.replace(workload, backward=workload.backward + share * (every - workload.backward))
-    if recompute != "early-stop":
-        return tensor_parallel(workload, 1, recompute=recompute).workload
-    backward, layers = workload.backward.copy(), workload.model.layers
-    for first, end in blocks(layers):
-        last = max(i for i in range(first, end) if layers[i].type != "add")  # nothing needs what it makes
-        backward[first:last] += workload.forward[first:last]
-    return dataclasses.replace(workload, backward=backward)
+    return tensor_parallel(workload, 1, recompute=recompute).workload
 
 
 @functools.lru_cache(maxsize=64)
@@ -378,34 +362,26 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
     shards = n_workers if strategy.shard is None else strategy.shard
     model, samples, precision = workload.model, workload.batch_size, workload.precision
 
-    again = "full" if strategy.recompute == "early-stop" else strategy.recompute
-
-    def memory(zero: int, recompute: str = again) -> Memory:
+    def memory(zero: int, recompute: str = strategy.recompute) -> Memory:
         holding = Holding(
             workload.rule or "momentum",
             zero=zero if shards > 1 else 0,
             shards=shards,
+            gathered=strategy._ahead + 1 if strategy.reshard else 0,
+            units=None if strategy.units is None else tuple(strategy.units),
+            param_dtype=strategy.param_dtype,
             recompute=recompute,
             flash=workload.flash,
-            loss_nbytes=workload.loss_nbytes,
+            stack=workload.known_stack,
             gradient_dtype=workload.main_gradients,
         )
         return memory_of(model, samples, precision, holding, n_workers=n_workers)
 
-    held, unshared = memory(strategy.stage), memory(0 if shards == 1 else 1)
+    held = memory(strategy.stage)
     if strategy.recompute_share < 1.0:
         kept = memory(strategy.stage, "none").activations
         kept += strategy.recompute_share * (held.activations - kept)
         held = dataclasses.replace(held, activations=kept)
     if strategy.no_sync:
-        held = dataclasses.replace(held, gradients=unshared.gradients)
-    if strategy.stage < 3 or shards == 1:
-        return held
-    begins = [*strategy._units(model), len(model.layers)]
-    n_params = [
-        sum(layer.n_params for layer in model.layers[first:end] if not layer.model_parallel)
-        for first, end in itertools.pairwise(begins)
-    ]
-    gathered = min(sum(n_params), max(n_params) * (strategy._ahead + 1)) if strategy.reshard else sum(n_params)
-    element = ELEMENT_NBYTES[strategy.param_dtype or precision]
-    return dataclasses.replace(held, buffers=unshared.buffers + element * gathered)
+        held = dataclasses.replace(held, gradients=memory(1).gradients)
+    return held

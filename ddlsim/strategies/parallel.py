@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
-from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_at, mesh_of, pipeline
+from ddlsim.plan import Chunk, Mesh, Plan, StepProgram, between_blocks, chunks_at, fully_sharded, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.folding import Folding, fold
@@ -25,7 +26,7 @@ from ddlsim.plan.gathered_ahead import with_shares
 from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.pipeline_outline import Outline, activations_held, costs_of, outlined
-from ddlsim.plan.plan import Floats, Ints
+from ddlsim.plan.plan import ALL_GATHER, BACKWARD, FORWARD, Floats, Ints
 from ddlsim.plan.program import LIVE, N_STEPS, Folded
 from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_ranks import (
@@ -45,10 +46,11 @@ from ddlsim.runtime.table_run import Schedules as GroupSchedule
 from ddlsim.runtime.table_run import disturbed, is_one_step, run_table
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
 from ddlsim.strategies.split_rules import check_sizes, known_order, lower_memory_parallel
-from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer
+from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer, per_unit
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, kept_nbytes, memory_of
-from ddlsim.workload.roles import blocks
+from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.roles import blocks, weight_units
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
@@ -90,14 +92,19 @@ class Parallel(WithFabric):
     tp_comm_overlap
                  overlap the exchanges of sequence parallelism with matrix products, in chunks, as Megatron-LM's
                  --tp-comm-overlap does (:mod:`ddlsim.workload.beside`)
-    recompute    activations to recompute instead of keeping them: "none", "selective" (attention's matrices), "full"
-                 (transformer layers), or "stage": chunks keep only their input and repeat the forward pass
+    recompute    activations to recompute instead of keeping them: "none", "selective" (attention's matrices),
+                 "operators" (every second product), "full" (transformer layers), "early-stop" (these without their last
+                 product), or "stage": chunks keep only their input and repeat the forward pass
     sharded      replicas update a shard of each bucket and all-gather the rest (ZeRO stage 1); with `overlap` the
-                 all-gathers overlap the next forward passes
+                 all-gathers overlap the next forward passes. "full": replicas hold shards of weights, gradients and
+                 optimizer state (FSDP2 on meshes of two or three axes, as in torchtitan). With one stage, transformer
+                 layers are gathered one by one for each pass, as in :class:`~ddlsim.FSDP`; stages of a pipeline gather
+                 theirs once per step, keep them, and accumulate gradients of all micro-batches before scattering them
     p2p          while tensors are in flight between stages, ranks compute ("overlapped"), wait for both directions at
                  once ("exchange", as Megatron-LM), or for one after the other ("in turns", as DeepSpeed)
     overlap      buckets that replicas sum during the last backward passes: "none" (chunk by chunk), "layer", "ddp", or
-                 those of Megatron Core ("megatron": the larger of 40 million parameters and a million per replica)
+                 those of Megatron Core ("megatron": the larger of 40 million parameters and a million per replica);
+                 with sharded="full" they are transformer layers
     algorithm, rank_order, cost
                  the :class:`~ddlsim.Fabric` on which replicas sum; all other exchanges are simulated (in tensor
                  groups with NCCL's algorithms if this one is NCCL's)
@@ -112,8 +119,8 @@ class Parallel(WithFabric):
     cut: Literal["balanced", "layers"] = "balanced"
     sequence: bool = False
     tp_comm_overlap: bool = False
-    recompute: Literal["none", "selective", "operators", "full", "stage"] = "none"
-    sharded: bool = False
+    recompute: Literal["none", "selective", "operators", "full", "early-stop", "stage"] = "none"
+    sharded: bool | Literal["full"] = False
     p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped"
     overlap: Literal["none", "layer", "ddp", "megatron"] = "ddp"
 
@@ -124,6 +131,21 @@ class Parallel(WithFabric):
                 raise ConfigError(
                     f"Parallel: {name} = {getattr(self, name)!r}: needs an order whose steps end before the next "
                     f"begin, not {self.order!r}"
+                )
+        if self.sharded == "full":
+            fixed: dict[str, object] = {"overlap": "ddp"}
+            if self.pipeline == 1:  # passes go layer by layer
+                fixed |= {"order": "1f1b", "interleave": 1, "p2p": "overlapped"}
+            for name, usual in fixed.items():
+                if getattr(self, name) != usual:
+                    raise ConfigError(
+                        f"Parallel: {name} = {getattr(self, name)!r}: has no effect with sharded = 'full', which "
+                        "communicates layer by layer; leave it out, or use sharded=True"
+                    )
+            if self.recompute == "stage":
+                raise ConfigError(
+                    "Parallel: recompute = 'stage': is for stages that keep their weights; use recompute='full' with "
+                    "sharded='full'"
                 )
         if self.interleave > 1 and isinstance(self.order, str) and self.order != "1f1b":
             raise ConfigError(
@@ -148,7 +170,7 @@ class Parallel(WithFabric):
         order = self.order if isinstance(self.order, str) else "own order"
         chunks = f" x {self.interleave}" if self.interleave > 1 else ""
         more = "" if self.recompute == "none" else f", {self.recompute} recomputation"
-        more += ", sharded" if self.sharded else ""
+        more += {True: ", sharded", False: ""}.get(self.sharded, ", fully sharded")  # type: ignore[arg-type]
         tokens = f" with sequence{', overlapped' * self.tp_comm_overlap}" if self.sequence else ""
         data = "" if self.data is None else f"data {self.data}, "
         data += f"tensor {self.tensor}{tokens}, " if self.tensor > 1 else ""
@@ -207,7 +229,8 @@ class Parallel(WithFabric):
         """Return the sizes that :class:`~ddlsim.Splits` varies, by name."""
         names = ("tensor", "pipeline", "micro_batch", "interleave", "order", "recompute", "sequence", "cut", "p2p")
         sizes: dict[str, object] = {name: getattr(self, name) for name in names}
-        return sizes | {"data": self.mesh(n_workers).data, "stage": int(self.sharded), "shard": None}
+        stage = 3 if self.sharded == "full" else int(self.sharded)
+        return sizes | {"data": self.mesh(n_workers).data, "stage": stage, "shard": None}
 
     def scaled_down(self) -> Parallel:
         """Return an equally exact strategy for two workers and any model; one with a table of passes is kept."""
@@ -239,8 +262,12 @@ class Parallel(WithFabric):
         """Return the stage of a worker at a place of the pipeline."""
         chunks = _cut_at(self._shard(workload).workload, cuts)
         own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
-        shards = mesh.data if self.sharded else 1
-        return _stage(own, shards, self.tensor, self.sequence, self._again, 1 + self._delays[place])
+        zero = {False: 0, True: 1}.get(self.sharded, 3) if mesh.data > 1 else 0  # type: ignore[arg-type]
+        holding = Holding(
+            zero=zero, shards=mesh.data if zero else 1, gathered=2 if self.pipeline == 1 else 0, tensor=self.tensor,
+            sequence=self.sequence, recompute=self._again,
+        )  # fmt: skip
+        return _stage(own, holding, 1 + self._delays[place])
 
     def _chunks_of_stages(self, mesh: Mesh) -> Sequence[Sequence[int]]:
         """Return the chunks of each stage."""
@@ -345,16 +372,24 @@ class Parallel(WithFabric):
             return np.repeat(self._of_groups(workloads, 1, micro_batches).plans[0].peak_memory(), self.tensor)
         mesh, cuts = self.mesh(len(workloads)), self._cuts(workloads)
         outline = self._outline(mesh, micro_batches, len(cuts) + 1)
-        held = activations_held(outline, self._split(workloads[0], cuts))
+        chunks = self._split(workloads[0], cuts)
+        held = activations_held(outline, chunks)
+        if self.pipeline > 1 and _keeps_outputs(workloads[0]):
+            last = chunks[-1].workload
+            logits = ELEMENT_NBYTES[last.precision] * last.batch_size * math.prod(last.model.layers[-1].out_shape)
+            leaving = [*(chunk.enters for chunk in chunks[1:]), logits / self.tensor]
+            held += micro_batches * np.array([sum(leaving[i] for i in own) for own in self._chunks_of_stages(mesh)])
         peak = np.empty(mesh.n_ranks)
         peak[mesh.ranks] = held[:, None]
         return peak
 
     def _of_rank(self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int) -> StepProgram:
         """Return the program of ranks that all have these chunks, of a workload."""
+        if self.sharded == "full" and mesh.data > 1 and mesh.pipeline == 1:
+            return _layer_by_layer(chunks[0], workload, mesh.data, micro_batches)
         program = pipeline(
-            chunks, Mesh(mesh.data, mesh.pipeline), micro_batches, self.order,
-            recompute=self.recompute == "stage", buckets=self._buckets(mesh), sharded=self.sharded, p2p=self.p2p,
+            chunks, Mesh(mesh.data, mesh.pipeline), micro_batches, self.order, p2p=self.p2p,
+            recompute=self.recompute == "stage", buckets=self._buckets(mesh), sharded=bool(self.sharded),
         )  # fmt: skip
         if not self.sharded:
             return program
@@ -364,6 +399,8 @@ class Parallel(WithFabric):
         )
 
     def _buckets(self, mesh: Mesh) -> Callable[[Workload], Sequence[Bucket]]:
+        if self.sharded == "full":
+            return per_unit
         if self.overlap != "megatron":
             return BUCKETS[self.overlap]
         return functools.partial(megatron_buckets, replicas=mesh.data)
@@ -384,14 +421,17 @@ class Parallel(WithFabric):
             sequence=self.sequence,
             recompute=self._again,
             flash=workload.flash,
+            stack=workload.known_stack,
         )
+        chunks = _cut_at(self._shard(workload).workload, cuts)
+        leaving = [chunk.enters / self.tensor * _keeps_outputs(workload) for chunk in chunks[1:]]
         return tuple(
             dataclasses.replace(
                 chunk,
                 enters=chunk.enters / self.tensor if i else chunk.enters,
-                kept=workload.batch_size * kept(chunk.workload.model.layers)[0],
+                kept=workload.batch_size * kept(chunk.workload.model.layers)[0] + output,
             )
-            for i, chunk in enumerate(_cut_at(self._shard(workload).workload, cuts))
+            for i, (chunk, output) in enumerate(zip(chunks, [*leaving, 0.0], strict=True))
         )
 
     def start(self, setting: Setting) -> None:
@@ -425,6 +465,11 @@ class Parallel(WithFabric):
                 schedules = in_groups.beside(plan, schedules)
             dense = OfGroups(setting, workers, plan.groups, schedules)
             fabric, parts = fabric_of(self), list[slice]()
+            if setting.compression is not None and self.sharded == "full" and mesh.pipeline == 1:
+                raise ConfigError(
+                    "compression: Parallel: sharded = 'full': scatters gradients of each micro-batch by themselves; "
+                    "use FSDP(no_sync=True), or sharded=True"
+                )
             if setting.compression is not None:
                 compressor = setting.compression.compressor
                 parts = compressible_parts(plan, chunks, self._buckets(mesh), self.tensor, compressor)
@@ -512,7 +557,7 @@ class Parallel(WithFabric):
     def _outline(self, mesh: Mesh, micro_batches: int, n_chunks: int) -> Outline:
         return Outline(
             self.order if isinstance(self.order, str) else self._table(),
-            Mesh(mesh.data, mesh.pipeline), micro_batches, n_chunks, self.recompute == "stage", self.sharded,
+            Mesh(mesh.data, mesh.pipeline), micro_batches, n_chunks, self.recompute == "stage", bool(self.sharded),
             self.overlap != "none", self.p2p,
         )  # fmt: skip
 
@@ -588,16 +633,40 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 
 
 @functools.lru_cache(maxsize=256)
-def _stage(chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int) -> Stage:
+def _stage(chunks: tuple[Chunk, ...], holding: Holding, versions: int) -> Stage:
     """Return the stage of a worker that keeps `versions` versions of its weights."""
     work = joined(chunks)
-    holding = Holding(
-        work.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
-        recompute=recompute, flash=work.flash, loss_nbytes=work.loss_nbytes,
+    holding = dataclasses.replace(
+        holding, optimizer=work.rule or "momentum", flash=work.flash, stack=work.known_stack,
         gradient_dtype=work.main_gradients,
     )  # fmt: skip
     memory = memory_of(work.model, work.batch_size, work.precision, holding)
+    if holding.zero == 3 and not holding.gathered:  # whole gradients, in the dtype in which replicas sum them
+        memory = dataclasses.replace(memory, gradients=memory.gradients + work.gradient_nbytes)
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
+
+
+def _keeps_outputs(workload: Workload) -> bool:
+    """Return whether stages keep their outputs."""
+    return workload.by_kernel and workload.stack.keeps_outputs
+
+
+def _layer_by_layer(chunk: Chunk, whole: Workload, replicas: int, micro_batches: int) -> StepProgram:
+    """Return the program of replicas that gather one transformer layer after the other of a rank's share of a model.
+
+    chunk  all layers as a rank of a tensor group computes them
+    whole  all layers on one rank
+    """
+    units, work = weight_units(whole.model.layers), chunk.workload
+    program = fully_sharded(work, replicas, units, accumulation=micro_batches, no_sync=False)
+    until, share = np.append(0.0, np.cumsum(chunk.stored)), work.gradient_nbytes / max(whole.gradient_nbytes, 1.0)
+
+    def of_rank(plan: Plan) -> Plan:
+        sign = np.select([plan.kind == FORWARD, plan.kind == BACKWARD], [1.0, -1.0])
+        holds = np.where(sign, sign * (until[plan.end] - until[plan.first]), share * plan.holds)
+        return plan.with_columns(nbytes=np.where(plan.kind == ALL_GATHER, share, 1.0) * plan.nbytes, holds=holds)
+
+    return program.map(of_rank)
 
 
 @functools.lru_cache(maxsize=256)

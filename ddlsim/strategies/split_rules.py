@@ -264,12 +264,14 @@ def lower_memory_parallel(
     for sizes in Rules(strategy, workload.model, n_workers).near(wanted):
         if sizes.batch_size != batch_size:
             continue
-        for recompute, sharded in itertools.product([strategy.recompute, *again], {strategy.sharded, sizes.data > 1}):
+        shards = {strategy.sharded, strategy.sharded or sizes.data > 1}
+        for recompute, sharded in itertools.product([strategy.recompute, *again], shards):
             held = whole.weights + whole.gradients + whole.optimizer / (sizes.data if sharded else 1)
+            held = whole.total / sizes.data if sharded == "full" else held
             held /= sizes.tensor * sizes.pipeline  # the average: at least one worker holds this much
             if held + (kept(sizes, recompute) if fills else 0.0) > room:
                 continue
-            more = {"recompute": recompute, "sharded": sharded}
+            more: dict[str, object] = {"recompute": recompute, "sharded": sharded}
             changes = {name: value for name, value in more.items() if value != vars(strategy)[name]}
             far = sizes.distance(wanted) + AGAIN[recompute] - _cost(strategy) + SHARED[1] * ("sharded" in changes)
             ways.append((round(far, 9), len(ways), {**sizes.unlike(wanted), **changes}))

@@ -31,7 +31,7 @@ MOST_CHUNKS = 4
 #: why combinations make no sense
 PRODUCT = "tensor x pipeline x data is not the number of workers"
 GLOBAL_BATCH = "the batch is no multiple of data x micro_batch"
-WHOLE = "stages 2 and 3 of ZeRO go with tensor = 1 and pipeline = 1"
+WHOLE = "stage 2 of ZeRO goes with tensor = 1 and pipeline = 1"
 GROUPS = "shard does not divide the workers"
 
 
@@ -51,8 +51,8 @@ class Splits:
     interleave   chunks per stage; None: numbers up to 4 that divide the transformer layers evenly
     recompute    None: "none", "selective" and "full" if the model has attention, otherwise "none" and "stage"
     sequence     sequence parallelism in tensor groups
-    stage        of ZeRO: replicas shard the optimizer (1), gradients (2) and weights (3); 0: nothing. 2 and 3 are
-                 FSDP, without tensor groups and pipelines
+    stage        of ZeRO: replicas shard the optimizer (1), gradients (2) and weights (3); 0: nothing. 2 is FSDP,
+                 without tensor groups and pipelines; with these 3 is ``Parallel(sharded="full")``
     shard        with stage 3: size of a sharding group (HYBRID_SHARD); None: all workers
     cut, p2p     of pipelines, as for ``Parallel``
     algorithm    of the replicas' all-reduce
@@ -113,16 +113,22 @@ class Splits:
             turns = batch_size // (data * micro_batch)
             chunks = self.interleave or _even_chunks(model, pipeline, turns)
             for stage, again in itertools.product(self.stage, recompute):
-                if stage > 1 and tensor * pipeline > 1:
+                split = tensor * pipeline > 1
+                if stage == 2 and split:
                     senseless[WHOLE] += 1
-                elif stage > 1:
+                elif stage > 1 and not split:
                     yield from self._sharded(stage, micro_batch, again, data, senseless)
                 else:
                     sizes = tensor, pipeline, data, micro_batch
-                    yield from self._parallel(sizes, chunks, again, stage == 1, senseless)
+                    yield from self._parallel(sizes, chunks, again, "full" if stage == 3 else stage == 1, senseless)
 
     def _parallel(
-        self, sizes: Sequence[int], chunks: Sequence[int], again: str, sharded: bool, senseless: Counter[str]
+        self,
+        sizes: Sequence[int],
+        chunks: Sequence[int],
+        again: str,
+        sharded: bool | Literal["full"],
+        senseless: Counter[str],
     ) -> Iterator[Parallel]:
         tensor, pipeline, data, micro_batch = sizes
         for order, interleave, sequence, cut, p2p in itertools.product(
@@ -134,7 +140,7 @@ class Splits:
                     tensor=tensor, pipeline=pipeline, micro_batch=micro_batch, order=order,
                     interleave=interleave if several else 1, sequence=sequence and tensor > 1,
                     recompute=again,  # type: ignore[arg-type]  # one of those
-                    sharded=sharded and data > 1, cut=cut if pipeline > 1 else "balanced",
+                    sharded=sharded if data > 1 else False, cut=cut if pipeline > 1 else "balanced",
                     p2p=p2p if pipeline > 1 else "overlapped", algorithm=self.algorithm,
                 )  # fmt: skip
             except ConfigError as error:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.roles import weight_units
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,13 @@ def per_layer(workload: Workload) -> tuple[Bucket, ...]:
     """Return a bucket per layer with parameters (wait-free backpropagation, Zhang et al. 2017, Poseidon)."""
     nbytes = workload.grad_nbytes.tolist()
     return tuple(_bucket(nbytes[i], i) for i in range(len(nbytes) - 1, -1, -1) if nbytes[i] > 0.0)
+
+
+def per_unit(workload: Workload) -> tuple[Bucket, ...]:
+    """Return a bucket per unit of FSDP: transformer layers, and what comes before and behind them."""
+    firsts = [*weight_units(workload.model.layers), len(workload.grad_nbytes)]
+    units = [(first, float(workload.grad_nbytes[first:end].sum())) for first, end in pairwise(firsts)]
+    return tuple(_bucket(nbytes, first) for first, nbytes in reversed(units) if nbytes > 0.0)
 
 
 def one_bucket(workload: Workload) -> tuple[Bucket, ...]:

@@ -31,7 +31,6 @@ from ddlsim.workload.model import Layer, Model, load_model
 from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
 from ddlsim.workload.precision import (
     ELEMENT_NBYTES,
-    FP32_NBYTES,
     GRADIENT_TYPES,
     LOW_PRECISIONS,
     base_precision,
@@ -190,9 +189,9 @@ class Workload:
         return self.device is not None and has_kernels(self.model, self.device, self.precision)
 
     @property
-    def loss_nbytes(self) -> float:
-        """Bytes per logit at the peak of a loss over tokens."""
-        return self.stack.loss_nbytes if self.by_kernel else FP32_NBYTES
+    def known_stack(self) -> Stack | None:
+        """The stack whose memory counts; None where the model's kernels are not known."""
+        return self.stack if self.by_kernel else None
 
     @property
     def main_gradients(self) -> str | None:

@@ -49,7 +49,7 @@ class _Case:
         software, flash, changes = self.software, self.flash, dict[str, Any](gradient_dtype=self.gradients)
         changes["flash"] = software.attention_kernel(self.device) is not None if flash is None else flash
         if has_kernels(self.model, self.device, self.precision):
-            changes |= {"loss_nbytes": software.loss_nbytes}
+            changes |= {"stack": software}
             changes |= {"gradient_dtype": self.gradients or software.main_gradients}
         object.__setattr__(self, "holding", dataclasses.replace(self.holding, **changes))
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import numpy as np
+
 from ddlsim.arguments import Bytes, Count, Index, NotNegative, Positive, checked, one_of, whole
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
@@ -27,12 +29,13 @@ from ddlsim.units import si
 from ddlsim.workload.devices import Device
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES, optimizer_nbytes
-from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES, GRADIENT_TYPES, LOW_PRECISIONS
 from ddlsim.workload.roles import (
     ATTENTION,
     COLUMN,
     INNER,
     VOCABULARY,
+    WHOLE,
     blocks,
     check_split,
     copies,
@@ -41,7 +44,9 @@ from ddlsim.workload.roles import (
     roles,
     saved_products,
     unit_starts,
+    weight_units,
 )
+from ddlsim.workload.stacks import Stack
 from ddlsim.workload.table_placement import held_params
 
 if TYPE_CHECKING:
@@ -49,7 +54,7 @@ if TYPE_CHECKING:
 
 
 #: what is computed again in the backward pass instead of being kept
-RECOMPUTE = ("none", "selective", "operators", "full", "segments")
+RECOMPUTE = ("none", "selective", "operators", "full", "early-stop", "segments")
 
 
 def layer_nbytes(
@@ -63,13 +68,42 @@ def layer_nbytes(
     if role == ATTENTION and (times := copies(layer, tensor)) > 1:  # keys and values are replicated
         context = layer.scores / (layer.heads * layer.out_shape[0])
         stored += (times - 1) * FP32_NBYTES * 2.0 * context * kv_heads(layer) * layer.head_size
+    return (stored * element + fixed) / _ways(layer, role, tensor, sequence)
+
+
+def _ways(layer: Layer, role: str, tensor: int, sequence: bool) -> int:
+    """Return over how many of `tensor` ranks what a layer keeps is split."""
     split = role in (ATTENTION, COLUMN, INNER) or (role == VOCABULARY and layer.type != "embedding")
-    return (stored * element + fixed) / (tensor if split or (sequence and len(layer.out_shape) == 2) else 1)
+    return tensor if split or (sequence and len(layer.out_shape) == 2) else 1
+
+
+def _kept_inputs(
+    layers: Sequence[Layer], nbytes: list[float], precision: str, tensor: int, sequence: bool, stack: Stack
+) -> None:
+    """Change the bytes that layers keep to how a stack keeps the inputs of matrix products.
+
+    In 8 bits (``keeps_operands``), beside what attention and ReLU keep for themselves in 16; and gathered from a tensor
+    group with sequence parallelism (``keeps_gathered``), where others gather them again.
+    """
+    kinds, element, inside = roles(layers), ELEMENT_NBYTES[precision], np.zeros(len(layers), dtype=np.bool_)
+    for first, end in blocks(layers):
+        inside[first:end] = True
+    low = LOW_PRECISIONS[precision].operand if stack.keeps_operands and precision in LOW_PRECISIONS else element
+    for i, layer in enumerate(layers):
+        if layer.heads and inside[i] and low < element:  # its last product has a copy of the mixed values
+            nbytes[i] += low * layer.out_shape[0] * layer.heads * layer.head_size / tensor
+        if i + 1 == len(layers) or not (layers[i + 1].heads or layers[i + 1].type in ("dense", "swiglu", "tied_dense")):
+            continue
+        n_out, ways = math.prod(layer.out_shape), _ways(layer, kinds[i], tensor, sequence)
+        operand = low if inside[i] and inside[i + 1] else element
+        nbytes[i] += (operand if layer.type == "relu" and low < element else operand - element) * n_out / ways
+        if stack.keeps_gathered and sequence and kinds[i] == WHOLE:
+            nbytes[i] += operand * n_out * (1.0 - 1.0 / tensor)
 
 
 def kept_nbytes(
     layers: Sequence[Layer], precision: str, *, tensor: int = 1, sequence: bool = False, recompute: str = "none",
-    flash: bool = False,
+    flash: bool = False, stack: Stack | None = None,
 ) -> tuple[float, float]:  # fmt: skip
     """Return the bytes kept of a sample from its forward to its backward pass, and those of what is computed again.
 
@@ -84,11 +118,14 @@ def kept_nbytes(
         for layer, role in zip(layers, roles(layers), strict=True)
     ]
     element = ELEMENT_NBYTES[precision]
+    if stack is not None:
+        _kept_inputs(layers, nbytes, precision, tensor, sequence, stack)
     if recompute == "operators":
-        return _operators_nbytes(layers, nbytes, element, tensor, sequence=sequence)
-    stretches = blocks(layers) if recompute == "full" else []
+        unread = stack is not None and stack.keeps_unread
+        return _operators_nbytes(layers, nbytes, element, tensor, sequence=sequence, unread=unread)
+    stretches = blocks(layers) if recompute in ("full", "early-stop") else []
     last = True  # what a transformer layer makes goes into a normalisation or to the next stage
-    if recompute == "segments" or (recompute == "full" and not stretches):
+    if recompute == "segments" or (recompute in ("full", "early-stop") and not stretches):
         stretches, last = segments(layers, nbytes, element), False
     if not stretches:
         return sum(nbytes), 0.0
@@ -103,17 +140,20 @@ def kept_nbytes(
 
 
 def _operators_nbytes(
-    layers: Sequence[Layer], nbytes: Sequence[float], element: float, tensor: int, *, sequence: bool
+    layers: Sequence[Layer], nbytes: Sequence[float], element: float, tensor: int, *, sequence: bool, unread: bool
 ) -> tuple[float, float]:
-    """Return the bytes kept of a sample, and recomputed at a time, if every second product is kept."""
+    """Return the bytes kept of a sample, and recomputed at a time, if every second product is kept; with `unread` also
+    that of a last product, which only a sum takes."""
     saved, again, kept = saved_products(layers), 0.0, sum(nbytes)
     for first, end in blocks(layers):
         entering = math.prod(layers[first].in_shape) / (tensor if sequence else 1)
-        inside = entering
+        inside, last = entering, max(i for i in range(first, end) if saved[i])
         for i in range(first, end):
             layer = layers[i]
             inside += layer.out_shape[0] * layer.heads * layer.head_size / tensor  # of attention itself
             inside += layer.out_shape[0] * sum(width for width, is_kept in saved[i] if is_kept) / tensor
+        if not unread and not layers[last].heads and saved[last][-1][1]:
+            inside -= layers[last].out_shape[0] * saved[last][-1][0] / tensor
         kept += element * inside - sum(nbytes[first:end])
         again = max(again, sum(nbytes[first:end]) - element * inside)
     return kept, again
@@ -157,9 +197,10 @@ class Memory:
     optimizer    momentum, second moments, and the fp32 masters of weights of 2 bytes
     activations  kept from the forward to the backward pass, of all micro-batches under way
     buffers      what is there for a moment: gathered weights of ZeRO stage 3, what is computed again, workspaces
+    reserved     not in the total: free blocks that PyTorch's allocator has reserved by the peak and that nothing there
+                 can use, as they are too small or of another stream
 
-    The framework's own memory, the communication library's and the allocator's waste are not counted (0.5 to 2 GB on a
-    GPU).
+    The framework's own memory and the communication library's are not counted (0.5 to 2 GB on a GPU).
     """
 
     weights: NotNegative
@@ -167,6 +208,7 @@ class Memory:
     optimizer: NotNegative
     activations: NotNegative
     buffers: NotNegative = 0.0
+    reserved: NotNegative = 0.0
 
     @property
     def total(self) -> float:
@@ -195,19 +237,24 @@ class Holding:
     gradient_dtype  of the gradients that are kept; None: as the weights. Megatron-LM keeps fp32 gradients beside fp16
                     weights: with Adam 18 bytes per parameter
     zero            stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): 1 shares the optimizer's state out over
-                    `shards` ranks, 2 the gradients too, 3 the weights too (PyTorch's FSDP), of which two units
-                    (transformer layers) are gathered at a time
+                    `shards` ranks, 2 the gradients too, 3 the weights too (PyTorch's FSDP)
     shards          ranks that ZeRO shares over
     tensor          ranks that a layer is split over (Shoeybi et al. 2019, arXiv:1909.08053)
     sequence        sequence parallelism: what tensor parallelism leaves whole is split by tokens
     recompute       what is computed again instead of kept: "none", "selective" (attention matrices),
                     "operators" (every second product and element-wise work of transformer layers), "full"
-                    (transformer layers) or "segments" (some sqrt(n) stretches of n layers)
+                    (transformer layers), "early-stop" (the same, but for their last product, which keeps nothing) or
+                    "segments" (some sqrt(n) stretches of n layers)
     flash           attention never writes its matrices (Dao et al. 2022, arXiv:2205.14135)
-    loss_nbytes     bytes per logit at the peak of a loss over tokens, of which fp32 logits are 4
+    stack           software: what its loss holds, how it keeps inputs of products and gathers weights; None: fp32
+                    logits, and what the layers' formulas read
     offload         the optimizer's state lies in the host's memory (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840)
     workspace       bytes that a convolution may take for itself: it takes what a matrix product of all its windows
                     needs (im2col: Chellapilla, Puri and Simard 2006), up to this limit
+    gathered        of stage 3: units (transformer layers) that are gathered at a time; what is outside of transformer
+                    layers stays gathered from the forward to the backward pass, as FSDP's root does. 0: all stay
+    units           first layer of each unit; None: transformer layers, in other networks blocks
+    param_dtype     of gathered weights; None: as they are computed with
     """
 
     optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] = "momentum"
@@ -218,9 +265,12 @@ class Holding:
     sequence: bool = False
     recompute: Annotated[str, one_of(*RECOMPUTE)] = "none"
     flash: bool = False
-    loss_nbytes: Positive = FP32_NBYTES
+    stack: Stack | None = None
     offload: bool = False
     workspace: Bytes | None = None
+    gathered: Index = 2
+    units: tuple[Index, ...] | None = None
+    param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
 
     def __post_init__(self) -> None:
         if self.zero and self.shards == 1:
@@ -263,29 +313,44 @@ def memory_of(
     def share(stage: int) -> float:
         return tables_here + shared / (holding.shards if holding.zero >= stage else 1)
 
-    tensor, sequence, recompute = holding.tensor, holding.sequence, holding.recompute
+    tensor, sequence, recompute, stack = holding.tensor, holding.sequence, holding.recompute, holding.stack
     kept, again = kept_nbytes(
-        layers, precision, tensor=tensor, sequence=sequence, recompute=recompute, flash=holding.flash
+        layers, precision, tensor=tensor, sequence=sequence, recompute=recompute, flash=holding.flash, stack=stack
     )
-    gathered = 2.0 * element * _largest_unit(layers, sizes) if holding.zero == 3 else 0.0
+    logits = max((layer.fixed_nbytes for layer in layers if layer.type in ("dense", "tied_dense")), default=0.0)
+    logits *= batch_size / FP32_NBYTES / tensor
+    loss, reserved, gathered = FP32_NBYTES, 0.0, 0.0
+    if stack is not None:
+        loss, reserved = stack.loss_nbytes if tensor == 1 else stack.split_loss_nbytes, stack.loss_reserved * logits
+    if holding.zero == 3 and holding.shards > 1:
+        gathered, at_once = _gathered_nbytes(layers, sizes, precision, holding)
+        reserved += at_once if stack is not None and stack.copies_gathered else 0.0
     held = element * share(3), gradient * share(2), state * share(1)
-    rest = gathered + max(again, _loss_nbytes(layers, holding)) * batch_size
+    rest = gathered + max(again * batch_size, (loss - FP32_NBYTES) * logits)
     rest += _workspace(layers, batch_size, element, holding.workspace)
-    return Memory(*held, batches * batch_size * kept, rest)
+    return Memory(*held, batches * batch_size * kept, rest, reserved)
 
 
-def _largest_unit(layers: Sequence[Layer], sizes: Sequence[float]) -> float:
-    """Return the parameters of the largest transformer layer, or unit where there are none."""
-    ranges = blocks(layers)
-    if not ranges:
-        ranges = list(pairwise([*unit_starts(layers), len(layers)]))
-    return max((sum(sizes[first:end]) for first, end in ranges), default=0.0)
+def _gathered_nbytes(
+    layers: Sequence[Layer], sizes: Sequence[float], precision: str, holding: Holding
+) -> tuple[float, float]:
+    """Return the bytes of gathered weights, and those of gathers whose buffers are there at the same time: of what is
+    around transformer layers and of two of these.
 
-
-def _loss_nbytes(layers: Sequence[Layer], holding: Holding) -> float:
-    """Return the bytes that a loss over tokens takes of a sample beside its fp32 logits."""
-    extra = (holding.loss_nbytes - FP32_NBYTES) / FP32_NBYTES / holding.tensor
-    return max((extra * layer.fixed_nbytes for layer in layers if layer.type in ("dense", "tied_dense")), default=0.0)
+    sizes  parameters of each layer
+    """
+    ranges = blocks(layers) if holding.units is None else []
+    firsts = [*(weight_units(layers) if holding.units is None else holding.units), len(layers)]
+    element = ELEMENT_NBYTES[holding.param_dtype or precision]
+    operand, stack = element, holding.stack
+    if stack is not None and stack.gathers_operands and holding.param_dtype is None and precision in LOW_PRECISIONS:
+        operand = LOW_PRECISIONS[precision].operand
+    inside = [operand * sum(sizes[first:end]) for first, end in ranges]
+    every = [element * sum(sizes[first:end]) for first, end in pairwise(firsts)]
+    root = sum(inside) and element * (sum(sizes) - sum(inside) / operand)
+    units, total = inside or every, root + sum(inside or every)
+    held, at_once = (min(total, root + n * max(units, default=0.0)) for n in (holding.gathered, holding.gathered or 2))
+    return held if holding.gathered else total, at_once
 
 
 def _workspace(layers: Sequence[Layer], batch_size: int, element: float, limit: float | str | None) -> float:
@@ -317,7 +382,7 @@ def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = No
     if one is None:
         state = stage.state
         holding = Holding(
-            workload.rule or "momentum", flash=workload.flash, loss_nbytes=workload.loss_nbytes,
+            workload.rule or "momentum", flash=workload.flash, stack=workload.known_stack,
             gradient_dtype=workload.main_gradients,
         )  # fmt: skip
         one = memory_of(
@@ -328,10 +393,12 @@ def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = No
 
 
 class Fullest(NamedTuple):
-    """The worker that uses the largest share of its device's memory: bytes that it needs, and that the device has."""
+    """The worker that uses the largest share of its device's memory: bytes that it needs, that the device has, and that
+    the allocator reserves beyond those it needs."""
 
     needed: float
     capacity: float
+    reserved: float = 0.0
 
     @property
     def fits(self) -> bool:

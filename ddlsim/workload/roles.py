@@ -69,6 +69,21 @@ def blocks(layers: Sequence[Layer]) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
+def weight_units(layers: Sequence[Layer]) -> tuple[int, ...]:
+    """Return the first layer of each unit whose weights are gathered together: transformer layers, and what comes
+    before and behind them; in other networks one unit per block."""
+    ranges = blocks(layers)
+    begins = [first for first, _ in ranges] + [end for _, end in ranges[-1:]]
+    if not ranges:
+        begins = [i for i in range(1, len(layers)) if layers[i].unit != layers[i - 1].unit]
+    units = [0]
+    for begin, end in pairwise((*(begin for begin in begins if begin), len(layers))):
+        before, inside = layers[units[-1] : begin], layers[begin:end]
+        if all(any(layer.tensors for layer in some) for some in (before, inside)):  # both have weights
+            units.append(begin)
+    return tuple(units)
+
+
 def can_split(model: Model, tensor: int) -> bool:
     """Return whether `tensor` ranks can share the layers of a model with attention out evenly."""
     try:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from ddlsim.arguments import Count, Density, Index, Positive, checked, one_of, quantity
+from ddlsim.arguments import Count, Density, Index, NotNegative, Positive, checked, one_of, quantity
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import write_text
 from ddlsim.plain import read_toml
@@ -57,7 +57,15 @@ class Stack:
     gathers_operands
                     whether sharded weights are gathered as operands of matrix products, in 8 bits with FP8
     loss_nbytes     bytes per logit at the peak of the loss
-    reserved        bytes that the allocator reserves at the peak per byte in use
+    split_loss_nbytes
+                    the same where a tensor group has the vocabulary
+    loss_reserved   bytes per logit that the allocator has reserved by then and that are free
+    copies_gathered whether weights are gathered into a buffer on a stream of its own and copied out of it (FSDP2)
+    keeps_operands  whether inputs of products in 8 bits are kept in 8 bits for the backward pass
+    keeps_gathered  whether inputs that a tensor group gathers are kept, and not gathered again in the backward pass
+    keeps_outputs   whether stages of a pipeline keep what they send until its backward pass, have a buffer for each
+                    gradient that they receive in a step, and keep the output of every micro-batch on the last stage
+    keeps_unread    whether recomputation per operator keeps products that no backward pass reads
     spread          of a stack that was fitted to measured runs: shortest and longest time that another run computes,
                     relative to the prediction (95 %)
     workers         fewest and most workers of those runs
@@ -87,7 +95,13 @@ class Stack:
     gathers_operands: bool = False
     replicas_last: bool = False
     loss_nbytes: Positive = 4.0
-    reserved: Positive = 1.0
+    split_loss_nbytes: Positive = 4.0
+    loss_reserved: NotNegative = 0.0
+    copies_gathered: bool = False
+    keeps_operands: bool = False
+    keeps_gathered: bool = False
+    keeps_outputs: bool = False
+    keeps_unread: bool = False
     spread: tuple[Positive, Positive] = (1.0, 1.0)
     workers: tuple[Count, Count] | None = None
 

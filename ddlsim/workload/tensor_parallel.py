@@ -107,15 +107,16 @@ def tensor_parallel(
     tensor: Count,
     *,
     sequence: bool = False,
-    recompute: Annotated[str, one_of("none", "selective", "operators", "full")] = "none",
+    recompute: Annotated[str, one_of("none", "selective", "operators", "full", "early-stop")] = "none",
     tp_comm_overlap: bool = False,
 ) -> Shard:
     """Return what one of `tensor` ranks does of a workload.
 
     sequence   sequence parallelism: what tensor parallelism leaves whole is split by tokens
     recompute  what the backward pass computes again: attention's matrices ("selective"), every second product and all
-               element-wise work of transformer layers ("operators"), or these layers ("full", and with them their two
-               all-reduces)
+               element-wise work of transformer layers ("operators"), these layers ("full", and with them their two
+               all-reduces), or these without the last product and its sum, which nothing needs ("early-stop": PyTorch's
+               checkpoint, use_reentrant=False)
     tp_comm_overlap
                what sequence parallelism exchanges travels beside products, in chunks (:mod:`ddlsim.workload.beside`)
 
@@ -166,7 +167,7 @@ def tensor_parallel(
 def _holding(workload: Workload, tensor: int, sequence: bool, recompute: str) -> Holding:
     return Holding(
         workload.rule or "momentum", tensor=tensor, sequence=sequence, recompute=recompute, flash=workload.flash,
-        loss_nbytes=workload.loss_nbytes, gradient_dtype=workload.main_gradients,
+        stack=workload.known_stack, gradient_dtype=workload.main_gradients,
     )  # fmt: skip
 
 
@@ -197,8 +198,9 @@ def _shares(model: Model, kinds: tuple[str, ...], tensor: int, sequence: bool) -
 def _again(workload: Workload, forward: Floats, recompute: str, tensor: int) -> Floats:
     """Return the seconds of each layer that are computed again in the backward pass."""
     again = np.zeros_like(forward)
-    if recompute == "full":
+    if recompute in ("full", "early-stop"):
         for first, end in blocks(workload.model.layers):
+            end = _last_product(workload.model.layers, first, end) if recompute == "early-stop" else end
             again[first:end] = forward[first:end]
     elif recompute == "selective":
         again = _scores_again(workload, forward, tensor)
@@ -211,6 +213,11 @@ def _again(workload: Workload, forward: Floats, recompute: str, tensor: int) -> 
                 repeated = sum(width for width, saved in kept[i] if not saved)
                 again[i] = (forward[i] - core[i]) * (repeated / total if total else 1.0)
     return again
+
+
+def _last_product(layers: Sequence[Layer], first: int, end: int) -> int:
+    """Return the last layer of a transformer layer that is not a sum."""
+    return max(i for i in range(first, end) if layers[i].type != "add")
 
 
 def _scores_again(workload: Workload, forward: Floats, tensor: int) -> Floats:
@@ -237,9 +244,11 @@ def _collectives(
 ) -> tuple[Collective, ...]:
     """Return the exchanges of the forward pass, layer by layer, then of the backward pass from the last layer on."""
     layers, element, batch = workload.model.layers, ELEMENT_NBYTES[workload.precision], workload.batch_size
-    inside = np.zeros(len(layers), dtype=np.bool_)
+    again, stops = np.zeros(len(layers), dtype=np.bool_), set[int]()
     for first, end in blocks(layers):
-        inside[first:end] = True
+        again[first:end] = recompute in ("full", "early-stop")
+        stops |= {_last_product(layers, first, end)} if recompute == "early-stop" else set()
+    kept = workload.stack.keeps_gathered and workload.by_kernel
     forward: list[Collective] = []
     backward: list[Collective] = []
 
@@ -251,11 +260,11 @@ def _collectives(
         leaving = element * batch * math.prod(layer.out_shape)
         opens = role in (ATTENTION, COLUMN)  # every rank needs all that enters; its gradient is a sum over the ranks
         closes = role in (ATTENTION, ROW)  # what leaves is a sum over the ranks
-        phases: tuple[Pass, ...] = ("forward", "backward") if recompute == "full" and inside[i] else ("forward",)
+        phases: tuple[Pass, ...] = ("forward", "backward") if again[i] and i not in stops else ("forward",)
         if opens and sequence:
             for phase in phases:
                 add(phase, ALL_GATHER, entering, i, overlaps[i].enters)
-            if len(phases) == 1:  # in the backward pass again, as it is not kept
+            if not again[i] and not kept:
                 add("backward", ALL_GATHER, entering, i, overlaps[i].again)
         for phase in phases if closes else ():
             add(phase, REDUCE_SCATTER if sequence else ALL_REDUCE, leaving, i, overlaps[i].leaves)

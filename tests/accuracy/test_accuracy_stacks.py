@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accuracy.stacks import FITS, catalogue, errors
-from ddlsim import load_device, load_model, load_stack
+from ddlsim import Experiment, Parallel, load_device, load_model, load_stack
+from ddlsim.run.prepare import prepare
+from ddlsim.workload.memory import kept_nbytes
 from ddlsim.workload.products import Timing, kernel_times
 from ddlsim.workload.roles import blocks
 
@@ -42,6 +45,52 @@ def test_element_wise_work_of_eager_layers() -> None:
 
     assert load_stack("fsdp-eager").elementwise == 2.4
     assert seconds(2.4) == pytest.approx(of_layers("eager", "seconds"), rel=0.025)
+
+
+def test_what_recomputed_layers_keep() -> None:
+    """The growth of the measured peak per layer, less the layer's weights: all products that the policy names, and
+    attention's log-sum-exp."""
+    keeps = of_layers("eager, every second product recomputed", "peak_bytes") - of_layers("eager", "weight_bytes")
+    two, six = (
+        kept_nbytes(
+            load_model(f"llama-3-8b+layers={n}").layers, "bf16", recompute="operators", flash=True,
+            stack=load_stack("fsdp-eager"),
+        )[0]
+        for n in (2, 6)
+    )  # fmt: skip
+    log_sums = 4 * 32 * 8192
+    assert (six - two) / 4 + log_sums == pytest.approx(keeps, rel=1e-4)
+
+
+@pytest.mark.parametrize("row", [
+    json.loads(line) for line in DATA.with_name("memory_h200.jsonl").read_text(encoding="utf-8").splitlines()
+], ids=lambda row: f"{row['model']}, {row['stack']}")  # fmt: skip
+def test_measured_peaks_of_fsdp2(row: dict[str, Any]) -> None:
+    """What is reserved, and what is allocated at the peak of the loss, when there are no gradients of shards. With
+    tensor groups, transient tensors of the first layers leave another 3 GiB of free blocks."""
+    strategy = Parallel(
+        data=row["data"], tensor=row["tensor"], sequence=row["tensor"] > 1, micro_batch=row["batch"], sharded="full",
+        recompute=row["recompute"],
+    )  # fmt: skip
+    n = row["data"] * row["tensor"]
+    made = prepare(
+        Experiment(
+            f"roce-h100+n_hosts={-(-n // 8)}",
+            f"{row['model']}+seq=8192",
+            strategy,
+            row["data"] * row["batch"],
+            workers=n,
+            stack=row["stack"],
+            device="h200",
+        )
+    )
+    memory = made.stages[0].memory
+    assert memory is not None
+    params = (memory.weights + memory.gradients + memory.optimizer) / 16
+    allocated = memory.activations + memory.buffers + 12 * params
+    assert allocated / 2**30 == pytest.approx(row["allocated_gib"], rel=0.015)
+    reserved = allocated + 4 * params + memory.reserved
+    assert reserved / 2**30 == pytest.approx(row["reserved_gib"], rel=0.005 if row["tensor"] == 1 else 0.05)
 
 
 MODELS = {

@@ -46,13 +46,12 @@ def test_weak_scaling(case: str) -> None:
 
 
 def test_memory_of_a_gpu() -> None:
-    """GPT as its paper computes it; U-Net with the whole batch at once. Micro-batches of one sample miss more."""
+    """GPT as its paper computes it; what PyTorch's allocator reserves for AmoebaNet-D and U-Net."""
     rows = memory.rows()
     assert len(rows) == 7 + 4 * 3 + 4 * 4
     assert all(abs(row.error) < 0.012 for row in rows if row.case.startswith("megatron"))
     assert all(abs(row.error) < 0.002 for row in rows if "state" in row.what)
-    (whole,) = [row for row in rows if "whole batch" in row.what]
-    assert abs(whole.error) < 0.035
+    assert mean_error([row for row in rows if not row.case.startswith("megatron")]) < 0.06
     assert mean_error([row for row in rows if row.case.startswith("unet")]) < 0.06
     page = page_of("memory")
     assert all(f"| {row.case} | {row.what} | {row.measured:.4g} | {row.predicted:.4g} |" in page for row in rows)

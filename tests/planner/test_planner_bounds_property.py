@@ -201,7 +201,8 @@ def test_no_simulation_beats_its_bound(share, experiment: Experiment) -> None:
 LAYOUTS: list[Strategy] = [
     FSDP(stage=1, micro_batch=2), FSDP(micro_batch=2), FSDP(shard=2, prefetch=0), FSDP(stage=2, overlap="layer"),
     Parallel(tensor=2, micro_batch=2), Parallel(tensor=2, pipeline=2),
-    Parallel(pipeline=2, micro_batch=2, sharded=True),
+    Parallel(pipeline=2, micro_batch=2, sharded=True), Parallel(tensor=2, micro_batch=2, sharded="full"),
+    Parallel(pipeline=2, micro_batch=2, sharded="full"), Parallel(micro_batch=2, sharded="full"),
     Parallel(pipeline=4, order="gpipe", micro_batch=4), Parallel(pipeline=2, order="zb-1p"),
     Parallel(pipeline=2, order="pipedream"), Parallel(pipeline=4, order="pipedream"),
     Parallel(pipeline=2, order="2bw", micro_batch=2), Hybrid({}, micro_batches=4), Hybrid(),

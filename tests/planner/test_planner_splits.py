@@ -45,6 +45,9 @@ SOME = [
     Parallel(tensor=4),
     Parallel(tensor=4, sequence=True, tp_comm_overlap=True),
     Parallel(sharded=True, micro_batch=2),
+    Parallel(tensor=4, sequence=True, sharded="full", recompute="full"),
+    Parallel(pipeline=4, micro_batch=2, sharded="full"),
+    Parallel(sharded="full", micro_batch=2),
 ]
 
 
@@ -189,8 +192,8 @@ def test_stages_cuts_and_sends_are_tried_too():
     assert {(way.cut, way.p2p) for way in split if way.pipeline == 2} == {
         (cut, p2p) for cut in splits.cut for p2p in splits.p2p
     }
-    assert {way.sharded for way in split} == {False, True}
-    assert senseless["stages 2 and 3 of ZeRO go with tensor = 1 and pipeline = 1"] == 3 * 4
+    assert {way.sharded for way in split} == {False, True, "full"}
+    assert senseless["stage 2 of ZeRO goes with tensor = 1 and pipeline = 1"] == 3 * 2
     assert all(each.exact for each in found)
     assert {each.sizes["stage"] for each in found} == {0, 1, 2, 3}
     assert "stage 3 in groups of 8" in str(next(each for each in found if each.sizes["shard"] == 8))

@@ -96,7 +96,7 @@ def of_result(result: ddlsim.Result) -> Row:
     if result.staleness_histogram:
         row["staleness"] = {str(stale): n for stale, n in result.staleness_histogram.items()}
     if result.memory is not None:
-        row["memory"] = [float(value) for value in result.memory if isinstance(value, float | int)]
+        row["memory"] = [float(value) for value in result.memory[:2]]
     for quantity in ("cost", "energy"):
         if (value := result.known(quantity)) is not None:
             row[quantity] = value

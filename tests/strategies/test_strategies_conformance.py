@@ -129,6 +129,7 @@ SHARING: dict[str, Strategy] = {
     "fsdp-hybrid": FSDP(micro_batch=8, shard=2, reshard=False, no_sync=True),
     "pipeline": Parallel(pipeline=2, micro_batch=2),
     "pipeline-sharded": Parallel(pipeline=2, micro_batch=2, order="zb-v", sharded=True, overlap="layer"),
+    "pipeline-fully-sharded": Parallel(pipeline=2, micro_batch=2, sharded="full"),
     "pipeline-recomputed": Parallel(pipeline=4, micro_batch=4, order="gpipe", recompute="stage"),
     "pipedream": Parallel(pipeline=2, order="pipedream"),
     "2bw": Parallel(pipeline=4, micro_batch=4, order="2bw", cost="nccl"),

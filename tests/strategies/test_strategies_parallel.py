@@ -1,5 +1,6 @@
 """`Parallel`: a model split over workers, as a run: its times, samples, memory, values and what it refuses."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -8,7 +9,7 @@ from draws import few
 from strategy_plans import plan_of
 
 import ddlsim
-from ddlsim import AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
+from ddlsim import FSDP, AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
 from ddlsim import compression as cp
 from ddlsim.cluster import star
 from ddlsim.collectives import build
@@ -17,6 +18,7 @@ from ddlsim.plan.pipeline_orders import ORDERS
 from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import run
 from ddlsim.runtime import table_run
+from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
@@ -106,6 +108,7 @@ def history(strategy, workers, batch_size):
     (Parallel(pipeline=2, micro_batch=8), 2, 1),
     (Parallel(pipeline=4, micro_batch=16, order="gpipe", recompute="stage"), 4, 1),
     (Parallel(pipeline=2, micro_batch=8, order="zb-v", sharded=True), 4, 2),
+    (Parallel(pipeline=2, micro_batch=8, sharded="full"), 4, 2), (Parallel(micro_batch=8, sharded="full"), 4, 4),
 ])  # fmt: skip
 def test_it_learns_what_replicas_learn(strategy, workers, replicas):
     """With the whole batch in as many parts, bit for bit."""
@@ -267,8 +270,12 @@ def test_it_is_written_in_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"sequence": True, "recompute": "selective"}, {"recompute": "full", "sharded": True}]
-)
+    "more",
+    [
+        {}, {"sequence": True, "recompute": "selective"}, {"recompute": "full", "sharded": True},
+        {"recompute": "early-stop", "sharded": "full"},
+    ],
+)  # fmt: skip
 def test_tensor_groups(more):
     """Every worker is a rank of the plan, and has a part of the memory."""
     strategy = Parallel(tensor=2, pipeline=2, micro_batch=4, **more)
@@ -287,6 +294,73 @@ def test_tensor_groups(more):
     held = strategy.peak_memory(result.workloads, 4)
     assert held.shape == (8,)
     assert held == pytest.approx(plan_of(strategy, result.workloads, 1, 4).peak_memory(), rel=1e-9)
+
+
+#: Llama 3 8B: parameters of a transformer layer's products and norms, of the embedding and of the output layer
+H, KV, F, WORDS = 4096, 1024, 14336, 128256
+PRODUCTS, NORMS, TABLE = 2 * H * H + 2 * H * KV + 3 * H * F, 2 * H, WORDS * H
+
+
+def test_fully_sharded_replicas_are_fsdp():
+    """Without tensor groups and stages it is the same program."""
+    runs = [
+        simulate("dgx-h100-pod", "llama-3-8b", strategy, 32, 16, steps=2, stack="torchtitan")
+        for strategy in (FSDP(micro_batch=1, recompute="full"), Parallel(sharded="full", recompute="full"))
+    ]
+    assert runs[0].step_time == runs[1].step_time
+    assert runs[0].nbytes_sent == runs[1].nbytes_sent
+    assert runs[0].memory == runs[1].memory
+
+
+@pytest.mark.parametrize(("tensor", "data"), [(2, 8), (4, 4)])
+def test_fully_sharded_tensor_groups_by_hand(tensor, data):
+    """Of P parameters on a rank of a group, 16 P/d bytes stay, and two layers and what is around them are gathered.
+    Each micro-batch gathers all weights in bf16 for both passes, and scatters gradients in fp32."""
+    strategy = Parallel(tensor=tensor, sharded="full", micro_batch=1, recompute="early-stop", algorithm="ring")
+    fully, plain = (
+        simulate("dgx-h100-pod", "llama-3-8b", each, 2 * data, 16, steps=2, warmup=0, stack="torchtitan")
+        for each in (strategy, dataclasses.replace(strategy, sharded=False))
+    )
+    layer, root = PRODUCTS / tensor + NORMS, 2 * TABLE / tensor + H
+    rank = 32 * layer + root
+    gathered = 2 * (root + 2 * layer)
+    memory, whole = (each.stages[0].memory for each in (prepare(fully.experiment), prepare(plain.experiment)))
+    assert memory.weights + memory.gradients + memory.optimizer == pytest.approx(16 * rank / data, rel=1e-12)
+    assert memory.buffers - whole.buffers == pytest.approx(gathered, rel=1e-12)
+    assert memory.reserved - whole.reserved == pytest.approx(gathered, rel=1e-12)  # buffers that they are copied from
+    # of 16 ranks in 2 steps with 2 micro-batches each; plain replicas all-reduce gradients once a step
+    exchanged = 2 * 16 * 2 * (data - 1) / data * (2 * 2 + 4) * rank
+    within = plain.nbytes_sent - 2 * 16 * 2 * (data - 1) / data * 4 * rank
+    assert fully.nbytes_sent == pytest.approx(exchanged + within, rel=1e-3)
+
+
+def test_fully_sharded_stages_by_hand():
+    """Of P parameters of a stage, 16 P/d bytes stay in shards; beside them all weights in bf16 and all gradients in
+    fp32 until the last micro-batch has gone back."""
+    strategy = Parallel(pipeline=2, data=8, sharded="full", recompute="full", cut="layers")
+    made = prepare(Experiment("dgx-h100-pod", "llama-3-8b", strategy, 32, workers=16, stack="torchtitan"))
+    rank = 16 * (PRODUCTS + NORMS) + TABLE
+    memory = made.stages[0].memory
+    assert memory.weights + memory.optimizer == pytest.approx(14 * rank / 8, rel=1e-12)
+    assert memory.gradients == pytest.approx(2 * rank / 8 + 4 * rank, rel=1e-12)
+    layer = PRODUCTS + NORMS
+    assert memory.reserved == pytest.approx(2 * (TABLE + 2 * layer), rel=1e-12)
+    kept = memory_of(made.stages[0].workload.model, 1, "bf16", Holding("adam", recompute="full", flash=True)).buffers
+    assert memory.buffers == pytest.approx(2 * rank + kept, rel=1e-12)
+    assert kept < 2 * layer * 8
+
+
+def test_what_does_not_go_with_full_shards():
+    for more, message in (
+        ({"overlap": "layer"}, "overlap = 'layer': has no effect with sharded = 'full'"),
+        ({"order": "gpipe"}, "order = 'gpipe': has no effect with sharded = 'full'"),
+        ({"recompute": "stage"}, "recompute = 'stage': is for stages that keep their weights"),
+        ({"order": "pipedream", "pipeline": 2}, "sharded = 'full': needs an order whose steps end"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Parallel(sharded="full", **more)
+    with pytest.raises(ConfigError, match="scatters gradients of each micro-batch by themselves"):
+        simulate(INSTANT, "resnet18", Parallel(sharded="full"), batch_size=32, workers=4, compression=cp.TopK(0.01))
 
 
 def test_what_does_not_fit_of_tensor_groups():

@@ -69,10 +69,8 @@ def test_what_fits_has_no_remedies() -> None:
     answer = fits("gpt2", "a100-40g", 8, "fp16", "adam")
     assert answer
     assert answer.remedies == ()
-    loss = ddlsim.load_stack("pytorch").loss_nbytes
-    assert answer.memory == memory_of(
-        ddlsim.load_model("gpt2"), 8, "fp16", Holding("adam", flash=True, loss_nbytes=loss)
-    )
+    stack = ddlsim.load_stack("pytorch")
+    assert answer.memory == memory_of(ddlsim.load_model("gpt2"), 8, "fp16", Holding("adam", flash=True, stack=stack))
     assert answer.capacity == 40 * GIB
     line = (
         f"gpt2 with micro-batches of 8 in fp16 with adam under pytorch fits a100-40g: needs {size(answer.memory.total)}"
@@ -91,6 +89,8 @@ def test_a_language_model_is_held_as_its_software_does() -> None:
     assert {remedy.change for remedy in old.remedies if remedy.fits} >= {"flash=True", "recompute='full'"}
     assert fits("llama-3-8b", "h100", shards=64, zero=3, stack="megatron").memory.buffers < answer.memory.buffers
     assert fits("llama-3-8b", "h100", precision="fp8").memory == fits("llama-3-8b", "h100").memory
+    in_8_bits, in_16 = (fits("llama-3-8b", "h100", precision=each, stack="megatron").memory for each in ("fp8", "bf16"))
+    assert in_8_bits.activations < in_16.activations
     assert fits("gpt2", "v100").question == "gpt2 with micro-batches of 1 in fp32 with momentum"
 
 

@@ -149,18 +149,56 @@ def test_recomputation_per_operator() -> None:
     plain, some, full = (tensor_parallel(work(), 1, recompute=how).workload for how in ("none", "operators", "full"))
     assert plain.backward_time < some.backward_time < full.backward_time
     h, kv, f = 4096, 1024, 14336
-    nbytes, again = kept_nbytes(MODEL.layers, "bf16", recompute="operators", flash=True)
     outside = kept_nbytes(MODEL.layers, "bf16", recompute="full", flash=True)[0] - 2 * 2 * 2048 * h
-    # entering, queries, values, attention, gate and down
-    assert nbytes - outside == pytest.approx(2 * 2.0 * 2048 * (4 * h + kv + f), rel=1e-12)
-    assert again > 0.0
+    # entering, queries, values, attention and gate, and in eager mode down, which only the sum takes
+    for stack, n in (("torchtitan-compile", 3), ("torchtitan", 4)):
+        nbytes, again = kept_nbytes(MODEL.layers, "bf16", recompute="operators", flash=True, stack=load_stack(stack))
+        assert nbytes - outside == pytest.approx(2 * 2.0 * 2048 * (n * h + kv + f), rel=1e-12)
+        assert again > 0.0
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+@pytest.mark.parametrize(("precision", "low"), [("bf16", 2.0), ("fp8", 1.0), ("mxfp8", 1.0 + 1 / 32)])
+def test_inputs_of_products_in_eight_bits(precision: str, low: float, tensor: int) -> None:
+    """Transformer Engine keeps what normalisations and SwiGLU make in 8 bits, and a copy in 8 bits of what attention
+    keeps in 16; torchao keeps all in 16 bits."""
+
+    def kept(stack: str, precision: str) -> float:
+        more = {"tensor": tensor, "sequence": tensor > 1, "flash": True, "stack": load_stack(stack)}
+        return kept_nbytes(MODEL.layers, precision, **more)[0]  # type: ignore[arg-type]
+
+    h, f = 4096, 14336
+    change = (low - 2.0) * (2 * h + f) + (low * h if low < 2.0 else 0.0)
+    assert kept("megatron", precision) - kept("megatron", "bf16") == pytest.approx(2 * 2048 / tensor * change, rel=1e-9)
+    assert kept("torchtitan", precision) == kept("torchtitan", "bf16")
+
+
+def test_inputs_that_a_tensor_group_gathers() -> None:
+    """PyTorch's tensor parallelism keeps them whole: two of each of two layers, and that of the output layer. It does
+    not gather them again in the backward pass."""
+    kept = [
+        kept_nbytes(MODEL.layers, "bf16", tensor=4, sequence=True, flash=True, stack=load_stack(stack))[0]
+        for stack in ("megatron", "torchtitan")
+    ]
+    assert kept[1] - kept[0] == pytest.approx(0.75 * (2 * 2 + 1) * 2.0 * 2048 * 4096, rel=1e-9)
+    again, not_again = (
+        sum(each.kind == "all_gather" for each in tensor_parallel(work(stack=stack), 4, sequence=True).collectives)
+        for stack in ("megatron", "torchtitan")
+    )
+    assert again - not_again == 2 * 2
 
 
 def test_the_loss_at_its_peak() -> None:
-    """12 bytes per logit in eager fp32, of which 4 are kept anyway."""
+    """12 bytes per logit in eager fp32, of which 4 are kept anyway, and 2 more reserved; 16 for each logit of a rank
+    that has a quarter of the vocabulary."""
     logits = 2048 * 128256
-    plain, eager = (memory_of(MODEL, 1, "bf16", Holding(flash=True, loss_nbytes=n)) for n in (4.0, 12.0))
-    assert eager.total - plain.total == pytest.approx(8.0 * logits, rel=1e-12)
+    for tensor, held in ((1, 12.0), (4, 16.0)):
+        plain, eager = (
+            memory_of(MODEL, 1, "bf16", Holding("adam", tensor=tensor, recompute="full", flash=True, stack=stack))
+            for stack in (None, load_stack("fsdp-eager"))
+        )
+        assert eager.total - plain.total == pytest.approx((held - 4.0) * logits / tensor - plain.buffers, rel=1e-12)
+        assert (plain.reserved, eager.reserved) == (0.0, pytest.approx(2.0 * logits / tensor))
 
 
 def test_defaults_of_a_run() -> None:

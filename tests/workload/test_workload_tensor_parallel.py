@@ -263,7 +263,7 @@ def test_per_kernel_computes_runs() -> None:
             lambda: tensor_parallel(workload(), 2, tp_comm_overlap=True),
             "tp_comm_overlap = True: is of sequence parallelism's exchanges; give sequence=True",
         ),
-        (lambda: tensor_parallel(workload(), 2, recompute="segments"), "recompute = 'segments': must be 'none'"),
+        (lambda: tensor_parallel(workload(), 2, recompute="segments"), "recompute = 'segments': must be one of none,"),
         (
             lambda: tensor_parallel(make_workload(load_model("vgg16"), A100, 1), 2),
             "tensor = 2: splits attention and the dense layers behind it; vgg16 has none",
