@@ -74,20 +74,20 @@ class Contract:
 
     @_optional
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Samples that a worker computes at once; with this method, the batch size is that of all workers together.
+        """Samples that a worker computes at once; with this method, the batch size is the total of all workers.
 
-        Default: the batch size, which is that of each worker.
+        Default: the batch size, which is per worker.
         """
         return batch_size
 
     @_optional
     def default_batch_size(self, n_workers: int) -> int:
-        """Batch size of a run that sets none. Default: 32; where workers share a batch, a sample for each."""
+        """Batch size of a run that sets none. Default: 32; if workers share a batch, one sample each."""
         return n_workers if self.shares_batch else SAMPLES
 
     @_optional
     def n_replicas(self, n_workers: int) -> int:
-        """Groups of workers that learn from samples of their own. Default: every worker."""
+        """Number of groups of workers with separate samples. Default: every worker."""
         return n_workers
 
     @_optional
@@ -97,9 +97,9 @@ class Contract:
 
     @_optional
     def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
-        """Raise ConfigError, with sizes that work, for a model, batch and number of workers that do not fit together.
+        """Nothing; raises ConfigError, with sizes that work, for an incompatible model, batch and number of workers.
 
-        Default: all do.
+        Default: accepts all.
         """
 
     @_optional
@@ -129,12 +129,12 @@ class Contract:
 
     @_optional
     def cycle(self) -> int:
-        """Steps after which the work of each worker repeats; runs measure whole cycles by default. Default: 1."""
+        """Steps after which the work of each worker repeats; runs measure complete cycles by default. Default: 1."""
         return 1
 
     @_optional
     def program(self, workloads: Sequence[Workload], accumulation: int) -> StepProgram:
-        """Step program of all workers. Default: ConfigError, as processes decide what comes next."""
+        """Step program of all workers. Default: ConfigError, because processes decide their next operation."""
         raise ConfigError(
             f"plan: {self.strategy.label} has no step program, as its processes decide what comes next; define "
             "program(workloads, accumulation), or set setting.plan in start, to show what they do"
@@ -147,12 +147,12 @@ class Contract:
 
     @_optional
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> Sequence[int]:
-        """Node of each rank of the plan, given those of the workers. Default: those, as every rank is a worker."""
+        """Node of each rank of the plan, given those of the workers. Default: those, because every rank is a worker."""
         return list(nodes)
 
     @_optional
     def peak_memory(self, workloads: Sequence[Workload], accumulation: int) -> Floats | None:
-        """Bytes that the tasks of each rank hold at most, (n_ranks,); None where that is unknown.
+        """Peak bytes of the tasks of each rank, (n_ranks,); None if unknown.
 
         Default: those of the plan, None without a step program.
         """
@@ -207,7 +207,7 @@ class Contract:
     def ways(
         self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]
     ) -> Iterator[Any]:
-        """Strategies that an object such as ``ddlsim.Splits`` stands for; counts why others do not fit.
+        """Strategies that an object such as ``ddlsim.Splits`` represents; counts why others do not fit.
 
         Default: the strategy itself.
         """
