@@ -61,7 +61,7 @@ def _optional(default: Callable[Concatenate[Contract, P], R]) -> Callable[Concat
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """All that other code asks a strategy, with defaults. Overlap policies can have a method ``program``, too."""
+    """The methods of a strategy, with defaults. Overlap policies can have a method ``program``, too."""
 
     strategy: Any
     _methods: Mapping[str, Any]
@@ -231,7 +231,7 @@ class Contract:
         return self.updates(1000, 2) >= 2000
 
     def stages_of(self, workloads: Sequence[Workload]) -> list[Stage]:
-        """Return the stage of each worker, given their workloads with the whole model.
+        """Return the stage of each worker, given their workloads with the full model.
 
         Raises ConfigError for a strategy that returns something else.
         """
@@ -245,13 +245,13 @@ class Contract:
         return stages
 
     def samples_at_once(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples that a worker computes at once. Raises ConfigError where that is no such number."""
+        """Return the samples that a worker computes at once. Raises ConfigError for an invalid number."""
         size = self.micro_batch_size(batch_size, n_workers)
         return self._whole(size, "micro_batch_size", f" for batch_size = {batch_size}")
 
     @property
     def cycle_length(self) -> int:
-        """Steps after which the work of each worker repeats. Raises ConfigError where that is no such number."""
+        """Steps after which the work of each worker repeats. Raises ConfigError for an invalid number."""
         return self._whole(self.cycle(), "cycle")
 
     def _whole(self, number: int, method: str, why: str = "") -> int:
@@ -260,8 +260,8 @@ class Contract:
         return number
 
     def micro_batches(self, batch_size: int, n_workers: int, accumulation: int) -> int:
-        """Return the number of (micro-)batches that a worker computes for an update: `accumulation`, or where workers
-        share a batch, those of its replica's share.
+        """Return the number of (micro-)batches that a worker computes per update: `accumulation`, or, if workers share a
+        batch, those of its replica's share.
 
         Raises ConfigError for an `accumulation` there: the batch size is that of an update already.
         """
@@ -275,13 +275,13 @@ class Contract:
         return batch_size // (self.samples_at_once(batch_size, n_workers) * self.n_replicas(n_workers))
 
     def whole_cycles(self, warmup: int, steps: int) -> tuple[int, int]:
-        """Return warm-up and measured steps, each rounded up to whole cycles."""
+        """Return warm-up and measured steps, each rounded up to complete cycles."""
         cycle = self.cycle_length
         return cycle * -(-warmup // cycle), cycle * -(-steps // cycle)
 
 
 def of(strategy: object) -> Contract:
-    """Return the contract of a strategy, or of any object: what its class defines, defaults for the rest.
+    """Return the contract of a strategy, or of any object: the methods of its class, and defaults for the rest.
 
     Raises ConfigError for an attribute of the class that has the name of a method but is none, and for a method with
     other parameters.
