@@ -1,4 +1,4 @@
-"""The calls that people make: `simulate` one run, `resume` a saved one, `scaling` over numbers of workers."""
+"""The main functions: `simulate` one run, `resume` a saved one, `scaling` over numbers of workers."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ class _Continuation(_Options):
 
 @takes_fields_of(_Simulation)
 def simulate(wanted: _Simulation) -> Result:
-    """Simulate a training run and return what it predicts.
+    """Simulate a training run and return the result.
 
     Takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and
 
-    stability         whether what is printed and written of the result says how stable it is (small runs say it
-                      anyway): three more runs with inputs moved by 1e-12, see :meth:`ddlsim.Result.stability`
+    stability         include the stability in the summary and the JSON: three more runs with inputs moved by 1e-12, see
+                      :meth:`ddlsim.Result.stability`. Small runs always include it
 
-    For runs that learn:
+    For training runs:
 
-    progress          show how far it is (default: on a terminal, after a second), or a function that is called
+    progress          show a progress bar (default: on a terminal, after a second), or a function that is called
                       after every update (:data:`ddlsim.learning.monitor.Progress`)
-    checkpoint        file in which the run is saved as it goes on and at its end, for :func:`ddlsim.resume`
-    checkpoint_every  real time between that, in s or as "5 min"
+    checkpoint        file to which the run is saved periodically and at its end, for :func:`ddlsim.resume`
+    checkpoint_every  real time between saves, in s or as "5 min"
 
-    Raises :class:`~ddlsim.errors.ConfigError` for anything that does not fit, naming the field and the remedy.
+    Raises :class:`~ddlsim.errors.ConfigError` for invalid or incompatible fields, with the field and the remedy.
     """
     fields = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(Experiment)}
     if not isinstance(wanted.cluster, Experiment):
@@ -77,12 +77,12 @@ def simulate(wanted: _Simulation) -> Result:
 
 @takes_fields_of(_Continuation)
 def resume(wanted: _Continuation) -> Result:
-    """Continue the run saved at `path` (:meth:`ddlsim.Result.save`) and return the whole of it, bit for bit what
-    it would have been without the break.
+    """Resume the run saved at `path` (:meth:`ddlsim.Result.save`), and return the result of the complete run, bit for
+    bit as without the interruption.
 
-    `experiment` is the one that was saved, perhaps with another end: epochs, updates, targets, max_time. The clock
-    runs again from the start, which takes little time, the arithmetic from where it was. Raises ConfigError for a
-    file that is damaged, an experiment that differs, and an end that the saved run is beyond.
+    `experiment` is the saved one, perhaps with another end: epochs, updates, targets, max_time. The simulated clock is
+    replayed from the start, which is fast; the arithmetic continues where it stopped. Raises ConfigError for a damaged
+    file, a different experiment, or an end that the saved run has already passed.
     """
     return _run(wanted.experiment, wanted, load(wanted.path))
 

@@ -1,4 +1,4 @@
-"""What a calibrated cluster says about the compute time of runs on it, where an experiment does not say its own."""
+"""Compute times from a calibrated cluster, for experiments that do not set their own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ddlsim.workload.jitter import NoJitter
 
 
 def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tuple[ComputeTable | None, str]:
-    """Return the calibration's step times for this experiment's `model` on `cluster`, and why there are none.
+    """Return the calibrated step times for this experiment's `model` on `cluster`, or the reason why there are none.
 
-    They hold for the devices of the cluster, which must all be alike, in fp32; with one batch size for that one only.
-    An experiment that names its compute time or device goes without. The reason is "" where nothing was measured.
+    They require equal devices in fp32, and apply to one batch size only if a single one was measured. Experiments that
+    set their compute time or device do not use them. The reason is "" if nothing was measured.
     """
     table = cluster.calibration
     own = next((fit for fit in table.compute if fit.model == model), None) if table is not None else None
@@ -34,7 +34,7 @@ def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tupl
 
 
 def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int) -> tuple[Beyond, Beyond]:
-    """Return how far a run is beyond what `cluster` was calibrated on: its links, and its compute time."""
+    """Return how far a run extrapolates from the calibration of `cluster`: its links, and its compute time."""
     table = cluster.calibration
     links = compute = Beyond()
     if table is None:
@@ -50,9 +50,9 @@ def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int
 
 
 def family(experiment: Experiment, cluster: Cluster, model: str, n_workers: int, fitted_stack: bool = False) -> Beyond:
-    """Return how far measurements of runs like this one were from their predictions; none of a single worker's.
+    """Return the prediction errors of measured runs similar to this one; none for a single worker.
 
-    fitted_stack  whether the compute time is that of a stack that was fitted to measured runs
+    fitted_stack  whether the compute time comes from a stack that was fitted to measured runs
     """
     measured = measured_steps(experiment, cluster, model)[0] is not None
     given = experiment.compute is not None or measured or fitted_stack

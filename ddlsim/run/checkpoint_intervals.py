@@ -1,4 +1,4 @@
-"""How often to save: Young's and Daly's rules beside what simulated lives say."""
+"""How often to save: Young's and Daly's formulas compared with simulated failure timelines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRIED = tuple(np.geomspace(0.25, 4.0, 13).tolist())
 
 
 class Tried(NamedTuple):
-    """An interval between checkpoints in s, the share of the time that counts with it, and its standard error."""
+    """An interval between checkpoints in s, the effective share of the time, and its standard error."""
 
     interval: float
     effective: float
@@ -38,11 +38,11 @@ class Tried(NamedTuple):
 class CheckpointIntervals:
     """How often to save. Times in s.
 
-    mtbf       of the job as a whole
-    cost       s that the training stands still for a checkpoint
+    mtbf       mean time between failures of the job
+    cost       s that the training stops for a checkpoint
     young      sqrt(2 C M) (Young 1974)
-    daly       of higher order (Daly 2006)
-    tried      intervals that were simulated, each with the same failures
+    daly       higher-order approximation (Daly 2006)
+    tried      simulated intervals, each with the same failures
     """
 
     mtbf: float
@@ -53,12 +53,13 @@ class CheckpointIntervals:
 
     @property
     def simulated(self) -> float:
-        """The interval of most effective time among those `tried`; its neighbours may be as good, see their errors."""
+        """The interval with the largest effective share among those `tried`; its neighbours may be as good, see their
+        errors."""
         return max(self.tried, key=lambda one: one.effective).interval
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per interval tried: interval (s), effective (share of the time that counts), error (standard)."""
+        """One row per interval: interval (s), effective (share of the time that counts), error (standard error)."""
         import pandas as pd
 
         return pd.DataFrame(list(self.tried))
@@ -88,13 +89,13 @@ class CheckpointIntervals:
 
 @checked
 def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> CheckpointIntervals:
-    """Simulate `lives` lives of the experiment with each of thirteen intervals between its checkpoints, and return
-    them beside what theory says.
+    """Simulate thirteen intervals between checkpoints with `lives` failure timelines each, and compare them with
+    theory.
 
-    The experiment needs failures with an mtbf, and checkpoints; how often it makes them does not matter. Theory holds
-    for exponential failures; simulated lives have the waiting for machines, Weibull failures and the like, too. An
-    interval is that of whole steps. Raises ConfigError where failures or checkpoints are missing, or where no interval
-    is possible.
+    The experiment needs failures with an mtbf, and checkpoints; their interval does not matter. Theory assumes
+    exponential failures; simulated timelines also include Weibull failures, repairs, and the wait for machines.
+    Intervals are multiples of the step time. Raises ConfigError if failures or checkpoints are missing, or if no
+    interval is possible.
     """
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is None or failures.mtbf is None or math.isinf(si(failures.mtbf, "time")) or checkpoints is None:

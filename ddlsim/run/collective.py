@@ -1,4 +1,4 @@
-"""How long one collective takes on a cluster, without a training run around it."""
+"""The time of one collective on a cluster, without a training run."""
 
 from __future__ import annotations
 

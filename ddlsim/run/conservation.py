@@ -45,12 +45,12 @@ ROUNDING = 1e-9
 def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     """Raise :class:`ConservationError` unless the `result` of a run of `loop` adds up.
 
-    ConfigError where that is because collectives of known time, which the network does not see, leave no room for what
-    is simulated.
+    Raises ConfigError if it does not because collectives of known cost, which bypass the network, leave no capacity for
+    simulated messages.
 
-    n_samples  what the updates have learned from, as counted by the rule that ends the run
+    n_samples  samples in the updates, as counted by the rule that ends the run
 
-    Of a run that shares its network with others, bytes are judged when all have ended (:func:`check_network`).
+    If a run shares its network with others, bytes are checked after all have ended (:func:`check_network`).
     """
     if loop.network.is_shared:
         accounts = _of_links(loop.network.accounts(), result.cluster.n_channels)
@@ -85,10 +85,10 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
 
 
 def check_network(cluster: Cluster, network: Network) -> None:
-    """Raise :class:`ConservationError` unless what all who share a network have put on it adds up.
+    """Raise :class:`ConservationError` unless the traffic of all jobs on a network adds up.
 
-    What is carried by the links of `cluster` is what each of the parties has put on them; the channels behind those are
-    sources of background traffic.
+    The bytes on the links of `cluster` must equal the sum over all jobs; channels after those belong to background
+    traffic.
     """
     accounts, n = network.accounts(), cluster.n_channels
     own = [network.traffic_of(party) for party in network.parties]
@@ -115,7 +115,7 @@ def _conserved(accounts: Accounts) -> None:
 
 
 def check_bytes(accounts: Accounts, loop: Loop) -> None:
-    """Raise :class:`ConservationError` unless every byte sent is delivered, on a link, or on its way."""
+    """Raise :class:`ConservationError` unless every byte sent is delivered, on a link, or ahead of one."""
     sent, asked = accounts.issued, loop.nbytes_asked
     _conserved(accounts)
     if loop.network.n_live == 0 or sent > asked:  # a collective under way has more to send
@@ -123,7 +123,7 @@ def check_bytes(accounts: Accounts, loop: Loop) -> None:
 
 
 def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floats, seconds: float) -> None:
-    """Raise :class:`ConservationError` unless every channel has carried what it can, in a run of `seconds`.
+    """Raise :class:`ConservationError` unless every channel has carried at most its capacity, in a run of `seconds`.
 
     nbytes, busy  (n_channels,) bytes carried and s during which each carried something
     """

@@ -1,21 +1,19 @@
-"""What a run costs and what energy it takes.
+"""The cost and the energy of a run.
 
-Paid for is every machine that holds a worker or that the run's traffic touches, for the run's whole time: the
-machine's price, and those of the devices in it that workers use. The machine's price may stand in the cluster file or
-in :meth:`ddlsim.Cluster.with_costs`, or be a cloud's (:func:`priced`); where there is none, the prices of the workers'
-devices count alone. Storages without a price of their own cost nothing. Machines with workers that may be taken away
-(spot instances) have their `discount`; they are paid for also while they are away. Each spare costs as much as the
-dearest machine with workers. Jobs that use a machine or a switch at the same time share its price and power
-(:func:`shares`).
+A run pays for every machine that holds a worker or that its traffic touches, for its whole time: the machine's price,
+and those of the devices in it that workers use. The machine's price comes from the cluster file, from
+:meth:`ddlsim.Cluster.with_costs`, or from a cloud (:func:`priced`); without one, only the prices of the workers'
+devices count. Storages without their own price cost nothing. Interruptible machines (spot instances) have a `discount`,
+and are paid for also while they are away. Each spare costs as much as the most expensive machine with workers. Jobs
+that use a machine or a switch at the same time share its price and power (:func:`shares`).
 
-Energy is that of the workers' devices (their busy power while they compute, their idle power at all other times) and
-of the switches between the machines that the traffic touches. A device of unknown idle power is assumed to
-draw its datasheet's power all the time, an upper bound; switches of unknown power are left out
-(:func:`energy_assumptions` says which of these hold). Asynchronous workers draw nothing while their machine is out of
-service. CPUs beside GPUs, memory and cooling are not in it. A device that
-communicates draws more than an idle one, so with a given idle power this is a lower bound as far as communication goes;
-the datasheet's power, which arithmetic seldom reaches, makes it an upper one as far as computing goes. Machines that
-are out of service while an elastic group goes on without them draw nothing.
+Energy is that of the workers' devices (busy power during computation, idle power otherwise) and of the switches between
+the machines that the traffic touches. A device of unknown idle power is assumed to draw its datasheet power all the
+time, an upper bound. Switches of unknown power are left out; :func:`energy_assumptions` lists what applies.
+Asynchronous workers draw nothing while their machine is out of service, and neither do machines that an elastic group
+continues without. CPUs of GPU machines, memory and cooling are not included. A communicating device draws more than an
+idle one, so with an idle power the energy of communication is a lower bound; the energy of computation is an upper
+bound, because arithmetic seldom reaches the datasheet power.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def cost_rate(result: Outcome) -> float:
-    """Return what the machines of a run cost, in USD/s. Raises ConfigError, with the remedy, for one without price."""
+    """Return the cost of a run's machines in USD/s. Raises ConfigError, with the remedy, if a price is missing."""
     cluster = result.cluster
     used = np.unique(cluster.host_of[_touched(cluster, result.nodes, result.channel_nbytes)])
     storages = cluster.host_of[cluster.storages]
@@ -62,8 +60,8 @@ def cost_rate(result: Outcome) -> float:
 
 
 def shares(cluster: Cluster, runs: Sequence[tuple[float, float, Sequence[int], Floats]]) -> list[Floats]:
-    """Return which share of each node's machine, or of a switch, each run bears while it runs, each (n_nodes,): by the
-    number of its workers on the machine, or equal parts where its bytes only pass.
+    """Return the share of each node's machine or switch that each run pays for while it runs, each (n_nodes,): in
+    proportion to its workers on the machine, or in equal parts if only its bytes pass.
 
     runs  start and end (s), nodes of the workers, and bytes on each channel, of each run
     """
@@ -85,9 +83,9 @@ def shares(cluster: Cluster, runs: Sequence[tuple[float, float, Sequence[int], F
 
 
 def priced(cluster: Cluster, price: float | str) -> Cluster:
-    """Return the cluster with this price of every machine, "3.06 USD/h", or what a cloud, "aws", asks for its devices.
+    """Return the cluster with a price per machine, "3.06 USD/h", or the prices of a cloud, "aws", for its devices.
 
-    Raises ConfigError for a device that the cloud does not have, or that the cluster does not name.
+    Raises ConfigError for a device that the cloud does not offer, or if the cluster names no devices.
     """
     if not (isinstance(price, str) and price.isidentifier()):
         return cluster.with_costs(price=price)
@@ -107,9 +105,10 @@ def priced(cluster: Cluster, price: float | str) -> Cluster:
 def host_price(
     cluster: Cluster, host: int, workers: Ints, given: str | Path | Device | None = None, share: float = 1.0
 ) -> float:
-    """Return what a `share` of machine number `host` and the devices of the `workers` (nodes) in it cost, in USD/s.
+    """Return the cost of a `share` of machine number `host`, and of the devices of the `workers` (nodes) in it, in
+    USD/s.
 
-    Raises ConfigError, with the remedy, if the price is unknown; `given` is the device instead of the cluster's own.
+    Raises ConfigError, with the remedy, if the price is unknown; `given` replaces the cluster's device.
     """
     prices = [] if cluster.host_price is None else [share * float(cluster.host_price[host])]
     if cluster.device_price is not None:
@@ -128,7 +127,7 @@ def host_price(
 
 
 def energy(result: Outcome) -> float:
-    """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
+    """Return the energy of a run in J. Raises ConfigError, with the remedy, if workers have no known device."""
     cluster, elapsed, total = result.cluster, result.end_time, 0.0
     away = result.life.away if result.has_life else None  # machines that are out of service draw nothing
     there = np.full(result.n_workers, elapsed) if away is None else elapsed - away
@@ -161,7 +160,8 @@ def _computed(result: Outcome) -> Floats:
 
 
 def energy_assumptions(result: Outcome) -> list[str]:
-    """Return what :func:`energy` has assumed about this run where powers are not known; empty if all are."""
+    """Return the assumptions that :func:`energy` makes about this run because powers are unknown; empty if all are
+    known."""
     devices = {
         device.name: device
         for node in result.nodes.tolist()

@@ -1,4 +1,4 @@
-"""The groups of workers that an elastic run can form, each simulated when it is first asked for."""
+"""The groups of workers of an elastic run, each simulated on first use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Groups:
     """The groups that a run's machines can form; see :class:`ddlsim.life.engine.Groups`.
 
-    Machines that are alike in all that is known of them (workers, speed, links, first switch) can stand for each other.
+    Machines with equal workers, speed, links and first switch are interchangeable.
     """
 
     def __init__(self, result: Outcome) -> None:
@@ -56,8 +56,8 @@ class Groups:
         return self._experiment.elastic
 
     def on(self, machines: Collection[int]) -> Group | None:
-        """Return the group that these machines form, None where they have fewer workers than there must be: that of the
-        most of them that its strategy can split; others stand by."""
+        """Return the group of these machines, with as many of them as the strategy can use; others stand by. None if it
+        has too few workers."""
         key = tuple(sorted((self._kinds[each] for each in machines), key=repr))
         if key not in self._simulated:
             sizes = range(len(machines), 0, -1)
@@ -145,7 +145,7 @@ def _among(ranks: list[int], events: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class Learned(NamedTuple):
-    """What groups have learned: what the next one takes over, the evaluations, and the model of the last one."""
+    """State of the training: what the next group takes over, the evaluations, and the latest model."""
 
     handover: Handover | None
     history: tuple[Row, ...]
@@ -154,8 +154,8 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Learners(Group):
-    """A group that learns: the simulation says when its steps end, with their own jitter, and when it has learned
-    enough."""
+    """A group that trains: the simulation determines when its steps end, with their own jitter, and when the target is
+    reached."""
 
     experiment: Experiment
     n_at_start: int

@@ -125,51 +125,48 @@ class Experiment:
     cluster         bundled name, path, networkx graph or :class:`~ddlsim.Cluster`
     model           bundled name, path or :class:`~ddlsim.Model`
     strategy        how workers exchange gradients
-    batch_size      samples per worker and (micro-)step; of all workers together where the strategy shares out a model.
-                    None: 32; where a strategy shares out the batch, a micro-batch of one sample per data-parallel rank
-                    (with a pipeline as many as it has stages)
-    workers         number of workers, placed on the cluster's first devices, or the places of a part of them in
-                    ``cluster.workers``, such as [4, 5, 6, 7]; None: on all of them
-    steps           measured steps per worker (asynchronous: on average); None: 10, rounded up to whole cycles of a
-                    strategy that does not exchange in every step, such as local SGD
-    warmup          steps before those, simulated but not measured; None: 2, rounded up likewise
+    batch_size      samples per worker and (micro-)step; total of all workers if the strategy splits the model. None:
+                    32; if the strategy splits the batch, a micro-batch of one sample per data-parallel rank (with a
+                    pipeline, one per stage)
+    workers         number of workers, on the cluster's first devices, or a list of positions in ``cluster.workers``,
+                    such as [4, 5, 6, 7]; None: all devices
+    steps           measured steps per worker (asynchronous: on average); None: 10, rounded up to complete cycles of a
+                    strategy that does not communicate in every step, such as local SGD
+    warmup          earlier steps, simulated but not measured; None: 2, rounded up likewise
     accumulation    micro-steps per exchange
     precision       arithmetic ("fp32", "tf32", "fp16", "bf16"; "fp8", "mxfp8" and "nvfp4" for the matrix products of
                     transformer layers); None: bf16 for transformers on devices whose bf16 kernels are known, else fp32
-    gradient_dtype  gradients on the wire ("fp32", "fp16", "bf16"); None: as the stack reduces those of transformers
-                    whose kernels are known, else fp32
-    optimizer       rule whose time and memory count where nothing is learned: "sgd", "momentum", "adam", "lars",
-                    "lamb"; None: Adam for transformers whose kernels are known, else momentum, without launches of
-                    kernels. A run that learns has that of its training
-    compute         where compute time comes from: Measured, Affine, PerKernel, Roofline, Traced; None: the device's
-                    measured curve for this model if the catalogue has one, else PerKernel where kernels are known, else
-                    Roofline
-    stack           software that computes, such as "megatron" or "torchtitan" (:func:`ddlsim.stack_names`); None: that
-                    of the strategy on this device
-    flash           whether attention is fused and writes no matrices; None: as the stack does on this device
-    device          device of all workers, instead of the cluster's own
+    gradient_dtype  dtype of gradients on the wire ("fp32", "fp16", "bf16"); None: the stack's for transformers whose
+                    kernels are known, else fp32
+    optimizer       rule whose time and memory count in runs without training: "sgd", "momentum", "adam", "lars",
+                    "lamb"; None: Adam for transformers whose kernels are known, else momentum, without kernel launches.
+                    Training runs use the optimizer of their training
+    compute         source of compute times: Measured, Affine, PerKernel, Roofline, Traced; None: the device's measured
+                    curve for this model if the catalogue has one, else PerKernel if kernels are known, else Roofline
+    stack           training software, such as "megatron" or "torchtitan" (:func:`ddlsim.stack_names`); None: the
+                    default for the strategy on this device
+    flash           whether attention is fused and writes no matrices; None: as in the stack on this device
+    device          device of all workers, instead of the cluster's
     jitter          distribution of a factor on every step's compute time
     slow_downs      transient slow-downs of some workers
-    faults          workers that stand still for a while (Stop), times in which nothing new starts (Pause), links that
-                    are slow or down (LinkFault), what comes at random (RandomFaults), and faults of your own: objects
-                    with effects
+    faults          stopped workers (Stop), maintenance windows (Pause), slow or dead links (LinkFault), random faults
+                    (RandomFaults), and custom faults: objects with effects
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown;
-                    None: as the stack's collectives do to transformers whose kernels are known, else 1
+                    None: that of the stack for transformers whose kernels are known, else 1
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
-    input           where samples come from, an Input, or how they come into devices, Copies; None: they are there
-    failures        what stops the run, and what it takes to go on; see ``Result.life``
-    checkpoints     how often its state is saved, at what cost
-    beside          what else uses the cluster as long as this runs: ddlsim.Background traffic, and ddlsim.Job, which go
-                    on until this has ended, on devices that it leaves free
-    elastic         when machines fail, the others go on without them, instead of all from a checkpoint
-    seed            of all random streams
-    max_time        s of simulated time at which the run ends in any case; with failures or checkpoints, that of its
-                    life (:attr:`ddlsim.Result.life`; of a run that learns nothing, 30 days without)
-    training        what the workers learn, and when that is enough (``steps`` has no effect then); None: the run
-                    is about time only
-    time_model      model whose sizes and compute times the clock uses, where `model` is a small one that learns
-    compression     what workers compress what they send with: a compressor such as TopK(0.01), or a Compression
-    fabric          how groups of workers execute their collectives, a Fabric: becomes the strategy's own
+    input           source of samples, an Input, or their copies into devices, Copies; None: samples are on the devices
+    failures        failures that stop the run, and recovery from them; see ``Result.life``
+    checkpoints     how often the state is saved, at what cost
+    beside          co-located traffic and jobs: ddlsim.Background, and ddlsim.Job on devices that the run leaves free;
+                    they continue until the run ends
+    elastic         continue with the surviving workers after a failure, instead of restarting all from a checkpoint
+    seed            seed of all random streams
+    max_time        end of the run at the latest, in s of simulated time; with failures or checkpoints, the length of
+                    the failure timeline (:attr:`ddlsim.Result.life`; 30 days by default for timing-only runs)
+    training        what the workers train, and when the training ends (``steps`` has no effect then); None: timing only
+    time_model      model whose sizes and compute times the clock uses, if `model` is a small one that trains
+    compression     compressor of all that workers send, such as TopK(0.01), or a Compression
+    fabric          how groups of workers execute their collectives, a Fabric: replaces that of the strategy
     """
 
     cluster: ClusterLike

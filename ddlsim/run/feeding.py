@@ -1,4 +1,4 @@
-"""What brings a run's workers their samples, where its experiment has an :class:`~ddlsim.workload.input.Input`."""
+"""Delivery of samples to a run's workers, for experiments with an :class:`~ddlsim.workload.input.Input`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def with_input(
     workloads: Sequence[tuple[Workload, Device]],
     compute: object,
 ) -> list[tuple[Workload, Device]]:
-    """Return workloads that begin with what the workers, all with a batch at the same time, wait for it.
+    """Return workloads that begin with the workers' waits for input, if all load a batch at the same time.
 
-    compute  where compute times come from. A step that was measured has the input of a device alone in its machine in
-             it, so only what others add counts
+    compute  source of the compute times. A measured step includes the input of a device that has its machine to itself,
+             so only the additional wait counts
     """
     sizes = [w.batch_size * input.sample_nbytes(w.model.input_shape) for w, _ in workloads]
     memory, nodes = memory_nodes(cluster, list(nodes)), list(nodes)
@@ -81,7 +81,7 @@ def _copied(
 
 
 def input_note(workloads: Sequence[Workload]) -> tuple[str, ...]:
-    """Return a line where devices wait for samples longer than each would alone."""
+    """Return a note if devices wait for samples longer than each would alone."""
     longest = max(workload.stall for workload in workloads)
     if longest <= 0.0:
         return ()
@@ -92,8 +92,8 @@ def input_note(workloads: Sequence[Workload]) -> tuple[str, ...]:
 
 
 def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> None:
-    """Raise ConfigError for samples that cannot come as the experiment says: from a storage that the cluster does not
-    have or that workers cannot read from, or by copies to workers that share a batch."""
+    """Raise ConfigError for input that the experiment cannot have: from a missing or unreachable storage, or by copies
+    to workers that share a batch."""
     input = experiment.input
     if isinstance(input, Copies):
         strategy = contract.of(experiment.strategy)
@@ -112,7 +112,7 @@ def check_source(experiment: Experiment, cluster: Cluster, nodes: Sequence[int])
 def with_copies(
     experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workloads: list[tuple[Workload, Device]]
 ) -> list[tuple[Workload, Device]]:
-    """Return the workloads, which begin with waits for copies where the experiment's input is that."""
+    """Return the workloads, which begin with waits for copies if the experiment's input is `Copies`."""
     input = experiment.input
     if not isinstance(input, Copies) or contract.of(experiment.strategy).n_replicas(len(nodes)) != len(nodes):
         return workloads
@@ -120,7 +120,7 @@ def with_copies(
 
 
 def storage_node(name: str, cluster: Cluster, where: str) -> int:
-    """Return the node of the storage called `name`. Raises ConfigError, with `where`, for one that can be none."""
+    """Return the node of the storage `name`. Raises ConfigError, prefixed with `where`, if there is no such storage."""
     if name not in cluster.node_names:
         if not cluster.storages.size:
             raise ConfigError(
@@ -136,7 +136,7 @@ def storage_node(name: str, cluster: Cluster, where: str) -> int:
 
 
 def feed_of(experiment: Experiment, loop: Loop, cluster: Cluster, nodes: Sequence[int], model: Model) -> Feed | None:
-    """Return what brings the workers their samples, None if they are there."""
+    """Return the input pipeline of the workers, None if samples are already on the devices."""
     input = experiment.input
     if not isinstance(input, Input):
         return None
@@ -145,7 +145,7 @@ def feed_of(experiment: Experiment, loop: Loop, cluster: Cluster, nodes: Sequenc
 
 
 def feed_notes(experiment: Experiment, recorder: Recorder, seconds: float) -> list[str]:
-    """Return what the reader of a result should know of its input."""
+    """Return the notes of a result on its input."""
     input, notes = experiment.input, []
     if not isinstance(input, Input):
         return []

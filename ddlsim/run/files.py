@@ -136,9 +136,9 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
     """Return the experiment that the TOML file `source` describes.
 
     A file cannot run code: an algorithm written as "package.module:function" and a ``type`` as "package.module:Name"
-    are refused unless `allow_code`. Then every part can be one of yours (docs/write_your_own/README.md).
-    A cluster or model that is the name of a file beside it is read from there. Raises
-    :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
+    are rejected unless `allow_code`, which permits custom parts (docs/write_your_own/README.md). Relative names of
+    clusters and models refer to files in the folder of the experiment. Raises :class:`~ddlsim.errors.ConfigError` in
+    one line: file, field, value, rule and remedy.
     """
     path = Path(source)
     return SCHEMA.structure(Experiment, read_toml(path), str(path), folder=path.parent, allow_code=allow_code)
@@ -149,9 +149,9 @@ def strategy_of(
 ) -> Strategy:
     """Return the strategy of a text such as ``parallel+tensor=8``, with `options` of the command line.
 
-    where  what the text is, for messages
+    where  source of the text, for messages
 
-    Raises ConfigError for unknown names, for what the strategy does not have, and for what it needs.
+    Raises ConfigError for unknown names, and for unknown or missing fields of the strategy.
     """
     chosen, sizes = split_options(text)
     if not names_code(chosen) and chosen not in STRATEGIES:
@@ -211,7 +211,7 @@ def _on(cluster: object, job: object) -> object:
 
 
 def fields_from(table: Mapping[str, object], where: str, source: Source = UNTRUSTED) -> dict[str, Any]:
-    """Return what a table says of some of an experiment's fields. Raises ConfigError."""
+    """Return the fields of an experiment that a table sets. Raises ConfigError."""
     return SCHEMA.arguments(Experiment, with_cluster(table), where, source, ": ", partial=True)
 
 

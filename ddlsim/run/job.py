@@ -1,4 +1,4 @@
-"""A run beside others."""
+"""A run among co-located jobs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ PLACEMENTS = ("packed", "spread", "random")
 def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int = 0) -> list[int]:
     """Return `n` of the places ``free`` (in ``cluster.workers``), in the order of the job's ranks.
 
-    "packed"  neighbours, on as few switches and machines as can be, and such that few machines are begun
-    "spread"  one on each machine, on as many switches as there are, before any gets two
-    "random"  drawn
+    "packed"  neighbours, on as few switches and partly used machines as possible
+    "spread"  one on each machine, on as many switches as possible, before any machine gets two
+    "random"  random places
 
-    Ranks follow the order that suits the links (:meth:`ddlsim.Cluster.locality_order`). Raises ConfigError if so many
-    are not free.
+    Ranks follow :meth:`ddlsim.Cluster.locality_order`. Raises ConfigError if fewer than `n` places are free.
     """
     if n > len(free):
         raise ConfigError(f"needs {n} devices, but {len(free)} of {cluster.name!r} are free")
@@ -75,15 +74,15 @@ PlacementLike = (
 class Job:
     """A run that shares a cluster with others.
 
-    experiment  what runs; its `workers` say on how many devices, or on which
-    name        in tables and messages; by default "job 1", "job 2" and so on
-    start       s on the cluster's clock at which it begins
-    placement   "packed" on neighbouring devices that are free then, "spread" over machines, "random", or places in
-                ``cluster.workers``; has no effect where the experiment names its places
-    goes_on     it goes on after its steps until all jobs that do not have ended: others are never alone. (A training
-                ends when it has learned enough.)
+    experiment  the run; its `workers` give the number of devices, or list them
+    name        name in tables and messages; by default "job 1", "job 2" and so on
+    start       start on the cluster's clock, in s
+    placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of places in
+                ``cluster.workers``; has no effect if the experiment lists its places
+    goes_on     continue after the last step until all jobs without `goes_on` have ended, so that no job is ever without
+                the others. (A training ends when it reaches its target.)
 
-    Raises ConfigError for an experiment that has others beside it, and for two placements.
+    Raises ConfigError for an experiment with co-located jobs of its own, and for two placements.
     """
 
     experiment: Annotated[Experiment, "a ddlsim.Experiment"]
@@ -109,7 +108,7 @@ class Job:
         return [(start, math.inf, replace(self, start=0.0))] if start else []
 
     def n_workers(self, n_devices: int) -> int:
-        """Return on how many devices it runs, of a cluster that has `n_devices`."""
+        """Return the number of devices that the job uses, on a cluster with `n_devices`."""
         if not isinstance(self.placement, str):
             return len(self.placement)
         asked = self.experiment.n_workers

@@ -1,4 +1,4 @@
-"""The life of a run: its steps among failures, checkpoints and restarts."""
+"""The failure timeline of a run: its steps among failures, checkpoints and restarts."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ THIRTY_DAYS = 30 * 86_400.0
 
 
 def has_life(experiment: Experiment) -> bool:
-    """Return whether anything disturbs the run."""
+    """Return whether the run has failures or checkpoints."""
     return any(each is not None for each in (experiment.failures, experiment.checkpoints, experiment.elastic))
 
 
 def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
-    """Raise ConfigError for failures and checkpoints that the experiment cannot have, before it is simulated."""
+    """Raise ConfigError for failures and checkpoints that the experiment does not support, before it is simulated."""
     failures, elastic, checkpoints = experiment.failures, experiment.elastic, experiment.checkpoints
     if free := contract.of(experiment.strategy).is_asynchronous:
         check_free(experiment)
@@ -94,12 +94,12 @@ def check_free(experiment: Experiment) -> None:
 
 
 def holds_parts(stages: Sequence[Stage], workloads: Sequence[Workload]) -> bool:
-    """Return whether workers hold parts of the model or of the optimizer's state, of which survivors have not all."""
+    """Return whether workers shard the model or the optimizer state, so that survivors lack some of it."""
     return not all(stage.workload is own and stage.state >= 1.0 for stage, own in zip(stages, workloads, strict=True))
 
 
 def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: Sequence[Workload]) -> None:
-    """Raise ConfigError for an elastic run that has nothing to go on from after a failure."""
+    """Raise ConfigError for an elastic run that has no state to resume from after a failure."""
     if experiment.checkpoints is None and holds_parts(stages, workloads):
         raise ConfigError(
             f"elastic: workers of {experiment.strategy.label} hold parts of the model or of the optimizer's state, "
@@ -108,19 +108,19 @@ def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: S
 
 
 def copy_seconds(result: Outcome) -> float:
-    """Return how long one that joins waits for weights and optimizer state from another machine, in s."""
+    """Return the time in s in which a joining worker copies weights and optimizer state from another machine."""
     machines = list(dict.fromkeys(memory_nodes(result.cluster, result.nodes.tolist())))
     return _sent(result.cluster, machines[:1], machines[1:2], state_nbytes(result.workloads[0]))
 
 
 def state_nbytes(workload: Workload) -> float:
-    """Return the bytes of a checkpoint: weights and the optimizer's state, once."""
+    """Return the bytes of a checkpoint: weights and optimizer state, once."""
     element = ELEMENT_NBYTES[workload.precision]
     return workload.model.n_params * (element + optimizer_nbytes(workload.rule or "momentum", element))
 
 
 def cost_of(checkpoints: Checkpoints, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> Cost:
-    """Return what a checkpoint costs, each machine saving an equal share of it. Nothing else uses the links meanwhile.
+    """Return the cost of a checkpoint, of which each machine saves an equal share, on otherwise idle links.
 
     Raises ConfigError for a place that is not in the cluster.
     """
@@ -151,8 +151,8 @@ def cost_of(checkpoints: Checkpoints, cluster: Cluster, nodes: Sequence[int], wo
 def interval_of(
     checkpoints: Checkpoints | None, cluster: Cluster, nodes: Sequence[int], workload: Workload
 ) -> tuple[float, Cost]:
-    """Return the s of training between two checkpoints, inf without any, and what one costs. Raises ConfigError for one
-    that takes longer than that."""
+    """Return the training time in s between two checkpoints, inf without any, and the cost of one. Raises ConfigError
+    if a checkpoint takes longer than the interval."""
     if checkpoints is None:
         return math.inf, NO_CHECKPOINTS
     cost = cost_of(checkpoints, cluster, nodes, workload)
@@ -189,10 +189,12 @@ def _sent(cluster: Cluster, sources: list[int], targets: list[int], nbytes: floa
 
 
 def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0) -> Life:
-    """Return what happens to a run: until it has learned enough, or for its `max_time` (30 days without).
+    """Return the failure timeline of a run, until its target or for its `max_time` (30 days by default).
 
-    timeline  of the run, if it is known; life  number of the random draw. Raises ConfigError without failures or
-    checkpoints.
+    timeline  steps of the run, if they are known
+    life      number of the random sample
+
+    Raises ConfigError without failures or checkpoints.
     """
     experiment = result.experiment
     if not has_life(experiment):
@@ -214,13 +216,13 @@ def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0)
 
 
 def stands_for_more(experiment: Experiment) -> bool:
-    """Whether a run of some steps stands for a long training, in which nothing but its pace is known."""
+    """Whether a run of some steps represents a long training, of which only the pace is known."""
     return experiment.training is None and math.isinf(si(experiment.max_time, "time"))
 
 
 def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> list[list[tuple[float, float]]]:
-    """Return (s, s until which it is not there) of the crashes of each worker in a run, up to its `max_time` or 30
-    days; empty without failures of devices or hosts. A run that stands for more has none."""
+    """Return (s, s until the return) of the crashes of each worker in a run, up to its `max_time` or 30 days; empty
+    without failures of devices or hosts, and for runs that represent a longer training."""
     failures = experiment.failures
     if failures is None or failures.per not in ("device", "host", "rack") or experiment.elastic is not None:
         return []
@@ -318,7 +320,7 @@ def timeline_of(result: Outcome) -> Timeline:
 
 
 def useful_samples(result: Outcome, life: Life) -> float:
-    """Return how many samples the steps had that counted."""
+    """Return the number of samples in the steps that counted."""
     if life.samples is not None:
         return life.samples
     counts = np.array([n for _, n in result.recorder.updates], dtype=np.float64)
@@ -328,7 +330,7 @@ def useful_samples(result: Outcome, life: Life) -> float:
 
 
 def life_notes(experiment: Experiment, *, free: bool) -> tuple[str, ...]:
-    """Return what the life of a run leaves out; `free`: of workers that do not stop for each other."""
+    """Return notes on what a failure timeline leaves out; `free`: for workers that do not stop for each other."""
     notes: list[str] = []
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is not None and checkpoints is None and experiment.elastic is None and not free:

@@ -1,4 +1,4 @@
-"""What a result says about a run in one number each: the one list that studies, reports, plots and the planner show."""
+"""The metrics of a run: one list for studies, reports, plots and the planner."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _Of: TypeAlias = "Callable[[Result], float | None]"
 class Metric:
     """A number that describes a run.
 
-    name              what it is called in tables and JSON
-    unit              of the number, "" of shares and counts
-    of                the number in a result; None where prices or powers that it needs are unknown
-    heading, write    its name for people, and how to write a value with its unit
+    name              name in tables and JSON
+    unit              unit of the number, "" for shares and counts
+    of                the number in a result; None if prices or powers that it needs are unknown
+    heading, write    heading in tables for people, and the formatter of a value with its unit
     larger_is_better  whether the largest value is the best
-    of_clock          whether it is as stable as the throughput: a time, a rate, or worked out from these
+    of_clock          whether it is as stable as the throughput: a time, a rate, or derived from these
     kind              which runs have it: all ("run"), training runs ("learning"), those with a target accuracy
                       ("target"), those whose stability was requested ("stability"), those with failures or
                       checkpoints ("life"), those that simulate their input ("input")
-    factor, drawn_in  what a value is multiplied with for an axis, and the unit that it has then
-    narrow            heading and way to write in tables of text, where space is scarce
+    factor, drawn_in  factor of a value on an axis, and its unit there
+    narrow            heading and formatter for narrow tables of text
     """
 
     name: str
@@ -49,19 +49,19 @@ class Metric:
 
     @property
     def column(self) -> tuple[str, Write]:
-        """Heading and way to write where space is scarce."""
+        """Heading and formatter for narrow tables."""
         return self.narrow or (self.heading, self.write)
 
     @property
     def axis(self) -> str:
-        """What an axis is called; what a sample takes is drawn for a million of them."""
+        """Label of an axis; metrics per sample are plotted per million samples."""
         unit = self.drawn_in or self.unit
         name = self.heading if self.name.endswith("_per_sample") else self.name.replace("_", " ")
         return f"{name} ({unit})" if unit else name
 
     @property
     def remedy(self) -> str:
-        """What there must be for runs to have it, after a colon; empty where they always do."""
+        """What a run needs to have this metric, after a colon; empty if all runs have it."""
         if "cost" in self.name:
             return ": give prices, cluster.with_costs(price='3.06 USD/h'), or vary 'cluster.price': ['3.06 USD/h']"
         if "energy" in self.name:
@@ -78,7 +78,7 @@ class Metric:
 
 
 def record(result: Result) -> dict[str, float | None]:
-    """Return all numbers that there are of a result, by name; a target that was not reached is inf."""
+    """Return all metrics of a result, by name; times to targets that were not reached are inf."""
     monitor, training = result.monitor, result.experiment.training
     learns = training is not None and monitor is not None and bool(result.evaluations)
     kinds = {

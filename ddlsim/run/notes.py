@@ -1,4 +1,4 @@
-"""What the reader of a result should know: about what has been learned and the model, and of workers that never met."""
+"""Notes and warnings of a result: on its model, its training, and workers that never communicate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_PAIRS, MOST_LINKS, BUSY, LESS = 1024, 16, 0.1, 0.95
 
 
 def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
-    """Return a warning if several workers have exchanged nothing: their speed is that of computing alone."""
+    """Return a warning if several workers have exchanged nothing, so that their speed is that of computation alone."""
     if n_workers == 1 or nbytes_sent > 0.0:
         return []
     return [
@@ -57,7 +57,7 @@ def window_notes(experiment: Experiment) -> list[str]:
 
 
 def superlinear_causes(result: Outcome) -> list[str]:
-    """Return what can make workers faster together than each is alone with the whole model."""
+    """Return what can make workers faster together than the sum of each alone with the full model."""
     experiment, workloads = result.experiment, result.workloads
     strategy = contract.of(experiment.strategy)
     stage = strategy.stages_of(workloads)[0]
@@ -88,7 +88,8 @@ def superlinear_notes(result: Outcome) -> list[str]:
 
 
 def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
-    """Return what a training run's model mixes, where workers are at different steps, and what statistics cost."""
+    """Return notes on a training run's model: what it mixes, if workers are at different steps, and the cost of
+    statistics."""
     task = setting.learner.task
     if monitor is None or task is None:
         return []
@@ -106,10 +107,11 @@ def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
 
 
 def delay_warnings(training: Training | None, staleness: Sequence[int], reason: str) -> list[str]:
-    """Return a warning, with rates to try, if a run has diverged whose gradients were of older parameters.
+    """Return a warning, with rates to try, if a run has diverged whose gradients were computed from older parameters.
 
-    SGD whose gradients are d updates old is stable on a quadratic up to sin(pi / (4 d + 2)) of the rate that it bears
-    without delay (Yang et al. 2021, PipeMare, arXiv:1910.05124, lemma 1; they warm up by dividing rates by the delay).
+    On a quadratic, SGD with gradients that are d updates old is stable up to sin(pi / (4 d + 2)) of the rate that is
+    stable without delay (Yang et al. 2021, PipeMare, arXiv:1910.05124, lemma 1; they warm up by dividing rates by the
+    delay).
     """
     oldest = max(staleness, default=0)
     if training is None or not oldest or not reason.startswith("diverged"):
@@ -124,7 +126,7 @@ def delay_warnings(training: Training | None, staleness: Sequence[int], reason: 
 
 
 def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats, all_ways: bool = False) -> list[str]:
-    """Return a note if machines with several devices and interfaces have sent by some of the interfaces only.
+    """Return a note if machines with several devices and interfaces have used only some of the interfaces.
 
     all_ways  the algorithm uses as many as NCCL would
     """
@@ -160,7 +162,7 @@ def late_notes(events: Iterable[object], end: float) -> list[str]:
 
 
 def stalled_notes(recorder: Recorder, seconds: float) -> list[str]:
-    """Return a note if a run of some seconds made no update at its end for longer than ever before."""
+    """Return a note if a run made no update at its end for longer than ever before."""
     if not (stalled := recorder.stalled(seconds)):
         return []
     return [
@@ -169,7 +171,7 @@ def stalled_notes(recorder: Recorder, seconds: float) -> list[str]:
 
 
 def link_notes(cluster: Cluster) -> list[str]:
-    """Return the notes of a cluster's file about links whose width is unknown, which the run's times rest on."""
+    """Return the notes of a cluster's file on links of unknown width, which affect the run's times."""
     return [note for note in cluster.notes if note.startswith("link_width of ")]
 
 
@@ -185,8 +187,8 @@ def spread_notes(cluster: Cluster) -> list[str]:
 
 
 def path_notes(cluster: Cluster, pairs: Ints, channel_nbytes: Floats) -> list[str]:
-    """Return a note if a link was busy while others on equally short paths carried nothing, and messages that are
-    divided among all of them need less of every link; `pairs` (n, 2) are the nodes that the run has routes between."""
+    """Return a note if a link was busy while equally short paths carried nothing, and spraying messages over all of
+    them would need less of every link; `pairs` (n, 2) are the nodes that the run has routes between."""
     pairs, seconds = pairs[:: len(pairs) // MOST_PAIRS + 1], channel_nbytes / cluster.channel_capacity
     pairs = pairs[(pairs < cluster.n_nodes).all(axis=1)]
     if cluster.routing == "spray" or not len(pairs):
@@ -222,7 +224,7 @@ def level_notes(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> t
 
 
 def uneven_notes(recorder: Recorder) -> list[str]:
-    """Return a note if the throughput of asynchronous workers is mostly that of some of them."""
+    """Return a note if some of the asynchronous workers make most of the throughput."""
     if not recorder.staleness:
         return []
     steps = [len(ends) for ends in recorder.step_end]
@@ -235,7 +237,7 @@ def uneven_notes(recorder: Recorder) -> list[str]:
 
 
 def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> list[str]:
-    """Return what the reader of a training run's result should know."""
+    """Return the notes of a training run's result."""
     training = experiment.training
     if training is None or monitor is None:
         return []
@@ -254,7 +256,7 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
 
 
 def idle_notes_of(strategy: Strategy, cluster: Cluster, nodes: list[int], traffic: Traffic) -> list[str]:
-    """Return what a run's strategy leaves unused of the cluster."""
+    """Return notes on parts of the cluster that a run's strategy leaves unused."""
     algorithms = contract.of(strategy).collectives().algorithms.values()
     all_ways = not {"nccl", "nccl_ring"}.isdisjoint(algorithms)
     return idle_notes(cluster, np.array(nodes), traffic.nbytes, all_ways)

@@ -1,4 +1,4 @@
-"""`Outcome`: what was counted in a run, and the numbers that are read off it."""
+"""`Outcome`: the counters of a run, and the metrics derived from them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 
 
 def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
-    """Return the samples/s of a single worker that makes an update from `batches` batches, whatever its memory."""
+    """Return the samples/s of a single worker that makes an update from `batches` batches, ignoring its memory
+    limit."""
     passes = workload.forward_time + workload.backward_time - workload.stall
     seconds = batches * passes + workload.optimizer
     return batches * workload.batch_size / (seconds * experiment.jitter.mean)
 
 
 def batches_alone(result: Outcome, stages: Sequence[Stage]) -> float:
-    """Return from how many batches a worker alone would make an update: a replica from its own of a step; where a model
-    is shared out over workers, from those of one copy of the model."""
+    """Return the number of batches from which a worker alone would make an update: those of a replica's step, or, if a
+    model is split over workers, those of one copy of the model."""
     strategy, batch_size = contract.of(result.experiment.strategy), result.workloads[0].batch_size
     if not strategy.shares_batch and is_replicated(stages, result.workloads):
         return result.experiment.accumulation
@@ -52,7 +53,7 @@ def batches_alone(result: Outcome, stages: Sequence[Stage]) -> float:
 
 
 def is_replicated(stages: Sequence[Stage], workloads: Sequence[Workload]) -> bool:
-    """Return whether every worker computes the whole model."""
+    """Return whether every worker computes the full model."""
     return math.isclose(n_copies(stages, workloads), len(workloads), rel_tol=1e-9)
 
 
@@ -74,10 +75,10 @@ MANY_STEPS = 232_792_560
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Outcome:
-    """The fields of a :class:`~ddlsim.Result`, its tables, and its numbers of time, cost and energy.
+    """Fields, tables and metrics of a :class:`~ddlsim.Result`: time, cost and energy.
 
-    ``workloads`` are what each worker would compute if it had the whole model (a strategy may give it a part of that,
-    see :class:`ddlsim.workload.stage.Stage`).
+    ``workloads`` are what each worker would compute with the full model (a strategy may give it a part of it, see
+    :class:`ddlsim.workload.stage.Stage`).
     """
 
     experiment: Experiment
@@ -118,9 +119,9 @@ class Outcome:
 
     @cached_property
     def measured_updates(self) -> list[tuple[float, int]]:
-        """The updates (time, samples) after the warm-up; the first entry only marks where measuring starts.
+        """The updates (time, samples) after the warm-up; the first entry only marks the start of the measurement.
 
-        A run that ended sooner is measured from the latest update that was before its last instant.
+        A run that ended earlier is measured from the last update before its final instant.
         """
         warmup = contract.of(self.experiment.strategy).updates(self.experiment.window[0], self.n_workers)
         updates = [(0.0, 0), *self.recorder.updates]
@@ -142,8 +143,8 @@ class Outcome:
 
     @cached_property
     def life(self) -> Life:
-        """The run among failures, checkpoints and restarts, drawn from its seed. All other numbers but goodput,
-        end_time, lost_work, availability, the times of what was learned, and costs, are those of the undisturbed run.
+        """The failure timeline of the run, sampled from its seed. All other metrics except goodput, end_time,
+        lost_work, availability, the times of the training and costs refer to the run without failures.
 
         Raises ConfigError without failures and checkpoints.
         """
@@ -172,24 +173,26 @@ class Outcome:
 
     @checked
     def lives(self, n: Count = 100) -> list[Life]:
-        """Return `n` lives of the run, each with failures of its own; the first is :attr:`life`. Raises ConfigError for
-        workers that do not stop for each other where failures are part of the run; there simulate other seeds."""
+        """Return `n` failure timelines of the run, each with its own failures; the first is :attr:`life`.
+
+        Raises ConfigError for asynchronous workers, whose failures are part of the run; simulate other seeds instead.
+        """
         timeline = self.life.timeline
         return [self.life, *(life_of(self, timeline, life=number) for number in range(1, n))]
 
     @property
     def goodput(self) -> float:
-        """Samples per s of the whole life of the run that counted in the end. Raises ConfigError as :attr:`life`."""
+        """Samples per s that counted in the end, over the simulated lifetime. Raises ConfigError as :attr:`life`."""
         return useful_samples(self, self.life) / self.life.end
 
     @property
     def lost_work(self) -> float:
-        """s of work that failures took back. Raises ConfigError as :attr:`life`."""
+        """Work undone by failures, in s. Raises ConfigError as :attr:`life`."""
         return self.life.lost
 
     @property
     def availability(self) -> float:
-        """Share of its life in which the run ran. Raises ConfigError as :attr:`life`."""
+        """Share of its lifetime in which the training ran. Raises ConfigError as :attr:`life`."""
         return self.life.availability
 
     @property
@@ -199,18 +202,18 @@ class Outcome:
 
     @property
     def end_time(self) -> float:
-        """s until the run was over, with all that disturbed it. The history of a training run ends no later."""
+        """End of the run in s, failures and checkpoints included. The history of a training run ends no later."""
         return self.life.end if self.has_life else self.simulated_time
 
     @property
     def useful_throughput(self) -> float:
-        """The goodput where anything disturbs the run, else the throughput."""
+        """The goodput if there are failures or checkpoints, else the throughput."""
         return self.goodput if self.has_life else self.throughput
 
     @cached_property
     def updates_per_step(self) -> float:
-        """Updates that make a step of the run: 1, but where workers update on their own (asynchronous: the staleness of
-        updates is counted) as many as the strategy says that one step of all workers makes."""
+        """Updates per step of the run: 1 for synchronous strategies; for asynchronous ones, the number of updates that
+        one step of all workers makes."""
         if not self.recorder.staleness:
             return 1.0
         return contract.of(self.experiment.strategy).updates(MANY_STEPS, self.n_workers) / MANY_STEPS
@@ -227,14 +230,14 @@ class Outcome:
     def step_time(self) -> float:
         """Mean time of a step after the warm-up, in s: the time between updates, times :attr:`updates_per_step`.
 
-        Of asynchronous workers it is thus the time in which they make one step each, on average. Nothing is said of how
-        many samples an update has: those are counted (``steps``), and ``throughput`` is of them.
+        For asynchronous workers this is the mean time in which each of them makes one step. Updates may have different
+        numbers of samples: see ``steps`` and ``throughput``.
         """
         return self.updates_per_step * self.measured_seconds / (len(self.measured_updates) - 1)
 
     @cached_property
     def samples_per_update(self) -> float:
-        """Samples that an update after the warm-up is made from, on average."""
+        """Mean number of samples in an update after the warm-up."""
         updates = self.measured_updates[1:]
         return sum(n for _, n in updates) / len(updates)
 
@@ -249,14 +252,13 @@ class Outcome:
 
     @property
     def samples_alone(self) -> float:
-        """Samples from which the worker alone, to which `speedup` compares, makes an update: those of one copy of the
-        model."""
+        """Samples per update of the single worker in `speedup`: those of one copy of the model."""
         return self._batches_alone * self.workloads[0].batch_size
 
     @cached_property
     def single_throughput(self) -> float:
-        """Samples per second of the first worker alone, with the whole model, without any communication (and were its
-        memory large enough)."""
+        """Samples per second of the first worker alone, with the full model, without communication or a memory
+        limit."""
         return self._alone[0]
 
     @property
@@ -266,15 +268,15 @@ class Outcome:
 
     @property
     def whole_batch_speedup(self) -> float:
-        """Throughput over that of the first worker alone with all samples of an update, as papers on a fixed global
-        batch state it (Das et al. 2016); smaller than `speedup` where the update of the weights takes time."""
+        """Throughput over that of the first worker alone with all samples of an update, as papers with a fixed global
+        batch report it (Das et al. 2016); smaller than `speedup` if the update of the weights takes time."""
         workload = self.workloads[0]
         batches = self.samples_per_update * self.updates_per_step / workload.batch_size
         return self.throughput / alone(self.experiment, workload, batches)
 
     @cached_property
     def efficiency(self) -> float:
-        """Throughput over what all workers would reach together if each were alone with the whole model."""
+        """Throughput over the sum of the workers' throughputs alone, each with the full model."""
         return self.throughput / sum(self._alone)
 
     @property
@@ -286,7 +288,7 @@ class Outcome:
     def mfu(self) -> float | None:
         """Model FLOPs utilisation: the share of their peak FLOP/s that the devices use.
 
-        None if a peak is unknown, or if the user set the time of a step and neither run nor cluster names the devices.
+        None if a peak is unknown, or if the step time was set and neither run nor cluster names the devices.
         """
         workloads = self.workloads
         named = self.experiment.device or all(self.cluster.device_of[node] for node in self.nodes)
@@ -303,8 +305,8 @@ class Outcome:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """How the workers spent their time on average: compute, communication, waiting, input (of runs that have one),
-        idle; they add up to 1."""
+        """Mean shares of the workers' time: compute, communication, waiting, input (in runs with an input), idle; their
+        sum is 1."""
         table = self.device_seconds
         return {name: float(values.mean() / self.simulated_time) for name, values in table.items()}
 
@@ -332,7 +334,7 @@ class Outcome:
 
     @property
     def nbytes_per_step(self) -> float:
-        """Bytes that a worker (or a server for it) puts on the wire in a step, on average."""
+        """Mean bytes that a worker (or a server for it) sends per step."""
         steps = len(self.recorder.updates) / self.updates_per_step
         return self.nbytes_sent / max(steps * self.n_workers, 1.0)
 
@@ -340,27 +342,27 @@ class Outcome:
 
     @cached_property
     def cost_rate(self) -> float:
-        """What the machines cost, in USD/s; see :mod:`ddlsim.run.costs`. Raises ConfigError for one without price."""
+        """Cost of the machines in USD/s; see :mod:`ddlsim.run.costs`. Raises ConfigError if a price is missing."""
         from ddlsim.run.costs import cost_rate
 
         return cost_rate(self)
 
     @cached_property
     def energy(self) -> float:
-        """Energy of devices and switches, in J; see :func:`ddlsim.run.costs.energy_assumptions` for what it takes for
-        given. Raises ConfigError where the workers' devices are not known."""
+        """Energy of devices and switches, in J; :func:`ddlsim.run.costs.energy_assumptions` lists the assumptions.
+        Raises ConfigError if the workers' devices are unknown."""
         from ddlsim.run.costs import energy
 
         return energy(self)
 
     @property
     def cost(self) -> float:
-        """What the simulated time costs, in USD. Raises ConfigError for a machine without price."""
+        """Cost of the simulated time, in USD. Raises ConfigError if a price is missing."""
         return self.cost_rate * self.end_time
 
     @property
     def power(self) -> float:
-        """Mean power in W. Raises ConfigError where the workers' devices are not known."""
+        """Mean power in W. Raises ConfigError if the workers' devices are unknown."""
         return self.energy / self.end_time
 
     # ------------------------------------------------------------ tables
@@ -376,14 +378,14 @@ class Outcome:
 
     @cached_property
     def links(self) -> pd.DataFrame:
-        """One row per directed link (the two directions of a shared one are a row): kind, nbytes, utilisation."""
+        """One row per directed link (one row for both directions of a half-duplex link): kind, nbytes, utilisation."""
         import pandas as pd
 
         return pd.DataFrame(self.link_columns)
 
     @cached_property
     def link_columns(self) -> dict[str, Any]:
-        """The columns of ``links``, for what would be slower to import pandas than to do without."""
+        """The columns of ``links``, for callers that do not need pandas."""
         channel, columns = link_names(self.cluster)
         capacity = self.cluster.channel_capacity[channel]
         return {

@@ -40,7 +40,7 @@ MOST_EPOCHS = 200
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Event:
-    """What happens from `start` to `end` (s); `what` lasts for ever, in the `field` of an experiment."""
+    """A change from `start` to `end` (s): `what`, in the `field` of an experiment, without start and end of its own."""
 
     start: float
     end: float
@@ -92,7 +92,7 @@ class Paces:
     def of(self, result: Outcome | None, undisturbed: Outcome, length: float, life: int = 0) -> Pace:
         """Return the pace until the end of a lifetime of `length` s, with the random faults of a `life`.
 
-        result, undisturbed  the steps that have been simulated with events, if any, and without them
+        result, undisturbed  the simulated steps with events, if any, and without
         """
         if self.is_steady:
             return STEADY

@@ -1,4 +1,4 @@
-"""How long the tasks of a plan take in a run, at least."""
+"""Lower bounds on the times of a plan's tasks in a run."""
 
 from __future__ import annotations
 

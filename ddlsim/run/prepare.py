@@ -1,4 +1,4 @@
-"""From an experiment to what each worker computes, where, and learns."""
+"""Preparation of an experiment: what each worker computes, where, and what it trains."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class Prepared:
 
 
 class Placed(NamedTuple):
-    """An experiment with the node, the workload with the whole model and the device of each worker, and notes."""
+    """An experiment with the node, the workload with the full model and the device of each worker, and notes."""
 
     experiment: Experiment
     cluster: Cluster
@@ -221,9 +221,9 @@ class Placed(NamedTuple):
 
 
 def place(experiment: Experiment) -> Placed:
-    """Load the cluster and the model, place the workers and work out their compute times.
+    """Load the cluster and the model, place the workers and compute their compute times.
 
-    Raises ConfigError with the field and the remedy if the parts do not fit.
+    Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
     cluster = load_cluster(experiment.cluster).sampled(experiment.seed)
     model = load_model(experiment.model)
@@ -269,9 +269,9 @@ def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int])
 
 
 def prepare(experiment: Experiment) -> Prepared:
-    """Place the workers, and work out what each of them does under the strategy and learns.
+    """Place the workers, and determine what each of them computes under the strategy, and trains.
 
-    Raises ConfigError with the field and the remedy if the parts do not fit.
+    Raises ConfigError with the field and the remedy if the parts are incompatible.
     """
     experiment, cluster, model, time_model, nodes, workloads, notes = place(experiment)
     n_workers = len(nodes)
@@ -416,10 +416,10 @@ def _device_at(experiment: Experiment, cluster: Cluster, node: int) -> Device:
 
 
 def with_defaults(experiment: Experiment, model: Model, *devices: Device) -> Experiment:
-    """Return the experiment with the stack, precision, gradients and optimizer that it leaves open.
+    """Return the experiment with the default stack, precision, gradient dtype and optimizer filled in.
 
-    They are those of transformers in practice where the kernels of all devices are known, else fp32 and momentum. The
-    stack is that of the first device.
+    For transformers on devices with known kernels these follow common practice, otherwise fp32 and momentum. The stack
+    is that of the first device.
     """
     stack = load_stack(experiment.stack or default_stack(type(experiment.strategy).__name__, devices[0]))
     by_kernel = all(has_kernels(model, device, experiment.precision or "bf16") for device in devices)

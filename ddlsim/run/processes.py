@@ -1,7 +1,7 @@
-"""Processes on this machine that do some work, each with a pipe of its own.
+"""Worker processes on this machine, each with its own pipe.
 
-A process that is killed takes nothing with it but the work that it had: the others share no pipe or lock with it, and
-another one takes its place. (With concurrent.futures or loky one death fails all work of a pool, without an exit code.)
+A killed process loses only its own work: it shares no pipe or lock with the others, and another process takes its
+place. (With concurrent.futures or loky, one death fails all work of a pool, without an exit code.)
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA
 
 
 class ProcessDied(BrokenExecutor):
-    """The process that had some work has died; another one takes its place."""
+    """The process that executed some work has died; another one takes its place."""
 
 
 class Processes:
-    """Processes on this machine, started afresh, with one thread each.
+    """Worker processes on this machine, started afresh, with one thread each.
 
-    work    what they do with each order: a function at the top of a module
-    warm    called here while they start, such as to compile for the cache on disk what they need
-    option  the argument that says how many there are, for errors
+    work    function that is called with each order; at the top level of a module
+    warm    called here while they start, for instance to compile what they need into the cache on disk
+    option  the argument that sets their number, for errors
 
-    They end with this one, however it ends, and leave Ctrl-C to it. Raises ConfigError where they cannot start because
+    They end with this process, however it ends, and leave Ctrl-C to it. Raises ConfigError if they cannot start because
     the script that they import has no main guard.
     """
 
@@ -67,13 +67,13 @@ class Processes:
             raise
 
     def submit(self, order: object) -> Future[Any]:
-        """Let a process do its work with an order; raises ProcessDied, as the future's exception, if it dies."""
+        """Execute an order in a process; the future raises ProcessDied if the process dies."""
         future: Future[Any] = Future()
         self._orders.put((future, order))
         return future
 
     def close(self, *, at_once: bool) -> None:
-        """End the processes; with `at_once` without waiting for what runs."""
+        """End the processes; with `at_once`, without waiting for running work."""
         with self._lock:
             self._closing = True
             for process in self._running if at_once else ():
@@ -249,7 +249,7 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Let processes that start meanwhile use one thread each for linear algebra."""
+    """Let processes that start in this context use one thread each for linear algebra."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:

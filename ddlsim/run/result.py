@@ -1,4 +1,4 @@
-"""`Result`: what a run predicts, with the numbers behind it."""
+"""`Result`: the prediction for a run, and the numbers behind it."""
 
 from __future__ import annotations
 
@@ -98,18 +98,18 @@ STABILITY_MESSAGES = 20_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Outcome):
-    """The outcome of a simulated run. Times in s, sizes in bytes, rates per s.
+    """The result of a simulated run. Times in s, sizes in bytes, rates per s.
 
-    ``print(result)`` shows the summary; the properties have the numbers, ``workers``,
-    ``links`` and ``steps`` are pandas tables, ``to_json`` everything that a program would read.
+    ``print(result)`` shows the summary. The properties have the numbers; ``workers``, ``links`` and ``steps`` are
+    pandas tables; ``to_json`` has everything for programs.
     """
 
     @cached_property
     def plan(self) -> Plan:
-        """The first step, or one cycle of steps or of asynchronous workers, as a table of undisturbed tasks: ``print``
-        it, ``check`` it, ``execute`` it on a cluster. See docs/models/plans.md.
+        """The task graph of the first step, one cycle of steps, or one cycle of asynchronous workers, without
+        disturbances: ``print`` it, ``check`` it, ``execute`` it on a cluster. See docs/models/plans.md.
 
-        Raises ConfigError for a custom strategy whose processes decide what comes next.
+        Raises ConfigError for a custom strategy whose processes decide their next operation.
         """
         from ddlsim.run.simulate import plan_of_run
 
@@ -130,7 +130,7 @@ class Result(Outcome):
 
     @property
     def assumes_stack(self) -> bool:
-        """Whether the software stack is the default one, as the experiment sets none."""
+        """Whether the software stack is the default one, because the experiment sets none."""
         return (self.given or self.experiment).stack is None
 
     @cached_property
@@ -158,8 +158,8 @@ class Result(Outcome):
 
     @cached_property
     def evaluations(self) -> list[Row]:
-        """The rows of the history, at the times of the run's :attr:`life` where failures or checkpoints disturb it.
-        Raises ConfigError without training."""
+        """The rows of the history, at the times of the run's :attr:`life` if there are failures or checkpoints. Raises
+        ConfigError without training."""
         rows = self._monitor.history
         if not self.has_life:
             return rows
@@ -184,13 +184,13 @@ class Result(Outcome):
 
     @cached_property
     def params(self) -> Array:
-        """The parameters that the run hands over, shape (n_params,): those of the history's last row."""
+        """The parameters of the trained model, shape (n_params,): those of the history's last row."""
         return self._handed_over.read()
 
     @cached_property
     def statistics(self) -> Array | None:
         """The running statistics of batch normalisation that belong to ``params``, shape (n_state,), which
-        ``Network.predict`` takes as its `state`; None where the network has none."""
+        ``Network.predict`` takes as its `state`; None if the network has none."""
         statistics = self._handed_over.statistics
         return None if statistics is None else statistics.read()
 
@@ -204,16 +204,17 @@ class Result(Outcome):
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether :meth:`save` can write it: a training run that has not diverged and was not stopped at once."""
+        """Whether :meth:`save` works: for a training run that has not diverged and was not stopped in
+        mid-computation."""
         one_group = self.experiment.elastic is None
         return one_group and self.monitor is not None and self.monitor.checkpoint is not None
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write the run as it is now to a file that ``ddlsim.resume(path, experiment)`` continues, bit for bit.
+        """Save the run to a file from which ``ddlsim.resume(path, experiment)`` continues, bit for bit.
 
-        Raises ConfigError without training, if the run was stopped in the middle of a computation, or if the
-        file cannot be written.
+        Raises ConfigError without training, if the run was stopped in the middle of a computation, or if the file
+        cannot be written.
         """
         from ddlsim.run.resume import save
 
@@ -222,10 +223,10 @@ class Result(Outcome):
     # ------------------------------------------------------------ why
 
     def sensitivities(self) -> list[Sensitivity]:
-        """Simulate what 10 % better compute, links or latencies would bring; return it, the best first.
+        """Simulate the run with compute, links or latencies 10 % better, and return the gains, the largest first.
 
-        That takes several times as long as a few steps of the run. Once it is known, ``print(result)`` and
-        :meth:`to_json` have it, too. Empty for a run that was interrupted: who stops one does not want to wait.
+        This takes several times as long as a few steps of the run. Afterwards ``print(result)`` and :meth:`to_json`
+        include the gains. Empty for an interrupted run.
         """
         return self._sensitivities
 
@@ -243,7 +244,7 @@ class Result(Outcome):
 
     @property
     def bottleneck(self) -> Sensitivity:
-        """The part whose improvement by 10 % brings most, the first of :meth:`sensitivities`, which simulates it.
+        """The part whose improvement by 10 % gains most, the first of :meth:`sensitivities`, which simulates it.
 
         Raises DdlsimError if the run was interrupted.
         """
@@ -255,7 +256,7 @@ class Result(Outcome):
 
     @property
     def uncertain(self) -> bool:
-        """Whether anything says how far off the prediction may be: a fitted cluster or stack, or jitter."""
+        """Whether the result has a source of uncertainty: a fitted cluster or stack, or jitter."""
         return self.fitted_stack or self._sampled
 
     @property
@@ -265,18 +266,18 @@ class Result(Outcome):
 
     @property
     def fitted_stack(self) -> bool:
-        """Whether a software stack that was fitted to measured runs gives the compute time."""
+        """Whether the compute time comes from a software stack that was fitted to measured runs."""
         workload = self.workloads[0]
         return workload.by_kernel and not workload.known and workload.stack.spread != (1.0, 1.0)
 
     @checked
     def interval(self, *, n_draws: Count = 20, level: float = 0.95, seed: Seed = 0) -> RunInterval:
-        """Return intervals of throughput and step time, from `n_draws` further simulations with values sampled from
-        the uncertainty of the cluster's calibration and with other seeds of the jitter.
+        """Return intervals of throughput and step time, from `n_draws` further simulations with values sampled from the
+        uncertainty of the cluster's calibration and with other seeds of the jitter.
 
         The errors of earlier predictions for this strategy widen both ends. Unlike :func:`ddlsim.predict_interval`,
-        this does not add calibrated jitter to a run without jitter. Of a training run only the clock is simulated.
-        Raises ConfigError if nothing is uncertain.
+        this does not add calibrated jitter to a run without jitter. Training runs are simulated without their
+        arithmetic. Raises ConfigError if nothing is uncertain.
         """
         from ddlsim.validation.intervals import interval_of
 
@@ -284,7 +285,7 @@ class Result(Outcome):
 
     @cached_property
     def quick_interval(self) -> RunInterval | None:
-        """The :meth:`interval` where it is known soon, for printing; None for large or certain runs."""
+        """The :meth:`interval` if it can be computed quickly, for printing; None for large or certain runs."""
         limits = (QUICK_MESSAGES, QUICK_STEPS) if self._sampled else (math.inf, STACK_STEPS)
         return self.interval() if self.uncertain and self._is_quick(*limits) else None
 
@@ -295,7 +296,7 @@ class Result(Outcome):
         return small and not self.interrupted and self.monitor is None and not self.company
 
     def check_alone(self, what: str) -> None:
-        """Raise ConfigError for a question that the run would have to be simulated anew for, but alone."""
+        """Raise ConfigError for a question that needs another simulation of the run, if it had co-located jobs."""
         if self.company:
             raise ConfigError(
                 f"{what}: the run was one of several jobs, and simulated anew it would be alone; simulate it with the "
@@ -310,12 +311,13 @@ class Result(Outcome):
         size: Annotated[float, number(1e-15, 0.01, hint=", such as 1e-12")] = 1e-12,
         seed: Seed = 0,
     ) -> Stability:
-        """Return how far throughput and step time move when the inputs do: the run is simulated `runs` times more, with
-        every link's capacity and latency and every worker's compute time moved by its own factor within 1 +- `size`.
+        """Return how far throughput and step time move when the inputs do: `runs` further simulations in which every
+        link's capacity and latency and every worker's compute time is multiplied by its own factor within 1 +-
+        `size`.
 
-        Where messages contend over several links the answer may be far more than `size`; no later digit of this result
-        means anything then. Of a run that learns only the clock is moved. The random numbers of the moves, addressed by
-        `seed`, are not those of the run. Raises ConfigError for arguments that make no sense.
+        If messages contend over several links, the spread may be far larger than `size`; further digits of the result
+        are then meaningless. Training runs are simulated without their arithmetic. `seed` addresses the random factors,
+        which are independent of the run's random numbers. Raises ConfigError for invalid arguments.
         """
         from ddlsim.run.sensitivity import stability_of
 
@@ -324,8 +326,8 @@ class Result(Outcome):
 
     @cached_property
     def known_stability(self) -> Stability | None:
-        """The :meth:`stability` where it was asked for (``simulate(..., stability=True)``) or is cheap: at most 20,000
-        messages and 500 steps of workers, of a run that learns nothing. None where nothing is claimed."""
+        """The :meth:`stability` if it was requested (``simulate(..., stability=True)``) or is cheap: at most 20,000
+        messages and 500 steps of workers, without training. None otherwise."""
         if self.interrupted or not (self.wants_stability or self._is_quick(STABILITY_MESSAGES)):
             return None
         return self.stability()
@@ -372,8 +374,8 @@ class Result(Outcome):
 
     @checked
     def save_trace(self, path: str | Path, *, whole: bool = False) -> str:
-        """Write a trace that Perfetto and chrome://tracing open: a track per worker, server and busy link; and return
-        what is left out, in words. With `whole` all steps, workers and links are in it; see
+        """Write a trace for Perfetto and chrome://tracing, with a track per worker, server and busy link, and return a
+        description of what it omits. With `whole` it has all steps, workers and links; see
         :func:`ddlsim.report.trace.save_trace`."""
         from ddlsim.report.trace import save_trace
 
@@ -388,7 +390,7 @@ class Result(Outcome):
         end: NotNegative | None = None,
         n_workers: Count = 16,
     ) -> matplotlib.axes.Axes:
-        """Draw what the workers did when; see :func:`ddlsim.report.gantt.timeline`."""
+        """Draw the activity of the workers over time; see :func:`ddlsim.report.gantt.timeline`."""
         from ddlsim.report.gantt import timeline
 
         return timeline(self.traced, path, start=start, end=end, n_workers=n_workers)
@@ -405,7 +407,7 @@ class Result(Outcome):
 
     @checked
     def plot_cluster(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw the cluster with its links coloured by use; see :mod:`ddlsim.report.cluster_plot`."""
+        """Draw the cluster with its links coloured by utilisation; see :mod:`ddlsim.report.cluster_plot`."""
         from ddlsim.report.cluster_plot import cluster_plot
 
         return cluster_plot(self, path)

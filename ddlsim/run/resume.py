@@ -1,4 +1,4 @@
-"""Stop, save and continue a training run. One that continues is the same experiment, perhaps with a later end."""
+"""Stop, save and resume a training run. A resumed run is the same experiment, perhaps with a later end."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ ENDS = frozenset({"max_time", *(f"training.{name}" for name in _ENDS)})
 
 @dataclass(frozen=True)
 class Saved:
-    """A saved run and the file that it is from."""
+    """A saved run and its file."""
 
     path: str
     checkpoint: Checkpoint
     manifest: dict[str, object]
 
     def check(self, other: dict[str, object]) -> None:
-        """Raise ConfigError if `other`, the manifest of the run that continues, differs in more than its end."""
+        """Raise ConfigError if `other`, the manifest of the resumed run, differs in more than its end."""
         before, now = _flat(self.manifest), _flat(other)
         for name in dict.fromkeys([*before, *now]):
             if name not in ENDS and before.get(name) != now.get(name):
@@ -56,9 +56,9 @@ class Saved:
 
 
 def manifest(experiment: Experiment, task: Task) -> dict[str, object]:
-    """Return what a saved run and one that continues it must have in common, as plain values.
+    """Return the values that a saved run and its continuation must share.
 
-    Models and data are compared by their names and contents, wherever they come from.
+    Models and data are compared by their names and contents, independent of their location.
     """
     fields = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster)).manifest()
     fields["model"] = _digest(load_model(experiment.model))
@@ -91,7 +91,7 @@ def _flat(value: object, name: str = "") -> dict[str, object]:
 
 
 def saving(path: str | Path, experiment: Experiment, task: Task) -> Callable[[Checkpoint], None]:
-    """Return what writes saved runs of `experiment` at `path`. Raises ConfigError if there is no such folder."""
+    """Return a function that saves runs of `experiment` at `path`. Raises ConfigError if the folder does not exist."""
     folder = Path(path).parent
     if not os.path.isdir(folder):
         raise ConfigError(f"checkpoint = {str(path)!r}: there is no folder {str(folder)!r}; create it first")
@@ -100,7 +100,7 @@ def saving(path: str | Path, experiment: Experiment, task: Task) -> Callable[[Ch
 
 
 def save(result: Result, path: str | Path) -> None:
-    """Write what :func:`ddlsim.resume` continues from; see :meth:`ddlsim.Result.save`."""
+    """Write the file for :func:`ddlsim.resume`; see :meth:`ddlsim.Result.save`."""
     monitor = result.monitor
     if monitor is None or monitor.learner.task is None:
         raise ConfigError("the run has learned nothing that could be saved: give it training=ddlsim.Training(...)")
@@ -113,7 +113,7 @@ def save(result: Result, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> Saved:
-    """Return a saved run. Raises ConfigError for a file that is none, damaged or too new."""
+    """Return a saved run. Raises ConfigError if the file is damaged, too new, or not a saved run."""
     return Saved(str(path), *files.read(path))
 
 
@@ -122,7 +122,7 @@ def load(path: str | Path) -> Saved:
 
 @dataclass
 class Interrupt:
-    """Whether the run shall stop before its clock goes on."""
+    """Request to stop the run before its clock advances."""
 
     wanted: bool = False
 
@@ -131,7 +131,8 @@ class Interrupt:
         self.wanted = True
 
     def guarded(self, progress: Progress) -> Progress:
-        """Return `progress` such that a KeyboardInterrupt in it stops the run where it can be saved."""
+        """Return `progress` wrapped such that a KeyboardInterrupt in it stops the run at a point where it can be
+        saved."""
 
         def report(now: float, n_updates: int, epoch: float, row: Row) -> None:
             try:
@@ -143,9 +144,9 @@ class Interrupt:
 
     @contextmanager
     def on_ctrl_c(self) -> Iterator[None]:
-        """Let the first Ctrl-C stop the run like this; the second is a KeyboardInterrupt wherever it comes.
+        """Let the first Ctrl-C request a stop; the second raises KeyboardInterrupt anywhere.
 
-        Only in the main thread, the one that gets signals, and if no other handler is installed.
+        Only in the main thread, which receives signals, and if no other handler is installed.
         """
         if (
             threading.current_thread() is not threading.main_thread()
@@ -170,9 +171,9 @@ class Interrupt:
 
 @dataclass
 class Pauses:
-    """Asked before time goes on whether the run should stop; also saves it now and then.
+    """Decides, before the clock advances, whether the run stops; also saves it periodically.
 
-    save   writes a saved run, every `every` s of real time; None: nothing is saved
+    save   function that saves the run, every `every` s of real time; None: nothing is saved
     """
 
     monitor: Monitor

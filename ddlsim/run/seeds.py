@@ -1,4 +1,4 @@
-"""The same training run with several seeds: means, and intervals that say how far to trust them."""
+"""The same training run with several seeds: means and confidence intervals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Interval:
 
     @property
     def typical(self) -> float:
-        """The value to compare runs by: the mean if every seed has a value, else the median."""
+        """The value for comparing runs: the mean if every seed has a value, else the median."""
         return self.median if self.n_missed else self.mean
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class SeedRun:
-    """What is kept of the run with one seed; see :class:`ddlsim.Result` for the fields."""
+    """Summary of the run with one seed; see :class:`ddlsim.Result` for the fields."""
 
     seed: int
     history: tuple[Row, ...]
@@ -128,7 +128,7 @@ class Seeds:
 
     @checked
     def times_to_accuracy(self, target: Target) -> list[float]:
-        """Return each seed's simulated s until `target` was reached, inf where it never was."""
+        """Return each seed's simulated s until `target` was reached, inf if it never was."""
         rows = [first_reaching(run.history, target, self._training.moving_average) for run in self.runs]
         return [math.inf if row is None else row.time for row in rows]
 
@@ -186,9 +186,11 @@ def half_width(values: Floats, confidence: float) -> Floats:
 
 
 def joined_lines(lines: Sequence[Floats]) -> tuple[Floats, Floats, Ints]:
-    """Return places, the values of each line there, (n_lines, n_places), and how many lines go as far, (n_places,).
+    """Return places, the values of each line there, (n_lines, n_places), and the number of lines that extend so far,
+    (n_places,).
 
-    lines  each (2, n): places, increasing, and values. They begin where all have begun, and keep their last values
+    lines  each (2, n): increasing places, and values. The result starts where all have started; lines keep their last
+           value
     """
     at = np.unique(np.concatenate([line[0] for line in lines]))
     at = at[at >= max(line[0, 0] for line in lines)]
@@ -199,8 +201,8 @@ def joined_lines(lines: Sequence[Floats]) -> tuple[Floats, Floats, Ints]:
 def interval_of(
     values: Sequence[float], confidence: float, most: float = math.inf, limits: Sequence[float] | float = 0.0
 ) -> Interval:
-    """Return the interval of the mean of `values`, which are between 0 and `most`; inf where they were not reached
-    up to the `limits`."""
+    """Return the interval of the mean of `values`, which lie between 0 and `most`; inf marks targets that were not
+    reached up to the `limits`."""
     reached = np.isfinite(values)
     n, n_missed = int(reached.sum()), int((~reached).sum())
     if not n:
@@ -216,11 +218,11 @@ def interval_of(
 
 @checked
 def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, processes: Count | None = None) -> Seeds:
-    """Simulate a training run with several seeds, side by side.
+    """Simulate a training run with several seeds in parallel.
 
-    seeds      the seeds; or how many, from the experiment's own on
-    processes  that run at once (default: as many as there are cores; 1: in this process). The results are the
-               same for any number. A script that uses several must guard its work by
+    seeds      the seeds, or their number, counted from the experiment's own
+    processes  number of processes (default: number of cores; 1: in this process). The results are the
+               same for any number. A script that uses several must guard its work with
                ``if __name__ == "__main__":``, because they import it
 
     Raises ConfigError for an experiment without training, or one that cannot be sent to other processes.

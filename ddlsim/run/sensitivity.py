@@ -1,9 +1,9 @@
-"""What-if runs of an experiment: one thing 10 % better, or all inputs moved a little.
+"""What-if runs of an experiment: one part 10 % better, or all inputs perturbed.
 
-Stability: which flow begins first, and who queues before whom, can hang on the last bit of an input. Where messages
-share several links with others, one changed order changes the next. Such a run is chaotic: its throughput is only as
-certain as the spread of runs with the capacity of every channel, the latency of every link and the compute time of
-every worker moved, each by its own factor within 1 +- `size`.
+Stability: the order of flows, or of messages in a queue, can depend on the last bit of an input. If messages share
+several links with others, one changed order changes the next. Such a run is chaotic: its throughput is only as certain
+as the spread of runs in which the capacity of every channel, the latency of every link and the compute time of every
+worker are multiplied by their own factors within 1 +- `size`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = 5
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Improving `what` by `change` (0.1: 10 %) raises the throughput by the share `gain`."""
+    """The relative `gain` of throughput if `what` improves by `change` (0.1: 10 %)."""
 
     what: str
     change: float
@@ -47,9 +47,9 @@ class Sensitivity:
 
 
 def sensitivities(experiment: Experiment) -> list[Sensitivity]:
-    """Simulate the experiment with faster compute, links and connections, and lower latencies; the best first.
+    """Simulate the experiment with faster compute, links and connections, and lower latencies; largest gain first.
 
-    KeyboardInterrupt ends it without a result: a variant that was cut short has nothing to compare.
+    KeyboardInterrupt ends it without a result, because an incomplete variant cannot be compared.
     """
     warmup, most = experiment.window
     cycle = contract.of(experiment.strategy).cycle_length
@@ -93,12 +93,12 @@ def _with_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:
 
 @dataclass(frozen=True)
 class Stability:
-    """How far a run's numbers move when its inputs are moved.
+    """How far a run's numbers move when its inputs are perturbed.
 
-    size         largest relative move of an input
-    throughputs  samples/s: of the run itself, then of each moved run
+    size         largest relative perturbation of an input
+    throughputs  samples/s: of the run itself, then of each perturbed run
     step_times   s, likewise
-    clock_only   the run learns, and only its clock was moved: what it learns may depend on the order of updates, too
+    clock_only   a training run whose arithmetic was not repeated: its values may depend on the order of updates, too
     """
 
     size: float
@@ -108,17 +108,17 @@ class Stability:
 
     @property
     def throughput_spread(self) -> float:
-        """Distance of the largest from the smallest throughput, as a share of the run's own."""
+        """Difference of the largest and the smallest throughput, relative to the run's own."""
         return _spread(self.throughputs)
 
     @property
     def step_time_spread(self) -> float:
-        """Distance of the longest from the shortest step time, as a share of the run's own."""
+        """Difference of the longest and the shortest step time, relative to the run's own."""
         return _spread(self.step_times)
 
     @property
     def is_stable(self) -> bool:
-        """Whether the spreads are rounding, not chaos: at most 1e-9, or ten times the inputs' own moves."""
+        """Whether the spreads are rounding, not chaos: at most 1e-9, or ten times the perturbation of the inputs."""
         return max(self.throughput_spread, self.step_time_spread) <= max(FLOOR, 10.0 * self.size)
 
     def to_dict(self) -> dict[str, object]:
@@ -147,7 +147,7 @@ def _spread(values: tuple[float, ...]) -> float:
 
 
 def stability_of(result: Result, *, runs: int = 3, size: float = 1e-12, seed: int = 0) -> Stability:
-    """Simulate a run `runs` times with moved inputs; see :meth:`ddlsim.Result.stability`."""
+    """Simulate a run `runs` times with perturbed inputs; see :meth:`ddlsim.Result.stability`."""
     experiment, learns = clock_of(result.experiment), result.experiment.training is not None
     itself = complete(experiment) if learns or result.interrupted else result
     others = [complete(moved(experiment, result.n_workers, size, seed, i)) for i in range(runs)]
@@ -158,9 +158,9 @@ def stability_of(result: Result, *, runs: int = 3, size: float = 1e-12, seed: in
 
 
 def moved(experiment: Experiment, n_workers: int, size: float, seed: int, run: int) -> Experiment:
-    """Return the experiment with every capacity, latency and compute time moved by its own factor in 1 +- `size`.
+    """Return the experiment with every capacity, latency and compute time multiplied by its own factor in 1 +- `size`.
 
-    seed, run  address the random numbers; those of the run itself (jitter, data) stay as they are
+    seed, run  address the random factors; the random numbers of the run itself (jitter, data) stay the same
     """
     random = stream(seed, run, "stability")
     cluster: Cluster = load_cluster(experiment.cluster)

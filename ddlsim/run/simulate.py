@@ -158,16 +158,16 @@ def _learn(monitor: Monitor, pauses: Pauses, stop: StopRule, max_time: float, go
 
 
 class UnderWay:
-    """A run on a `network`, from its setting up at `start` (s on the network's clock) to its result.
+    """A run on a `network`, from its setup at `start` (s on the network's clock) to its result.
 
-    given       the experiment as it was asked for
+    given       the experiment as requested
     keep_spans  record what a timeline needs
-    progress    is called as a training run goes on
-    saved       the run that it continues
-    shift       a part of a training in which groups of workers take turns
-    endless     it goes on when it has made its steps
-    horizon     s of its own up to which faults are drawn that come at random; reaching it ends it with BeyondError
-    shows_plan  it is set up for its plan, and never goes on
+    progress    is called during a training run
+    saved       the saved run that it resumes
+    shift       part of a training in which groups of workers alternate
+    endless     it continues after its steps
+    horizon     its own time in s up to which random faults are sampled; reaching it raises BeyondError
+    shows_plan  it is set up for its plan, and never executed
     """
 
     def __init__(
@@ -244,12 +244,12 @@ class UnderWay:
     # ------------------------------------------------------------ running
 
     def alone(self, pause: Pause | None) -> None:
-        """Go on to the end, or where `pause` says so, alone on the network."""
+        """Run to the end, or until `pause` stops it, as the only run on the network."""
         self.loop.run(self.stop.ended, self.latest, pause)
         self.check_horizon()
 
     def check_horizon(self) -> None:
-        """Raise BeyondError if only faults that are not drawn yet keep it from going on."""
+        """Raise BeyondError if the run waits only for faults that have not been sampled yet."""
         if self._cut_short and not self.stop.reason and self.loop.now >= self.latest:
             raise BeyondError(f"faults are drawn up to {self.latest} s only")
 
@@ -269,8 +269,8 @@ class UnderWay:
             self.reason = str(error)
 
     def has_ended(self, error: DdlsimError | None, whose: str) -> None:
-        """Note that it has ended, by its own rule or with an error; raises that, saying whose it is, where a run has no
-        result then."""
+        """Record that it has ended, by its own rule or with an error; raises the error, with its owner, if the run has
+        no result then."""
         if error is not None and not isinstance(error, DivergedError):
             raise type(error)(f"{whose}{error}") from None
         if error is None:
@@ -280,7 +280,7 @@ class UnderWay:
     # ------------------------------------------------------------ the result
 
     def result(self, *, stability: bool = False) -> Result:
-        """Return the result of a run that has ended, which adds up."""
+        """Return the result of a run that has ended, after checking that it adds up."""
         loop, recorder, prepared = self.loop, self.recorder, self.prepared
         recorder.close(loop.now)
         if not recorder.updates:
@@ -355,11 +355,11 @@ class UnderWay:
 
 
 def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
-    """Return what the ranks of a run do in its first `steps` steps (None: in one cycle of steps), without jitter,
+    """Return the tasks of a run's ranks in its first `steps` steps (None: in one cycle of steps), without jitter,
     slow-downs, faults and failures.
 
-    The run is set up as for a simulation, and what would execute it returns the plan. Raises ConfigError for processes
-    that have none.
+    The run is set up as for a simulation, and its executor returns the plan. Raises ConfigError for processes without
+    one.
     """
     calm = experiment.with_(slow_downs=(), faults=(), failures=None, checkpoints=None, elastic=None, beside=())
     prepared = prepare(calm)
@@ -373,7 +373,7 @@ def plan_of_run(experiment: Experiment, steps: int | None = None) -> Plan:
 
 
 def random_faults_of(experiment: Experiment) -> list[RandomFaults]:
-    """Return the random faults of an experiment and of the jobs beside it."""
+    """Return the random faults of an experiment and of its co-located jobs."""
     jobs = [each.experiment for each in experiment.beside if hasattr(each, "experiment")]
     return at_random([*experiment.faults, *(fault for other in jobs for fault in random_faults_of(other))])
 
@@ -391,11 +391,10 @@ def run(
 ) -> Result:
     """Simulate the experiment and return its result.
 
-    With ``keep_spans`` everything needed for a timeline is recorded; ``progress`` is called as a training run
-    goes on; a ``saved`` one is continued; every ``checkpoint_every`` s of real time it is saved at ``checkpoint``.
-    With ``stability`` the result says how stable it is, also where that takes long. A ``shift`` is a part of a training
-    in which groups of workers take turns.
-    On Ctrl-C the result of what has been simulated so far is returned, marked as interrupted.
+    ``keep_spans`` records everything for a timeline; ``progress`` is called during a training run; ``saved`` is a run
+    to resume; ``checkpoint`` is the file to which the run is saved every ``checkpoint_every`` s of real time.
+    ``stability`` adds the stability to the result, even if that takes long. ``shift`` is a part of a training in which
+    groups of workers alternate. On Ctrl-C the result so far is returned, marked as interrupted.
 
     Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
     """
@@ -437,7 +436,7 @@ def run(
 
 
 def complete(experiment: Experiment, *, stability: bool = False) -> Result:
-    """Simulate to the end. Raises KeyboardInterrupt on Ctrl-C: what was cut short compares with nothing."""
+    """Simulate to the end. Raises KeyboardInterrupt on Ctrl-C, because an incomplete run cannot be compared."""
     result = run(experiment, stability=stability)
     if result.interrupted:
         raise KeyboardInterrupt
@@ -445,7 +444,7 @@ def complete(experiment: Experiment, *, stability: bool = False) -> Result:
 
 
 def clock_of(experiment: Experiment) -> Experiment:
-    """Return the experiment without what it learns: the clock does not need the values."""
+    """Return the experiment without its training, for simulations that need only times."""
     if experiment.training is None:
         return experiment
     model = experiment.model if experiment.time_model is None else experiment.time_model

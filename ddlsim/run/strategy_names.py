@@ -1,4 +1,4 @@
-"""The names of strategies in files and on the command line (imports nothing: a shell asks for them)."""
+"""The names of strategies in files and on the command line (imports nothing, because shell completion uses it)."""
 
 from collections.abc import Mapping
 

@@ -35,7 +35,7 @@ Ended = Callable[[DdlsimError | None], None]
 
 @dataclass(eq=False)
 class Tenant:
-    """A job on its way: its name, when it came; where it runs, since when, and until when (s), once that is known."""
+    """A job: its name and arrival; its nodes, start and end (s), once they are known."""
 
     job: Job
     name: str
@@ -48,17 +48,17 @@ class Tenant:
 
 
 class Together:
-    """A network that several share, and their clock, from 0 s on.
+    """A network shared by several jobs, and their clock, from 0 s on.
 
     traffic     background traffic on it
-    occupied    places that are not free
+    occupied    places in use
     queue       jobs wait until enough devices are free, first come, first served; otherwise that is an error
-    keep_spans  everything needed for timelines is recorded
-    faults      links that are slow or down, on the cluster's clock, and such that come at random
-    seed        of those that come at random
-    horizon     s up to which they are drawn, and those of jobs; a job that reaches it ends all with BeyondError
+    keep_spans  everything for timelines is recorded
+    faults      faults of links on the cluster's clock, random ones included
+    seed        seed of the random faults
+    horizon     time in s up to which they, and those of jobs, are sampled; a job that reaches it raises BeyondError
 
-    Raises ConfigError for traffic between nodes that are not there, or not joined.
+    Raises ConfigError for traffic between missing or unconnected nodes.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Together:
     # ------------------------------------------------------------ jobs
 
     def expect(self, job: Job, name: str) -> None:
-        """Let a job come at its start.
+        """Schedule the arrival of a job at its start.
 
         Raises ConfigError for one that never fits.
         """
@@ -177,12 +177,12 @@ class Together:
     # ------------------------------------------------------------ running
 
     def begin(self, name: str, run: UnderWay, ended: Ended, pause: Pause | None = None) -> None:
-        """Let a run that has just been set up take part; `ended` is called when it has ended."""
+        """Add a run that has just been set up; `ended` is called when it has ended."""
         run.loop.until = run.stop.ended
         self.clock.add(Party(name, run.loop, run.latest, ended, pause))
 
     def go_on(self, name: str, run: UnderWay, pause: Pause | None) -> None:
-        """Let a run that has just been set up go on to its end, or where `pause` says so, beside all others."""
+        """Run a run that has just been set up to its end, or until `pause` stops it, together with all others."""
         errors: list[DdlsimError] = []
         over: list[bool] = []
 
@@ -200,9 +200,9 @@ class Together:
         run.check_horizon()
 
     def until_all_have_ended(self) -> None:
-        """Go on until all jobs have ended that do not go on for ever, or to a KeyboardInterrupt; then the others end.
+        """Run until all jobs without `goes_on` have ended, or until a KeyboardInterrupt; then the others end.
 
-        Raises KeyboardInterrupt if none has made an update yet.
+        Raises KeyboardInterrupt if no job has made an update yet.
         """
         try:
             self.clock.run(lambda: all(not math.isnan(each.end) for each in self.tenants if not each.job.goes_on))
@@ -231,27 +231,27 @@ class Together:
     # ------------------------------------------------------------ what comes of it
 
     def goodput(self, number: int) -> float:
-        """Return the mean bytes/s that a background traffic has had from its start until now, or to its end."""
+        """Return the mean bytes/s of a background traffic from its start until now, or to its end."""
         each, loop = self.traffic[number], self._flows[number]
         nbytes = float(self.network.traffic_of(loop.network.party)[0][self.cluster.n_channels + number])
         seconds = min(self.network.now, si(each.end, "time")) - si(each.start, "time")
         return nbytes / seconds if seconds > 0.0 else 0.0
 
     def shares(self, *others: UnderWay) -> list[Floats]:
-        """Return the share of each machine and switch that `others`, and then all jobs that have begun, bear."""
+        """Return the share of each machine and switch that `others`, and then all started jobs, pay for."""
         runs = [*others, *(each.run for each in self.tenants if each.run is not None)]
         uses = [(run.loop.start, run.loop.now, run.prepared.nodes, run.loop.traffic().nbytes) for run in runs]
         return shares(self.cluster, uses)
 
     def check(self) -> None:
-        """Raise :class:`~ddlsim.errors.ConservationError` unless what all have put on the network adds up."""
+        """Raise :class:`~ddlsim.errors.ConservationError` unless the traffic of all jobs on the network adds up."""
         check_network(self.cluster, self.network)
 
 
 def beside(
     experiment: Experiment, cluster: Cluster, nodes: Sequence[int], *, keep_spans: bool, horizon: float
 ) -> Together:
-    """Return the network and clock of an experiment on some nodes, with all that is beside it."""
+    """Return the network and clock of an experiment on some nodes, with its co-located jobs and background traffic."""
     traffic = [each for each in experiment.beside if isinstance(each, Background)]
     place_of = {node: place for place, node in enumerate(cluster.workers.tolist())}
     occupied = [place_of[node] for node in nodes]

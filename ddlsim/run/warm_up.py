@@ -1,4 +1,4 @@
-"""Compile ahead what simulations and learning need, so that the first answer takes as long as all later ones."""
+"""Compilation ahead of time, so that the first simulation is as fast as all later ones."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ddlsim.workload.model_build import Builder, Flow
 
 @dataclass(frozen=True)
 class Warmth:
-    """What :func:`warm_up` has found and done.
+    """Result of :func:`warm_up`.
 
     compiled   functions that were not in the cache
-    functions  in the cache now
+    functions  functions in the cache now
     seconds    CPU time that it took
-    folders    where the cache is
-    nbytes     what it takes there
+    folders    folders of the cache
+    nbytes     size of the cache
     """
 
     compiled: tuple[str, ...]
@@ -131,10 +131,10 @@ Watcher = Callable[[str, float, float], None]
 
 @checked
 def warm_up(watch: Watcher | None = None) -> Warmth:
-    """Compile everything that simulations and learning need, and keep it in numba's cache; says what it did.
+    """Compile everything that simulations and training need into numba's cache, and return a report.
 
-    `watch` is told of the progress; without one, lines on stderr say what is compiled (:mod:`ddlsim.compile_messages`).
-    Takes 45 s of CPU time the first time, 2 s when all is there. Raises ConfigError where the cache cannot be written.
+    `watch` receives the progress; without it, lines on stderr report it (:mod:`ddlsim.compile_messages`). The first
+    call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the cache cannot be written.
     """
     if teller.remark or not compiler.KEPT:
         raise ConfigError(f"warm-up: compiled code cannot be kept: {teller.remark}")

@@ -1,4 +1,4 @@
-"""A model at servers that update together from whole gradients: K-async SGD, softsync, stale synchronous parallel."""
+"""Servers that update together from complete gradients: K-async SGD, softsync, stale synchronous parallel."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _optional(default: Callable[Concatenate[Contract, P], R]) -> Callable[Concat
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """All that other code asks a strategy, with defaults. Overlap policies can have a method ``program``, too."""
+    """The methods of a strategy, with defaults. Overlap policies can have a method ``program``, too."""
 
     strategy: Any
     _methods: Mapping[str, Any]
@@ -74,20 +74,20 @@ class Contract:
 
     @_optional
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Samples that a worker computes at once; with this method, the batch size is that of all workers together.
+        """Samples that a worker computes at once; with this method, the batch size is the total of all workers.
 
-        Default: the batch size, which is that of each worker.
+        Default: the batch size, which is per worker.
         """
         return batch_size
 
     @_optional
     def default_batch_size(self, n_workers: int) -> int:
-        """Batch size of a run that sets none. Default: 32; where workers share a batch, a sample for each."""
+        """Batch size of a run that sets none. Default: 32; if workers share a batch, one sample each."""
         return n_workers if self.shares_batch else SAMPLES
 
     @_optional
     def n_replicas(self, n_workers: int) -> int:
-        """Groups of workers that learn from samples of their own. Default: every worker."""
+        """Number of groups of workers with separate samples. Default: every worker."""
         return n_workers
 
     @_optional
@@ -97,9 +97,9 @@ class Contract:
 
     @_optional
     def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
-        """Raise ConfigError, with sizes that work, for a model, batch and number of workers that do not fit together.
+        """Nothing; raises ConfigError, with sizes that work, for an incompatible model, batch and number of workers.
 
-        Default: all do.
+        Default: accepts all.
         """
 
     @_optional
@@ -129,12 +129,12 @@ class Contract:
 
     @_optional
     def cycle(self) -> int:
-        """Steps after which the work of each worker repeats; runs measure whole cycles by default. Default: 1."""
+        """Steps after which the work of each worker repeats; runs measure complete cycles by default. Default: 1."""
         return 1
 
     @_optional
     def program(self, workloads: Sequence[Workload], accumulation: int) -> StepProgram:
-        """Step program of all workers. Default: ConfigError, as processes decide what comes next."""
+        """Step program of all workers. Default: ConfigError, because processes decide their next operation."""
         raise ConfigError(
             f"plan: {self.strategy.label} has no step program, as its processes decide what comes next; define "
             "program(workloads, accumulation), or set setting.plan in start, to show what they do"
@@ -147,12 +147,12 @@ class Contract:
 
     @_optional
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> Sequence[int]:
-        """Node of each rank of the plan, given those of the workers. Default: those, as every rank is a worker."""
+        """Node of each rank of the plan, given those of the workers. Default: those, because every rank is a worker."""
         return list(nodes)
 
     @_optional
     def peak_memory(self, workloads: Sequence[Workload], accumulation: int) -> Floats | None:
-        """Bytes that the tasks of each rank hold at most, (n_ranks,); None where that is unknown.
+        """Peak bytes of the tasks of each rank, (n_ranks,); None if unknown.
 
         Default: those of the plan, None without a step program.
         """
@@ -207,7 +207,7 @@ class Contract:
     def ways(
         self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]
     ) -> Iterator[Any]:
-        """Strategies that an object such as ``ddlsim.Splits`` stands for; counts why others do not fit.
+        """Strategies that an object such as ``ddlsim.Splits`` represents; counts why others do not fit.
 
         Default: the strategy itself.
         """
@@ -231,7 +231,7 @@ class Contract:
         return self.updates(1000, 2) >= 2000
 
     def stages_of(self, workloads: Sequence[Workload]) -> list[Stage]:
-        """Return the stage of each worker, given their workloads with the whole model.
+        """Return the stage of each worker, given their workloads with the full model.
 
         Raises ConfigError for a strategy that returns something else.
         """
@@ -245,13 +245,13 @@ class Contract:
         return stages
 
     def samples_at_once(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples that a worker computes at once. Raises ConfigError where that is no such number."""
+        """Return the samples that a worker computes at once. Raises ConfigError for an invalid number."""
         size = self.micro_batch_size(batch_size, n_workers)
         return self._whole(size, "micro_batch_size", f" for batch_size = {batch_size}")
 
     @property
     def cycle_length(self) -> int:
-        """Steps after which the work of each worker repeats. Raises ConfigError where that is no such number."""
+        """Steps after which the work of each worker repeats. Raises ConfigError for an invalid number."""
         return self._whole(self.cycle(), "cycle")
 
     def _whole(self, number: int, method: str, why: str = "") -> int:
@@ -260,8 +260,8 @@ class Contract:
         return number
 
     def micro_batches(self, batch_size: int, n_workers: int, accumulation: int) -> int:
-        """Return the number of (micro-)batches that a worker computes for an update: `accumulation`, or where workers
-        share a batch, those of its replica's share.
+        """Return the number of (micro-)batches of a worker per update: `accumulation`, or, if workers share a batch, those
+        of its replica's share.
 
         Raises ConfigError for an `accumulation` there: the batch size is that of an update already.
         """
@@ -275,13 +275,13 @@ class Contract:
         return batch_size // (self.samples_at_once(batch_size, n_workers) * self.n_replicas(n_workers))
 
     def whole_cycles(self, warmup: int, steps: int) -> tuple[int, int]:
-        """Return warm-up and measured steps, each rounded up to whole cycles."""
+        """Return warm-up and measured steps, each rounded up to complete cycles."""
         cycle = self.cycle_length
         return cycle * -(-warmup // cycle), cycle * -(-steps // cycle)
 
 
 def of(strategy: object) -> Contract:
-    """Return the contract of a strategy, or of any object: what its class defines, defaults for the rest.
+    """Return the contract of a strategy, or of any object: the methods of its class, and defaults for the rest.
 
     Raises ConfigError for an attribute of the class that has the name of a method but is none, and for a method with
     other parameters.
