@@ -106,7 +106,7 @@ def _check(row: Row) -> None:
         raise UnsupportedError("context parallelism is not simulated yet")
 
 
-#: stacks and devices that replace those of the catalogue, by name: what :func:`accuracy.stacks.fit` varies
+#: stacks and devices that replace those of the catalogue, by name: what :func:`accuracy.stacks.fitted` varies
 REPLACED: dict[str, Stack | Device] = {}
 
 
