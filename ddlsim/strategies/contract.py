@@ -260,8 +260,8 @@ class Contract:
         return number
 
     def micro_batches(self, batch_size: int, n_workers: int, accumulation: int) -> int:
-        """Return the number of (micro-)batches of a worker per update: `accumulation`, or, if workers share a batch, those
-        of its replica's share.
+        """Return the number of (micro-)batches of a worker per update: `accumulation`, or, if workers share a batch,
+        those of its replica's share.
 
         Raises ConfigError for an `accumulation` there: the batch size is that of an update already.
         """
