@@ -35,7 +35,7 @@ class Spread:
     variation: Variation = 0.08
 
     @checked
-    def times(self, n: Count) -> list[float]:
+    def relative_times(self, n: Count) -> list[float]:
         """Return the times of n parts relative to the median, (n,), ascending."""
         sd, normal = self.variation / WHISKERS, NormalDist()
         return [1.0 + sd * normal.inv_cdf((k - 0.375) / (n + 0.25)) for k in range(1, n + 1)]
@@ -43,5 +43,5 @@ class Spread:
     @checked
     def speeds(self, n: Count, seed: Seed = 0) -> tuple[float, ...]:
         """Return the speed factors of n devices, (n,)."""
-        times = self.times(n)
+        times = self.relative_times(n)
         return tuple(1.0 / times[k] for k in stream(seed, 0, "spread").permutation(n).tolist())

@@ -390,7 +390,7 @@ def sampled_times(cluster: Cluster) -> Floats:
         own = np.flatnonzero(sends & (spread == variation))
         channels, first = np.unique(cluster.link_channel[own], return_index=True)
         drawn = [stream(cluster.link_seed or 0, link, "link spread").random() for link in own[first].tolist()]
-        times[channels[np.argsort(drawn)]] = Spread(variation).times(len(channels))
+        times[channels[np.argsort(drawn)]] = Spread(variation).relative_times(len(channels))
     return times
 
 

@@ -49,7 +49,7 @@ def test_a_ring_takes_as_long_as_the_slowest_of_so_many_normal_links(n):
     ratio = collective_time(hosts(n), "ring", "1 GB") / collective_time(hosts(n, 0.0), "ring", "1 GB")
     sd = SPREAD / WHISKERS
     assert ratio - 1.0 == pytest.approx(order_statistics.normal(n, sd=sd), rel=0.06)
-    assert ratio == pytest.approx(Spread(SPREAD).times(n)[-1], rel=2e-3)  # but for latency
+    assert ratio == pytest.approx(Spread(SPREAD).relative_times(n)[-1], rel=2e-3)  # but for latency
 
 
 def test_only_what_leaves_a_machine_is_slower():
@@ -57,7 +57,7 @@ def test_only_what_leaves_a_machine_is_slower():
     cluster = hosts(8).sampled(1)
     times = (cluster.nominal_capacity / cluster.channel_capacity)[cluster.link_channel]
     assert (times[cluster.is_switch_port] == 1.0).all()
-    assert sorted(times[~cluster.is_switch_port]) == pytest.approx(Spread(SPREAD).times(8))
+    assert sorted(times[~cluster.is_switch_port]) == pytest.approx(Spread(SPREAD).relative_times(8))
     graph = racks(2, 2, bandwidth="1 Gbit/s", latency="10 us", trunk_bandwidth="1 Gbit/s", trunk_latency="10 us")
     trunks = with_detail(load_cluster(graph), kinds=["trunk"], spread=SPREAD).sampled(0)
     n_unequal = np.count_nonzero(trunks.channel_capacity != trunks.nominal_capacity)
@@ -102,7 +102,7 @@ def test_a_measured_pair_is_taken_for_an_average_one():
     assert (unequal.cluster.details.spread == SPREAD).all()
     assert unequal.cluster.nominal_capacity.tolist() == plain.cluster.nominal_capacity.tolist()
     slower = collective_time(unequal.cluster, "ring", "1 GB") / collective_time(plain.cluster, "ring", "1 GB")
-    assert slower == pytest.approx(Spread(SPREAD).times(8)[-1], rel=2e-3)
+    assert slower == pytest.approx(Spread(SPREAD).relative_times(8)[-1], rel=2e-3)
 
 
 # ---------------------------------------------------------------- every mechanism
