@@ -170,7 +170,7 @@ def deviation_told(nodes: Callable[[int], bool], path: Path = DATA) -> float | N
         if (row.operation, row.backend, row.rate, row.delay) == ("all_reduce", "nccl", math.inf, 0.0) and nodes(
             row.n_nodes
         ):
-            slowest = Spread(WHISKERS * 1e-6).times(row.n_nodes)[-1]
+            slowest = Spread(WHISKERS * 1e-6).relative_times(row.n_nodes)[-1]
             told.append((row.seconds / predicted(row, path, spread=0.0).value - 1.0) / ((slowest - 1.0) / 1e-6))
     return mean(told) if told else None
 
