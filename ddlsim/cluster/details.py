@@ -102,6 +102,7 @@ def window_under_loss(transport: str, loss: float, round_trip: float, segment: f
 
 
 Transport: TypeAlias = Annotated[str, one_of("", *PROTOCOLS)]
+Sharing: TypeAlias = Annotated[str, one_of("", "max-min", "fifo")]
 #: what a user calls links without a transport, whatever their file says
 IDEAL = "ideal"
 Texts: TypeAlias = npt.NDArray[np.str_]
@@ -125,6 +126,8 @@ class LinkDetail:
     unordered                    messages of a connection do not wait for each other but share it
     warm                         windows are open already: no slow start
     buffer                       bytes that may wait at this port of a switch before TCP's are lost; 0: no end of them
+    sharing                      "fifo": bytes leave in the order in which they arrived, on all links of the network;
+                                 "" and "max-min": messages share links side by side
     """
 
     frame_header: NotNegative = 0.0
@@ -140,6 +143,7 @@ class LinkDetail:
     unordered: bool = False
     warm: bool = False
     buffer: NotNegative = 0.0
+    sharing: Sharing = ""
 
     def written(self) -> dict[str, Any]:
         """Return the fields that say anything, as attributes of an edge."""
@@ -172,6 +176,7 @@ class LinkDetails:
     unordered: Bools
     warm: Bools
     buffer: Floats
+    sharing: Texts
 
     def __post_init__(self) -> None:
         for key in DETAIL_KEYS:
@@ -186,7 +191,7 @@ class LinkDetails:
         """Whether any link does more than to name a transport whose messages share it as flows do."""
         told = self.flow_rate + self.window + self.rendezvous > 0.0
         transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp")
-        shaped = self.frame_header + self.burst + self.reverse_load > 0.0
+        shaped = (self.frame_header + self.burst + self.reverse_load > 0.0) | (self.sharing == "fifo")
         return bool((shaped | (self.transport != "") & transported).any())
 
     @property
@@ -234,6 +239,7 @@ class Told:
     unordered: bool = False
     warm: bool = False
     buffer: _Size = 0.0
+    sharing: Sharing = ""
 
     def detail(self, where: str = "") -> LinkDetail:
         """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""
@@ -245,7 +251,8 @@ class Told:
                 "say together what a frame is; give both, like '66 B' and '1448 B'"
             )
         transport = "" if self.transport == IDEAL else self.transport
-        rest = {key: getattr(self, key) for key in ("reverse_load", "loss", "connections", "unordered", "warm")}
+        keys = ("reverse_load", "loss", "connections", "unordered", "warm", "sharing")
+        rest = {key: getattr(self, key) for key in keys}
         detail = LinkDetail(transport=transport, flow_rate=si(self.flow_rate, "bandwidth"), **rest, **sizes)
         return _consistent(detail, si(self.mtu, "bytes"), where)
 

@@ -20,7 +20,7 @@ from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, window_
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.network import state as st
-from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping, with_split
+from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_marks, grow_slots, with_buffers, with_queues, with_shaping, with_split
 from ddlsim.network.busy import Logged
 from ddlsim.network.changes import CAPACITY, REROUTE, Fault, changes_of, shares_of
 from ddlsim.network.epochs import Around, Epochs
@@ -29,9 +29,9 @@ from ddlsim.network.state import Bools, Floats, Ints, grown
 from ddlsim.network.view import Table
 
 #: a row of state.WAY, and one of state.CONNECTION
-Way = tuple[float, float, float, float, float, float, float, int, int]
+Way = tuple[float, float, float, float, float, float, float, float, int, int]
 Connection = tuple[float, float, int, int, int, int]
-_BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, -1, -1)
+_BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, math.inf, -1, -1)
 
 
 class _Terms(NamedTuple):
@@ -44,6 +44,7 @@ class _Terms(NamedTuple):
     timeout: float
     least: float
     single: float
+    window: float
     limit: float
     ordered: int
 
@@ -88,7 +89,7 @@ class Ways:
             self.limits.append(terms.limit)
         self.connections.append((terms.initial, 0.0, -1, -1, 0, terms.ordered))
         self._n += 1
-        return (*terms[:7], self._n - 1, channel)
+        return (*terms[:8], self._n - 1, channel)
 
 
 def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms | None:
@@ -116,6 +117,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         timeout=round_trip + LEAST_TIMEOUT,
         least=first.connections * protocol.least * frame,
         single=first.connections * frame,
+        window=first.connections * window,
         limit=limit if limit < rate else math.inf,
         ordered=int(not first.unordered),
     )
@@ -168,9 +170,14 @@ class Engine:
             interconnect.recv_overhead,
             interconnect.reduce_time,
         )
+        details = interconnect.details
+        if details is not None and (details.sharing == "fifo").any():
+            if interconnect.splits or details.buffer.any():
+                key = "buffer" if details.buffer.any() else "several paths of a message (spray, ECMP, interfaces)"
+                raise ConfigError(f"sharing: {key} cannot be simulated with 'fifo'; remove it, or use 'max-min'")
+            self.net = with_queues(self.net)
         if interconnect.splits:
             self.net = with_split(self.net)
-        details = interconnect.details
         self._details = details if details is not None and details.acts else None
         if self._details is not None:
             self.net = with_shaping(self.net, self._link_channel, interconnect.reverse_link, self._details)
@@ -232,6 +239,9 @@ class Engine:
     ) -> None:
         """Let links and nodes change, see :meth:`ddlsim.network.network.Network.will_change`."""
         net, avoided = self.net, list(avoided)
+        if avoided and net.counts[st.FIFO]:
+            raise ConfigError("sharing: messages in queues cannot take other routes; use sharing = 'max-min', or faults "
+                              "after which routes stay")  # fmt: skip
         happened = int(net.counts[st.N_CHANGED])
         self._epoch += Epochs.begun(net.changes[:happened])
         to_come = net.changes[happened:]
@@ -331,6 +341,8 @@ class Engine:
     def ensure_slots(self, extra: int = 0) -> None:
         """Have slots for all messages that can be on their way, and `extra` ones."""
         counts = self.net.counts
+        while counts[st.FIFO] and counts[st.N_FREE_MARKS] < 2 * ((counts[st.N_QUEUED] + 2) << counts[st.HOP_SHIFT]) + 64:
+            self.net = grow_marks(self.net)
         need = int(counts[st.N_DELIVERING]) + 2 * (int(counts[st.LIVE_SENDS]) + self.reserved + extra)
         if need > len(self.net.slots):
             self.net = grow_slots(self.net, need)
