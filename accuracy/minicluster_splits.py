@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,12 @@ def details() -> dict[str, float]:
     values = {parameter.name: parameter.value for parameter in calibration(100.0)[0].parameters}
     keys = ("frame_header", "frame_payload", "burst", "reverse_load")
     return {key: values.get(f"between.{key}", 0.0) for key in keys}
+
+
+#: how the hosts' kernels queue what is sent. Bytes leave a token bucket and a switch port in the order in which they came
+#: (tc-tbf(8), tc-bfifo(8)). Of a connection two buffers of segmentation offload, 64 KiB each, are under way: TCP small
+#: queues hold back what is more (tcp_small_queue_check in Linux' net/ipv4/tcp_output.c: twice the buffer's size).
+QUEUES: dict[str, Any] = {"sharing": "fifo", "transport": "tcp-reno", "warm": True, "window": "128 KiB"}
 
 
 def wire(nbytes: float) -> float:
@@ -77,7 +84,7 @@ def software() -> Software:
 def cluster_of(row: Measurement, taken: float) -> Cluster:
     """Return the hosts of a row, of whose messages' software so many s are in the plan."""
     graph = star(row.n, bandwidth=row.mbps * 1e6 / 8, latency=(software().message - taken) / 2)
-    return with_detail(Cluster.from_graph(graph), **details())
+    return with_detail(Cluster.from_graph(graph), **details(), **QUEUES)
 
 
 # ---------------------------------------------------------------- pipelines

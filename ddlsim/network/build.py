@@ -12,6 +12,7 @@ from ddlsim.network.changes import CHANGE
 from ddlsim.network.state import Array, Floats, Ints, Net, Places, Records, grown
 
 NO_BARRIER = -(1 << 62)
+_AHEAD = 8  # messages of a rank that a socket's buffer takes
 _SPANS = 64  # a round of more instants, or of more different spans between them, is not replayed
 
 
@@ -153,7 +154,7 @@ def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Link
 
 def with_queues(net: Net) -> Net:
     """Return an empty `net` in which links serve bytes in the order of their arrival."""
-    net.counts[st.FIFO] = 1
+    net.counts[st.FIFO], net.counts[st.AHEAD] = 1, _AHEAD
     return grow_marks(_with_queues(net))
 
 

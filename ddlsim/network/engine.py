@@ -280,7 +280,7 @@ class Engine:
         row["party"] = party
         net.counts[st.N_LIVE] += 1
         net.counts[st.LIVE_THREADS] += shape.n_ranks * shape.n_lanes
-        net.counts[st.LIVE_SENDS] += shape.sends_bound
+        net.counts[st.LIVE_SENDS] += net.programs["sends_bound"][program]
         self.expect(shape.n_ranks)
         self.ensure_slots()
         return instance
@@ -297,7 +297,7 @@ class Engine:
             self.net.instances["ranks_left"][instance] = 0
             counts[st.N_LIVE] -= 1
             counts[st.LIVE_THREADS] -= shape.n_ranks * shape.n_lanes
-            counts[st.LIVE_SENDS] -= shape.sends_bound
+            counts[st.LIVE_SENDS] -= self.net.programs["sends_bound"][self.instance_program[instance]]
             self.free([instance])
 
     def free(self, instances: Iterable[int]) -> None:
@@ -464,7 +464,8 @@ class Engine:
         columns = (shape.src, shape.dst, shape.receiving, shape.weight, shape.stride, shape.reduce)
         write_messages(messages, step, route, weight, nodes, columns)
         thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))
-        program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, shape.sends_bound))
+        bound = shape.sends_bound + int(self.net.counts[st.AHEAD]) * shape.n_ranks * shape.n_lanes
+        program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, bound))
         self._programs[key] = program
         self._kept.append((schedule, sizes))
         self._shapes.append(shape)

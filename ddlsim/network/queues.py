@@ -55,6 +55,7 @@ from ddlsim.network.sums import book_bytes
 
 #: kinds of marks: another inflow; the first byte of a burst; the last byte of a unit, and of a message
 INFLOW, BURST, UNIT, END = 0, 1, 2, 3
+UNITS = 8  # that a window consists of
 SAME = 1e-12  # relative; inflows this close are one
 FULL_RATE = 1.0 + 1e-11  # what arrives this much faster than it is served is taken to arrive as fast
 
@@ -162,31 +163,70 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
     window = np.inf
     if net.counts[TRANSPORTED] == 1:
         window = net.ways[net.slots[slot].route].window
-    net.trains[slot].unit = 0.5 * window if window < train.wire else train.wire
+    if net.counts[SHAPED] == 1 and net.frames[net.slots[slot].route].header > 0.0:
+        frame = net.frames[net.slots[slot].route]
+        window += window * frame.header / frame.payload
+    net.trains[slot].unit = window / UNITS if window < train.wire else train.wire
     net.trains[slot].left = train.wire
     net.trains[slot].flying = 0
-    send_units(net, slot)
+    if not wait_in_line(net, slot):
+        send_units(net, slot)
 
 
 @inlined
 def send_units(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Let as many units of a message enter the queue of its first link as its window allows."""
-    entry = slot << net.counts[HOP_SHIFT]
-    channel = net.crossings[entry].channel
-    work(net, channel)
-    while net.trains[slot].flying < 2 and net.trains[slot].left > 0.0:
-        size = min(net.trains[slot].unit, net.trains[slot].left)
-        net.trains[slot].left -= size
-        net.trains[slot].flying += 1
-        arrive(net, entry)
-        if net.queues[channel].backlogged == 0:
-            fill_up(net, channel)
-            net.queues[channel].burst = entry
-        else:
-            put_mark(net, channel, entry, BURST, 0.0)
-        net.queues[channel].arrived += size
-        put_mark(net, channel, entry, UNIT if net.trains[slot].left > 0.0 else END, 0.0)
-    touch(net, channel)
+    """Let as many units of a message enter the queue of its first link as its window allows, then those of the next
+    messages of its connection."""
+    while True:
+        entry = slot << net.counts[HOP_SHIFT]
+        channel = net.crossings[entry].channel
+        work(net, channel)
+        while net.trains[slot].flying < UNITS and net.trains[slot].left > 0.0:
+            size = min(net.trains[slot].unit, net.trains[slot].left)
+            net.trains[slot].left -= size
+            net.trains[slot].flying += 1
+            arrive(net, entry)
+            if net.queues[channel].backlogged == 0:
+                fill_up(net, channel)
+                net.queues[channel].burst = entry
+            else:
+                put_mark(net, channel, entry, BURST, 0.0)
+            net.queues[channel].arrived += size
+            put_mark(net, channel, entry, UNIT if net.trains[slot].left > 0.0 else END, 0.0)
+        touch(net, channel)
+        connection = ordered_connection(net, slot)
+        if connection < 0:
+            return
+        following = net.connections[connection].first
+        net.connections[connection].busy = 1 if net.trains[slot].left > 0.0 or following >= 0 else 0
+        if net.trains[slot].left > 0.0 or following < 0:
+            return
+        net.connections[connection].first = net.line[following]
+        slot = np.int64(following)
+
+
+@inlined
+def ordered_connection(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Return the connection on which a message waits until those before it are handed over; -1: none."""
+    if net.counts[TRANSPORTED] == 0:
+        return -1
+    connection = net.ways[net.slots[slot].route].connection
+    return connection if connection >= 0 and net.connections[connection].ordered == 1 else -1
+
+
+@inlined
+def wait_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Whether a message waits for others of its connection, which are not handed over to the first link yet."""
+    connection = ordered_connection(net, slot)
+    if connection < 0 or net.connections[connection].busy == 0:
+        return False
+    net.line[slot] = -1
+    if net.connections[connection].first < 0:
+        net.connections[connection].first = slot
+    else:
+        net.line[net.connections[connection].last] = slot
+    net.connections[connection].last = slot
+    return True
 
 
 # ---------------------------------------------------------------- a queue
@@ -446,7 +486,7 @@ def depart(net: Net, entry):  # type: ignore[no-untyped-def]
 @inlined
 def marks_suffice(net: Net):  # type: ignore[no-untyped-def]
     """Whether there are marks for whatever the next event of a queue sets off."""
-    return net.counts[N_FREE_MARKS] >= ((net.counts[N_QUEUED] + 1) << net.counts[HOP_SHIFT]) + 8
+    return net.counts[N_FREE_MARKS] >= ((net.counts[N_QUEUED] + UNITS) << net.counts[HOP_SHIFT]) + 4 * UNITS
 
 
 @called

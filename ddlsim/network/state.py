@@ -82,7 +82,8 @@ N_QUEUE_HEAP = 54  # entries in the heap of queues' next events
 N_FREE_MARKS = 55
 N_TOUCHED = 56  # queues whose outflows are to be worked out again, and how many of them have been
 N_REFRESHED = 57
-N_COUNTS = 58
+AHEAD = 58  # sends that a thread need not wait for: under FIFO the sender's queue has taken them
+N_COUNTS = 59
 
 # Places in Net.reals (float64)
 NOW = 0
