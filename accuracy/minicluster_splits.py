@@ -40,7 +40,7 @@ def details() -> dict[str, float]:
 #: how the hosts' kernels queue what is sent. Bytes leave a token bucket and a switch port in the order in which they came
 #: (tc-tbf(8), tc-bfifo(8)). Of a connection two buffers of segmentation offload, 64 KiB each, are under way: TCP small
 #: queues hold back what is more (tcp_small_queue_check in Linux' net/ipv4/tcp_output.c: twice the buffer's size).
-QUEUES: dict[str, Any] = {"sharing": "fifo", "transport": "tcp-reno", "warm": True, "window": "128 KiB"}
+QUEUES: dict[str, Any] = {"sharing": "fifo", "transport": "tcp-reno", "warm": True, "window": "512 KiB"}
 
 
 def wire(nbytes: float) -> float:

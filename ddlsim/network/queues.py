@@ -57,6 +57,7 @@ from ddlsim.network.sums import book_bytes
 INFLOW, BURST, UNIT, END = 0, 1, 2, 3
 UNITS = 8  # that a window consists of
 SAME = 1e-12  # relative; inflows this close are one
+LOST = 1e-6  # of a message's bytes; fewer that arrive in no time do not wait
 FULL_RATE = 1.0 + 1e-11  # what arrives this much faster than it is served is taken to arrive as fast
 
 
@@ -157,6 +158,7 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
         net.crossings[entry].inflow = 0.0
         net.crossings[entry].head = 0.0
         net.crossings[entry].passed = 0.0
+        net.crossings[entry].entered = 0.0
         net.crossings[entry].through = net.queues[net.crossings[entry].channel].through
         if net.crossings[entry].stage == 1:
             list_onward(net, entry)
@@ -184,6 +186,7 @@ def send_units(net: Net, slot):  # type: ignore[no-untyped-def]
         while net.trains[slot].flying < UNITS and net.trains[slot].left > 0.0:
             size = min(net.trains[slot].unit, net.trains[slot].left)
             net.trains[slot].left -= size
+            net.trains[slot].last = size
             net.trains[slot].flying += 1
             arrive(net, entry)
             if net.queues[channel].backlogged == 0:
@@ -284,6 +287,9 @@ def put_mark(net: Net, channel, entry, kind, rate):  # type: ignore[no-untyped-d
 def set_inflow(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
     """Note at the tail of a queue that bytes of a message arrive at `rate` from now on."""
     before = net.crossings[entry].inflow
+    now = net.reals[QUEUE_TIME]
+    net.crossings[entry].entered += before * (now - net.crossings[entry].since)
+    net.crossings[entry].since = now
     net.crossings[entry].inflow = rate
     net.queues[channel].arriving += (1 if rate > 0.0 else 0) - (1 if before > 0.0 else 0)
     net.queues[channel].inflow += rate - before
@@ -410,9 +416,21 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
         channel = net.crossings[entry].channel
         work(net, channel)
         set_inflow(net, channel, entry, 0.0)
+        train = net.trains[entry >> net.counts[HOP_SHIFT]]
+        size = train.last if kind == END else train.unit
+        missing = size - net.crossings[entry].entered  # lost in the rounding of times, if links before this are fast
+        net.crossings[entry].entered = 0.0
+        if net.queues[channel].backlogged == 0 and missing > LOST * size:
+            arrive(net, entry)
+            fill_up(net, channel)
         if net.queues[channel].backlogged == 1:
+            last = net.queues[channel].last
+            position = net.queues[channel].arrived + missing
+            if last >= 0:
+                position = max(position, net.queue_marks[last].position)
+            net.queues[channel].arrived = position
             put_mark(net, channel, entry, kind, 0.0)
-            schedule(net, channel)
+            touch(net, channel)
             return
         set_head(net, channel, entry, 0.0)
         net.queues[channel].rate = net.queues[channel].inflow

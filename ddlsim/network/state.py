@@ -213,14 +213,17 @@ QUEUE = record(
     burst="n", arriving="n", leaving="n", expected="n", onward="n", backlogged="n", touched="n", dirty="n", heap_place="n",
 )  # fmt: skip
 #: a message on a link of its route. inflow, head: bytes/s at which its bytes arrive, and at which those now leaving
-#: arrived; passed: bytes that had left when the integral of its queue was `through`; previous, next: in the list of the
+#: arrived; entered: bytes of the present unit that had arrived at `since` (s); passed: bytes that had left when the integral of its queue was `through`; previous, next: in the list of the
 #: queue; stage: 0 before its first byte is here, 1 while it is here, 2 when its last one has left
-CROSSING = record(inflow="f", head="f", passed="f", through="f", channel="n", previous="n", next="n", stage="n")
+CROSSING = record(
+    inflow="f", head="f", entered="f", since="f", passed="f", through="f", channel="n", previous="n", next="n",
+    stage="n",
+)  # fmt: skip
 #: from the byte at `position` on, bytes of a message (an entry) arrived at `rate`; or a kind below
 MARK = record(position="f", rate="f", entry="n", kind="n", next="n")
 #: of the message in a slot: when its first byte entered, s; bytes in all, and that wait for the window; `unit`: bytes
-#: handed to the first link at once, `flying` of these are on their way
-TRAIN = record(start="f", wire="f", left="f", unit="f", hops="n", flying="n")
+#: handed to the first link at once (the last time `last`), `flying` of these are on their way
+TRAIN = record(start="f", wire="f", left="f", unit="f", last="f", hops="n", flying="n")
 READY = record(instance="n", thread="n")
 OUT = record(id="i", rank="i")
 #: a busy interval of a channel, and of another one (-1: of none)
