@@ -102,7 +102,9 @@ def window_under_loss(transport: str, loss: float, round_trip: float, segment: f
 
 
 Transport: TypeAlias = Annotated[str, one_of("", *PROTOCOLS)]
-Sharing: TypeAlias = Annotated[str, one_of("", "max-min", "fifo")]
+#: in files, and a link's own
+_Sharing: TypeAlias = Annotated[str, one_of("", "max-min", "fifo")]
+Sharing: TypeAlias = Annotated[str, one_of("", "fifo")]
 #: what a user calls links without a transport, whatever their file says
 IDEAL = "ideal"
 Texts: TypeAlias = npt.NDArray[np.str_]
@@ -126,8 +128,8 @@ class LinkDetail:
     unordered                    messages of a connection do not wait for each other but share it
     warm                         windows are open already: no slow start
     buffer                       bytes that may wait at this port of a switch before TCP's are lost; 0: no end of them
-    sharing                      "fifo": bytes leave in the order in which they arrived, on all links of the network;
-                                 "" and "max-min": messages share links side by side
+    sharing                      "fifo": bytes leave in the order in which they arrived, on all links of a network with
+                                 such a link; "": messages share links side by side
     """
 
     frame_header: NotNegative = 0.0
@@ -220,7 +222,8 @@ class Told:
     """The details of a link as files and people write them: sizes are bytes or text such as "66 B", `flow_rate` is
     bytes/s or "5 Gbit/s".
 
-    mtu  bytes of the transport's frames, which says frame_header and frame_payload
+    mtu      bytes of the transport's frames, which says frame_header and frame_payload
+    sharing  "max-min" is the same as ""
 
     The other fields are those of :class:`LinkDetail`.
     """
@@ -239,7 +242,7 @@ class Told:
     unordered: bool = False
     warm: bool = False
     buffer: _Size = 0.0
-    sharing: Sharing = ""
+    sharing: _Sharing = ""
 
     def detail(self, where: str = "") -> LinkDetail:
         """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""
@@ -251,8 +254,9 @@ class Told:
                 "say together what a frame is; give both, like '66 B' and '1448 B'"
             )
         transport = "" if self.transport == IDEAL else self.transport
-        keys = ("reverse_load", "loss", "connections", "unordered", "warm", "sharing")
-        rest = {key: getattr(self, key) for key in keys}
+        keys = ("reverse_load", "loss", "connections", "unordered", "warm")
+        rest: dict[str, Any] = {key: getattr(self, key) for key in keys}
+        rest["sharing"] = "fifo" if self.sharing == "fifo" else ""
         detail = LinkDetail(transport=transport, flow_rate=si(self.flow_rate, "bandwidth"), **rest, **sizes)
         return _consistent(detail, si(self.mtu, "bytes"), where)
 

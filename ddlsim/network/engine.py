@@ -239,9 +239,6 @@ class Engine:
     ) -> None:
         """Let links and nodes change, see :meth:`ddlsim.network.network.Network.will_change`."""
         net, avoided = self.net, list(avoided)
-        if avoided and net.counts[st.FIFO]:
-            raise ConfigError("sharing: messages in queues cannot take other routes; use sharing = 'max-min', or faults "
-                              "after which routes stay")  # fmt: skip
         happened = int(net.counts[st.N_CHANGED])
         self._epoch += Epochs.begun(net.changes[:happened])
         to_come = net.changes[happened:]
@@ -390,6 +387,9 @@ class Engine:
         if self._ways is not None:
             self._add_ways(self._ways, np.stack([src, dst], axis=1).tolist(), routes)
         for number, others, changed in self._epochs.later(epoch, src, dst, usual):
+            if self.net.counts[st.FIFO]:
+                raise ConfigError("sharing: messages in queues take no detours; use sharing = 'max-min', or let no link "
+                                  "with a detour be down")  # fmt: skip
             rows = np.zeros(len(src), dtype=st.ROUTE)
             self._write_routes(rows, changed, latency)
             _, detours = self._extend("detours", len(others))

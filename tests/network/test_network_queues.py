@@ -205,5 +205,3 @@ def test_what_queues_do_not_simulate_is_an_error():
         Network(dataclasses.replace(made, shares=[[0.5, 0.5]]))
     with pytest.raises(ConfigError, match="buffer"):
         Network(fabric([1.0, 1.0], [[0, 1]], transport="tcp-reno", buffer=1e4))
-    with pytest.raises(ConfigError, match="sharing"):
-        Network(made).will_change([], avoided=[(1.0, 2.0, frozenset([0]))])
