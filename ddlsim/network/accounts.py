@@ -200,8 +200,9 @@ def _queued(net: Net, now: float) -> _Queued:
     crossing = net.crossings[entry]
     queue = net.queues[crossing["channel"]]
     left = queue["rate"] * np.maximum(now - queue["time"], 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        through = queue["through"] - crossing["through"] + np.where(queue["burst"] < 0, left / queue["head"], 0.0)
+    shared = (queue["burst"] < 0) & (queue["head"] > 0.0)
+    grown = np.divide(left, queue["head"], out=np.zeros(len(left)), where=shared)
+    through = queue["through"] - crossing["through"] + grown
     passed = crossing["passed"] + np.where(crossing["head"] > 0.0, crossing["head"] * through, 0.0)
     passed += np.where(queue["burst"] == entry, left, 0.0)
     nbytes = net.slots["nbytes"][slot]

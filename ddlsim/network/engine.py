@@ -176,6 +176,8 @@ class Engine:
                 key = "buffer" if details.buffer.any() else "several paths of a message (spray, ECMP, interfaces)"
                 raise ConfigError(f"sharing: {key} cannot be simulated with 'fifo'; remove it, or use 'max-min'")
             self.net = with_queues(self.net)
+            if details.rendezvous.any():  # senders wait for receivers
+                self.net.counts[st.AHEAD] = 0
         if interconnect.splits:
             self.net = with_split(self.net)
         self._details = details if details is not None and details.acts else None
