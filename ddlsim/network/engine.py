@@ -20,7 +20,17 @@ from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, window_
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.network import state as st
-from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_marks, grow_slots, with_buffers, with_queues, with_shaping, with_split
+from ddlsim.network.build import (
+    add_channels,
+    empty_net,
+    grow_hops,
+    grow_marks,
+    grow_slots,
+    with_buffers,
+    with_queues,
+    with_shaping,
+    with_split,
+)
 from ddlsim.network.busy import Logged
 from ddlsim.network.changes import CAPACITY, REROUTE, Fault, changes_of, shares_of
 from ddlsim.network.epochs import Around, Epochs
@@ -340,7 +350,8 @@ class Engine:
     def ensure_slots(self, extra: int = 0) -> None:
         """Have slots for all messages that can be on their way, and `extra` ones."""
         counts = self.net.counts
-        while counts[st.FIFO] and counts[st.N_FREE_MARKS] < 2 * ((counts[st.N_QUEUED] + 2) << counts[st.HOP_SHIFT]) + 64:
+        needed = ((int(counts[st.N_QUEUED]) + st.UNITS) << int(counts[st.HOP_SHIFT])) + 4 * st.UNITS
+        while counts[st.FIFO] and counts[st.N_FREE_MARKS] < 2 * needed:
             self.net = grow_marks(self.net)
         need = int(counts[st.N_DELIVERING]) + 2 * (int(counts[st.LIVE_SENDS]) + self.reserved + extra)
         if need > len(self.net.slots):

@@ -49,13 +49,14 @@ from ddlsim.network.state import (
     ROUND_TRANSFER_MAX,
     SHAPED,
     TRANSPORTED,
+    UNITS,
     Net,
 )
 from ddlsim.network.sums import book_bytes
 
 #: kinds of marks: another inflow; the first byte of a burst; the last byte of a unit, and of a message
 INFLOW, BURST, UNIT, END = 0, 1, 2, 3
-UNITS = 8  # that a window consists of
+MOST_UNITS = 2048  # of a message, however small its window is
 SAME = 1e-12  # relative; inflows this close are one
 LOST = 1e-6  # of a message's bytes; fewer that arrive in no time do not wait
 FULL_RATE = 1.0 + 1e-11  # what arrives this much faster than it is served is taken to arrive as fast
@@ -168,7 +169,8 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
     if net.counts[SHAPED] == 1 and net.frames[net.slots[slot].route].header > 0.0:
         frame = net.frames[net.slots[slot].route]
         window += window * frame.header / frame.payload
-    net.trains[slot].unit = window / UNITS if window < train.wire else train.wire
+    net.trains[slot].unit = max(window / UNITS, train.wire / MOST_UNITS) if window < train.wire else train.wire
+    net.trains[slot].allowed = max(np.int64(window / net.trains[slot].unit), 1) if window < train.wire else 1
     net.trains[slot].left = train.wire
     net.trains[slot].flying = 0
     if not wait_in_line(net, slot):
@@ -183,7 +185,7 @@ def send_units(net: Net, slot):  # type: ignore[no-untyped-def]
         entry = slot << net.counts[HOP_SHIFT]
         channel = net.crossings[entry].channel
         work(net, channel)
-        while net.trains[slot].flying < UNITS and net.trains[slot].left > 0.0:
+        while net.trains[slot].flying < net.trains[slot].allowed and net.trains[slot].left > 0.0:
             size = min(net.trains[slot].unit, net.trains[slot].left)
             net.trains[slot].left -= size
             net.trains[slot].last = size
@@ -197,7 +199,7 @@ def send_units(net: Net, slot):  # type: ignore[no-untyped-def]
             net.queues[channel].arrived += size
             put_mark(net, channel, entry, UNIT if net.trains[slot].left > 0.0 else END, 0.0)
         touch(net, channel)
-        connection = ordered_connection(net, slot)
+        connection: int = ordered_connection(net, slot)
         if connection < 0:
             return
         following = net.connections[connection].first
@@ -220,7 +222,7 @@ def ordered_connection(net: Net, slot):  # type: ignore[no-untyped-def]
 @inlined
 def wait_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
     """Whether a message waits for others of its connection, which are not handed over to the first link yet."""
-    connection = ordered_connection(net, slot)
+    connection: int = ordered_connection(net, slot)
     if connection < 0 or net.connections[connection].busy == 0:
         return False
     net.line[slot] = -1
@@ -420,20 +422,22 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
         size = train.last if kind == END else train.unit
         missing = size - net.crossings[entry].entered  # lost in the rounding of times, if links before this are fast
         net.crossings[entry].entered = 0.0
-        if net.queues[channel].backlogged == 0 and missing > LOST * size:
+        if net.queues[channel].backlogged == 0:
+            set_head(net, channel, entry, 0.0)
+            net.queues[channel].rate = net.queues[channel].inflow
+            if missing <= LOST * size:
+                continue
             arrive(net, entry)
             fill_up(net, channel)
-        if net.queues[channel].backlogged == 1:
-            last = net.queues[channel].last
-            position = net.queues[channel].arrived + missing
-            if last >= 0:
-                position = max(position, net.queue_marks[last].position)
-            net.queues[channel].arrived = position
-            put_mark(net, channel, entry, kind, 0.0)
-            touch(net, channel)
-            return
-        set_head(net, channel, entry, 0.0)
-        net.queues[channel].rate = net.queues[channel].inflow
+            net.queues[channel].burst = entry
+        last = net.queues[channel].last
+        position = net.queues[channel].arrived + missing
+        if last >= 0:
+            position = max(position, net.queue_marks[last].position)
+        net.queues[channel].arrived = position
+        put_mark(net, channel, entry, kind, 0.0)
+        touch(net, channel)
+        return
 
 
 # ---------------------------------------------------------------- who is on a link
@@ -585,7 +589,10 @@ def settle(net: Net):  # type: ignore[no-untyped-def]
         for i in range(net.counts[N_DIRTY]):
             channel = np.int64(net.dirty[i])
             begun = net.channels[channel].used > 0 and net.queues[channel].expected == 0
-            if begun and net.flow_rate[np.int64(net.pool[net.channels[channel].first]) >> net.counts[HOP_SHIFT]] < np.inf:
+            if (
+                begun
+                and net.flow_rate[np.int64(net.pool[net.channels[channel].first]) >> net.counts[HOP_SHIFT]] < np.inf
+            ):
                 meet(net, channel)
         n = net.counts[N_JOINING]
         done = 0
@@ -623,4 +630,3 @@ def settle(net: Net):  # type: ignore[no-untyped-def]
                 net.queues[channel].capacity = net.channels[channel].capacity
         serve(net, now)
     serve(net, now)
-

@@ -104,6 +104,7 @@ N_REALS = 17
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
+UNITS = 32  # that a window consists of (ddlsim.network.queues)
 BLOCK = 64  # flows that are searched together for those that end
 SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of equal sums)
 
@@ -222,8 +223,8 @@ CROSSING = record(
 #: from the byte at `position` on, bytes of a message (an entry) arrived at `rate`; or a kind below
 MARK = record(position="f", rate="f", entry="n", kind="n", next="n")
 #: of the message in a slot: when its first byte entered, s; bytes in all, and that wait for the window; `unit`: bytes
-#: handed to the first link at once (the last time `last`), `flying` of these are on their way
-TRAIN = record(start="f", wire="f", left="f", unit="f", last="f", hops="n", flying="n")
+#: handed to the first link at once (the last time `last`), `flying` of these are on their way, `allowed` at most
+TRAIN = record(start="f", wire="f", left="f", unit="f", last="f", hops="n", flying="n", allowed="n")
 READY = record(instance="n", thread="n")
 OUT = record(id="i", rank="i")
 #: a busy interval of a channel, and of another one (-1: of none)

@@ -50,7 +50,7 @@ class Frame:
 
 
 class Message:
-    """`n_units` units of `n_frames` frames each, of which eight are under way at most."""
+    """`n_units` units of `n_frames` frames each, of which 32 are under way at most."""
 
     def __init__(self, frames, path, nbytes, n_frames, n_units=1):
         self.frames, self.path = frames, path
@@ -59,7 +59,7 @@ class Message:
         self.arrived, self.end = 0, None
 
     def start(self):
-        for _ in range(min(8, self.left)):
+        for _ in range(min(32, self.left)):
             self._send()
 
     def _send(self):
