@@ -14,7 +14,7 @@ from pathlib import Path
 from accuracy.minicluster import Measurement, read
 from accuracy.minicluster_splits import DATA, QUEUES, details, software
 from accuracy.minicluster_training import BATCH, MODEL, Given, workload_of
-from accuracy.rows import Row, Table, UnpredictableError, mean_error, show
+from accuracy.rows import Row, Table, mean_error, show
 from ddlsim.cluster import Cluster, star, with_detail, with_storage
 from ddlsim.run import Experiment, Result, run
 from ddlsim.strategies import AllReduce, LocalSGD

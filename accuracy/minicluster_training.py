@@ -7,7 +7,6 @@ the arithmetic is real; where they compute, two of them share two cores (and tor
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import random
 import re
@@ -206,8 +205,8 @@ def drawn_clusters(row: Measurement) -> list[Cluster]:
 def queued(cluster: Cluster) -> Cluster:
     """Return a cluster whose links serve bytes in the order of their arrival, with the windows of its connections.
 
-    The rows ran BBR (README of the data), which keeps a few bursts under way. On so short paths a burst is one buffer of
-    segmentation offload, 64 KiB (tcp_tso_autosize in Linux' net/ipv4/tcp_output.c).
+    The rows ran BBR (README of the data), which keeps a few bursts under way. On so short paths a burst is one buffer
+    of segmentation offload, 64 KiB (tcp_tso_autosize in Linux' net/ipv4/tcp_output.c).
     """
     assert cluster.details is not None
     kept = cluster.details.of(0).written()

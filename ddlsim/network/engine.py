@@ -401,8 +401,9 @@ class Engine:
             self._add_ways(self._ways, np.stack([src, dst], axis=1).tolist(), routes)
         for number, others, changed in self._epochs.later(epoch, src, dst, usual):
             if self.net.counts[st.FIFO]:
-                raise ConfigError("sharing: messages in queues take no detours; use sharing = 'max-min', or let no link "
-                                  "with a detour be down")  # fmt: skip
+                raise ConfigError(
+                    "sharing: messages in queues take no detours around links that are down; use 'max-min'"
+                )
             rows = np.zeros(len(src), dtype=st.ROUTE)
             self._write_routes(rows, changed, latency)
             _, detours = self._extend("detours", len(others))

@@ -1,18 +1,18 @@
 """Links that serve bytes in the order of their arrival, as the queues of kernels and switches do: compiled.
 
 Bytes are a fluid, and a queue is two curves: bytes that have arrived and bytes that have been served. A message enters
-the queue of its first link at once, as a *burst*, and has the link for itself when its turn comes. It enters later links
-at the rate at which it leaves the one before. Where several arrive, bytes that arrived together leave together: each
-message's share of the link is its share of what arrived then. What a change of an inflow means for the outflows shows
-when the bytes behind it reach the head: until then the queue holds a *mark*. Nothing is approximated; frames of a packet
-simulation that become smaller and smaller tend to this (`tests/network/frames_reference.py`).
+the queue of its first link at once, as a *burst*, and has the link for itself when its turn comes. It enters later
+links at the rate at which it leaves the one before. Where several arrive, bytes that arrived together leave together:
+each message's share of the link is its share of what arrived then. What a change of an inflow means for the outflows
+shows when the bytes behind it reach the head: until then the queue holds a *mark*. Nothing is approximated; frames of a
+packet simulation that become smaller and smaller tend to this (`tests/network/frames_reference.py`).
 
 A message that meets no other one on any link of its route is a flow as under max-min sharing: one planned end, the same
 to the last bit. It enters the queues when another message comes that shares a link with it, and does what it has done
 by then over again, link by link. So :mod:`ddlsim.network.replay` and :mod:`ddlsim.network.rounds` repeat rounds of such
 messages; a round in which anything has been queued is simulated.
 
-A connection with a window has at most two *units* of half a window under way: the next one enters the first link when
+A connection with a window has at most `UNITS` *units* of the window under way: the next one enters the first link when
 one has arrived.
 
 Order within an instant: queues work first, then messages enter in the order in which they were sent.
@@ -168,7 +168,7 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
         window = net.ways[net.slots[slot].route].window
     if net.counts[SHAPED] == 1 and net.frames[net.slots[slot].route].header > 0.0:
         frame = net.frames[net.slots[slot].route]
-        window += window * frame.header / frame.payload
+        window += frame.header * np.ceil(window / frame.payload)
     net.trains[slot].unit = max(window / UNITS, train.wire / MOST_UNITS) if window < train.wire else train.wire
     net.trains[slot].allowed = max(np.int64(window / net.trains[slot].unit), 1) if window < train.wire else 1
     net.trains[slot].left = train.wire
@@ -267,10 +267,10 @@ def put_mark(net: Net, channel, entry, kind, rate):  # type: ignore[no-untyped-d
     """Put a mark behind the bytes that have arrived; of two inflows of a message at one position the later counts."""
     last = net.queues[channel].last
     position = net.queues[channel].arrived
-    if kind == INFLOW and last >= 0 and net.queue_marks[last].kind == INFLOW:
-        if net.queue_marks[last].entry == entry and net.queue_marks[last].position == position:
-            net.queue_marks[last].rate = rate
-            return
+    again = kind == INFLOW and last >= 0 and net.queue_marks[last].kind == INFLOW
+    if again and net.queue_marks[last].entry == entry and net.queue_marks[last].position == position:
+        net.queue_marks[last].rate = rate
+        return
     net.counts[N_FREE_MARKS] -= 1
     mark = net.free_marks[net.counts[N_FREE_MARKS]]
     net.queue_marks[mark].position = position

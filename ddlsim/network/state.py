@@ -152,8 +152,8 @@ FRAME = record(header="f", payload="f")
 #: how messages travel on a route. eager: bytes, larger ones ask their receiver first (0: none does); round_trip: s;
 #: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window, or waits
 #: for what was lost, besides that of a full port; least, single: bytes under way at least, and after a time-out
-#: (least 0: nothing is lost); window: bytes under way at most, of all its connections; connection: that which carries them, -1: they go by themselves; channel: its limit, -1:
-#: it has none
+#: (least 0: nothing is lost); window: bytes under way at most, of all its connections; connection: that which carries
+#: them, -1: they go by themselves; channel: its limit, -1: it has none
 WAY = record(
     eager="f", round_trip="f", full="f", initial="f", timeout="f", least="f", single="f", window="f",
     connection="n", channel="n",
@@ -211,11 +211,13 @@ THREAD = record(entered="i", step="n", repetition="n", sends_left="n", recvs_mis
 #: are here, were, or will be, until they have left; onward: the first of those here that have another link before them
 QUEUE = record(
     time="f", arrived="f", served="f", inflow="f", head="f", rate="f", capacity="f", through="f", first="n", last="n",
-    burst="n", arriving="n", leaving="n", expected="n", onward="n", backlogged="n", touched="n", dirty="n", heap_place="n",
+    burst="n", arriving="n", leaving="n", expected="n", onward="n", backlogged="n", touched="n", dirty="n",
+    heap_place="n",
 )  # fmt: skip
 #: a message on a link of its route. inflow, head: bytes/s at which its bytes arrive, and at which those now leaving
-#: arrived; entered: bytes of the present unit that had arrived at `since` (s); passed: bytes that had left when the integral of its queue was `through`; previous, next: in the list of the
-#: queue; stage: 0 before its first byte is here, 1 while it is here, 2 when its last one has left
+#: arrived; entered: bytes of the present unit that had arrived at `since` (s); passed: bytes that had left when the
+#: integral of its queue was `through`; previous, next: in the list of the queue; stage: 0 before its first byte is
+#: here, 1 while it is here, 2 when its last one has left
 CROSSING = record(
     inflow="f", head="f", entered="f", since="f", passed="f", through="f", channel="n", previous="n", next="n",
     stage="n",

@@ -104,8 +104,8 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
     for copy in again:
         assert {copy.details.of(k) for k in range(copy.n_links)} == {told}
     assert (
-        "served in order of arrival, transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, rendezvous above 65.54 kB, "
-        "loss 0.001, buffers of 131.1 kB, unordered, warm)"
+        "served in order of arrival, transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, "
+        "rendezvous above 65.54 kB, loss 0.001, buffers of 131.1 kB, unordered, warm)"
     ) in cluster.summary()
     assert load(tmp_path, head + 'transport = "roce"').details.of(0) == LinkDetail(transport="roce")
 
