@@ -231,8 +231,8 @@ FAMILIES = (
           "times as long as a single worker's at 50 and 100 Mbit/s (1.3 times in the last row), 1.03 to 1.06 times at "
           "200; with computing as slow as each row's own forward pass the seven rows are predicted within 2.4 % on "
           "average, 4.2 % at worst"),
-         ("fixed", "1756", "equal workers that push together separate as one of BBR's flows gets ahead, which windows "
-          "of 64 KiB leave to chance: with 128 KiB 2 workers are 8 % too slow instead of 20 %, 4 workers 20 % too fast"),
+         ("fixed", "1756", "equal workers that push together separate as one of BBR's flows gets ahead, left to "
+          "chance here; with windows of 128 KiB 2 workers are 8 % too slow instead of 20 %, and 4 are 20 % too fast"),
          ("sync", "", "18 updates are counted, so that one is 5 %; the server's answers share its link side by side"),
          ("", "staleness", "few updates in a run (presumed)"),
          ("exp", "", "not explained"),),
@@ -276,8 +276,8 @@ FAMILIES = (
         "pipelines", "Mini-cluster of network namespaces: pipelines", 0.02, "minicluster_splits",
         "`calibration.csv` (messages between two idle hosts, the calls that hand over and fetch them, a sleep).",
         minicluster_splits.pipeline_rows, left_out=lambda: minicluster_splits.table("pipeline").omitted,
-        causes=(("pipeline_1f1b", "", "how many bytes of a connection its host has in its queue: with a window of 256 "
-                 "KiB the rows of 1F1B from 256 KiB are 0.2 % off, with one of 512 KiB 0.7 % (chosen on these rows and "
+        causes=(("pipeline_1f1b", "", "how many bytes of a connection its host has in its queue: with a window of 182 "
+                 "segments the rows of 1F1B from 256 KiB are 0.2 % off, with 364 0.7 % (chosen on these rows and "
                  "those of jobs together), without one 1.6 %"),),
     ),
     Family(

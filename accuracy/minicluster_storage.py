@@ -61,7 +61,8 @@ def bounds(row: Measurement) -> tuple[float, float]:
     if float(row.extra["gradient_bytes"]):
         ready = dict(row.extra, prefetch="4", compute_s="10")  # the fetch hides
         ring = simulated(dataclasses.replace(row, extra=ready)).step_time - 10.0
-    return max(both + ring, row.n * fetching), computing + ring + row.n * fetching
+    link = row.n * (fetching - 2.0 * software().message)  # requests hide behind the answers to others
+    return max(both + ring, link), computing + ring + row.n * fetching
 
 
 def table(folder: Path = DATA) -> Table:

@@ -350,7 +350,7 @@ class Engine:
     def ensure_slots(self, extra: int = 0) -> None:
         """Have slots for all messages that can be on their way, and `extra` ones."""
         counts = self.net.counts
-        needed = ((int(counts[st.N_QUEUED]) + st.UNITS) << int(counts[st.HOP_SHIFT])) + 4 * st.UNITS
+        needed = ((int(counts[st.N_QUEUED]) + st.UNITS) << int(counts[st.HOP_SHIFT])) + 4 * st.UNITS + 4
         while counts[st.FIFO] and counts[st.N_FREE_MARKS] < 2 * needed:
             self.net = grow_marks(self.net)
         need = int(counts[st.N_DELIVERING]) + 2 * (int(counts[st.LIVE_SENDS]) + self.reserved + extra)

@@ -12,8 +12,8 @@ to the last bit. It enters the queues when another message comes that shares a l
 by then over again, link by link. So :mod:`ddlsim.network.replay` and :mod:`ddlsim.network.rounds` repeat rounds of such
 messages; a round in which anything has been queued is simulated.
 
-A connection with a window has at most `UNITS` *units* of the window under way: the next one enters the first link when
-one has arrived.
+A connection with a window has at most `UNITS` *units* of the window under way, besides the one that is arriving: the
+next one enters the first link when one has arrived.
 
 Order within an instant: queues work first, then messages enter in the order in which they were sent.
 """
@@ -56,7 +56,7 @@ from ddlsim.network.sums import book_bytes
 
 #: kinds of marks: another inflow; the first byte of a burst; the last byte of a unit, and of a message
 INFLOW, BURST, UNIT, END = 0, 1, 2, 3
-MOST_UNITS = 2048  # of a message, however small its window is
+MOST_UNITS = 1 << 16  # of a message, however small its window is
 SAME = 1e-12  # relative; inflows this close are one
 LOST = 1e-6  # of a message's bytes; fewer that arrive in no time do not wait
 FULL_RATE = 1.0 + 1e-11  # what arrives this much faster than it is served is taken to arrive as fast
@@ -170,22 +170,22 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
         frame = net.frames[net.slots[slot].route]
         window += frame.header * np.ceil(window / frame.payload)
     net.trains[slot].unit = max(window / UNITS, train.wire / MOST_UNITS) if window < train.wire else train.wire
-    net.trains[slot].allowed = max(np.int64(window / net.trains[slot].unit), 1) if window < train.wire else 1
+    net.trains[slot].allowed = np.int64(window / net.trains[slot].unit) if window < train.wire else 1
     net.trains[slot].left = train.wire
     net.trains[slot].flying = 0
     if not wait_in_line(net, slot):
-        send_units(net, slot)
+        send_units(net, slot, 0)
 
 
 @inlined
-def send_units(net: Net, slot):  # type: ignore[no-untyped-def]
-    """Let as many units of a message enter the queue of its first link as its window allows, then those of the next
-    messages of its connection."""
+def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
+    """Let as many units of a message enter the queue of its first link as its window allows, besides those `arriving`
+    now, then those of the next messages of its connection."""
     while True:
         entry = slot << net.counts[HOP_SHIFT]
         channel = net.crossings[entry].channel
         work(net, channel)
-        while net.trains[slot].flying < net.trains[slot].allowed and net.trains[slot].left > 0.0:
+        while net.trains[slot].flying < net.trains[slot].allowed + arriving and net.trains[slot].left > 0.0:
             size = min(net.trains[slot].unit, net.trains[slot].left)
             net.trains[slot].left -= size
             net.trains[slot].last = size
@@ -208,6 +208,7 @@ def send_units(net: Net, slot):  # type: ignore[no-untyped-def]
             return
         net.connections[connection].first = net.line[following]
         slot = np.int64(following)
+        arriving = 0
 
 
 @inlined
@@ -412,7 +413,7 @@ def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
                 net.counts[N_ENDED] += 1
                 net.counts[N_QUEUED] -= 1
             else:
-                send_units(net, slot)
+                send_units(net, slot, 1)  # a window slides while bytes arrive
             return
         entry += 1
         channel = net.crossings[entry].channel
@@ -508,7 +509,7 @@ def depart(net: Net, entry):  # type: ignore[no-untyped-def]
 @inlined
 def marks_suffice(net: Net):  # type: ignore[no-untyped-def]
     """Whether there are marks for whatever the next event of a queue sets off."""
-    return net.counts[N_FREE_MARKS] >= ((net.counts[N_QUEUED] + UNITS) << net.counts[HOP_SHIFT]) + 4 * UNITS
+    return net.counts[N_FREE_MARKS] >= ((net.counts[N_QUEUED] + UNITS) << net.counts[HOP_SHIFT]) + 4 * UNITS + 4
 
 
 @called

