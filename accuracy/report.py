@@ -133,6 +133,10 @@ def predictions(family: Family, rows: Sequence[Row]) -> list[Row]:
 def summary(family: Family, rows: Sequence[Row]) -> str:
     """Return a family's line of the first table."""
     counted = predictions(family, rows)
+    title = f"| [{family.title}](#{anchor(family.title)}) | {family.limit:.0%} |"
+    if not counted:
+        fitted = statistics.fmean(abs(row.error) for row in rows)
+        return f"{title} | | | 0 | not judged: calibrated on all {len(rows)} rows, {fitted:.1%} there |\n"
     errors = [abs(row.error) for row in counted]
     worst = max(counted, key=lambda row: abs(row.error))
     ratios, near, wrong = judged(rows)
@@ -141,7 +145,7 @@ def summary(family: Family, rows: Sequence[Row]) -> str:
     if ratios and not strict:
         reached += f": {len(near)} of {len(ratios)} gains within 15 %"
     return (
-        f"| [{family.title}](#{anchor(family.title)}) | {family.limit:.0%} | {mean_error(counted):.1%} "
+        f"{title} {mean_error(counted):.1%} "
         f"| {statistics.median(errors):.1%} | {worst.error:+.1%} | {len(counted)} | {reached} |\n"
     )
 

@@ -352,7 +352,8 @@ def _layer_times(
     moved = (0.0, 0.0)
     if layer.heads:
         forward, backward = (a + b for a, b in zip((forward, backward), _attention(layer, timing), strict=True))
-        moved = (element * layer.rotated * batch_size / tensor,) * 2
+        multiple = 1.0 if timing.stack.rotation is None else timing.stack.rotation / timing.stack.elementwise
+        moved = (multiple * element * layer.rotated * batch_size / tensor,) * 2
     elif layer.type == "swiglu":
         made = math.prod(layer.out_shape) * batch_size / tensor
         moved = SWIGLU_TRAFFIC[0] * element * made, SWIGLU_TRAFFIC[1] * element * made

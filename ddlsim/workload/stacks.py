@@ -34,6 +34,7 @@ class Stack:
     attention       fused attention kernels in order of preference; a device without any writes attention's matrices
     elementwise     bytes that normalisations, activations, rotations and sums move, relative to one fused kernel for
                     each of them
+    rotation        the same of rotary positions, where they are another multiple; None: `elementwise`
     loss_traffic    bytes that the loss moves per logit, forward and backward
     gemm            share of the device's rate of matrix products that remains in a training step
     forward_launch, backward_launch
@@ -65,6 +66,7 @@ class Stack:
     sources: tuple[str, ...] = field(repr=False)
     attention: tuple[str, ...] = ()
     elementwise: Positive = 1.0
+    rotation: Positive | None = None
     loss_traffic: Positive = 32.0
     gemm: Density = 1.0
     forward_launch: _Time = 0.0
