@@ -160,6 +160,9 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
                 rate = capacity
                 tightest = channel
             entry += 1
+        if net.counts[FIFO] == 1:  # then it is, but may cross a channel twice
+            alone = True
+            rate = min(rate, share)
         if alone:
             for e in range(first, entry):
                 net.channels[net.flow_hops[e]].level = np.inf

@@ -141,11 +141,9 @@ def meet(net: Net, channel):  # type: ignore[no-untyped-def]
         net.counts[N_NEW] -= 1
     elif flow != new - 1:  # flows without a rate stay the last ones
         renumber(net, new - 1, flow)
-        flow = new - 1
-    else:
-        flow = new - 1
-    if flow != last:
-        renumber(net, last, flow)
+    free = max(flow, new - 1)
+    if free != last:
+        renumber(net, last, free)
     net.counts[N_ACTIVE] = last
     join(net, slot)
 

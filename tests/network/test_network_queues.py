@@ -167,6 +167,12 @@ def test_collectives_without_contention_take_the_time_of_fair_sharing(name):
     assert collective_time(queued, name, 1e6) == pytest.approx(collective_time(plain, name, 1e6), rel=1e-12)
 
 
+def test_a_route_may_cross_a_channel_twice():
+    made = fabric([8.0, 8.0], [[0, 1]])
+    made.link_channel = np.array([0, 0])
+    assert run_flows(Network(made), made, [0.0], [16.0], check=False)[0].tolist() == [4.0]
+
+
 def test_messages_of_one_instant_queue_in_the_order_in_which_they_were_sent():
     assert ends([1.0], [[0]] * 4, [0.0] * 4, [1.0, 2.0, 3.0, 4.0]) == pytest.approx([1.0, 3.0, 6.0, 10.0])
 
