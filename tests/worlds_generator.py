@@ -148,7 +148,7 @@ def with_queues(found: Cluster) -> Cluster:
         return found
     kind = min(found.link_kind)
     before = found.details.of(found.link_kind.index(kind)).written() if found.details else {}
-    return with_detail(found, **before, sharing="fifo", kinds=[kind])
+    return with_detail(found, **{**before, "sharing": "fifo"}, kinds=[kind])
 
 
 def curve(draw: Draw, inside: int) -> CurveTable:
@@ -459,8 +459,6 @@ def world(seed: int) -> World:
     one = laid_out(layouts, one) if layouts.random() < 0.15 else one
     if beside.random() < 0.2:
         one = one.with_(overlap_slowdown=ddlsim.OverlapSlowdown(beside.choice((1.0, 1.3)), beside.choice((1.1, 2.0))))
-    if Draw(f"queues {seed}").random() < 0.1:
-        one = one.with_(cluster=with_queues(one.cluster))
     shared = Draw(f"machines {seed}")
     if shared.random() < 0.15:
         one = one.with_(speed=ddlsim.Spread(shared.choice((0.08, 0.5))))
