@@ -46,9 +46,10 @@ def _ring(row: Measurement, case: str, what: str) -> Row:
 
 
 def _server(row: Measurement, case: str, what: str) -> Row:
+    """A server's threads hand answers over in pieces of 16 KiB, in turns, so answers to all share its link."""
     end = float(row.extra["duration_s"])
     beside = Measurement(row.experiment, row.algorithm, row.n + 1, row.nbytes, row.mbps, row.extra, row.seconds)
-    result = _simulated(row, SERVERS[row.algorithm], cluster_of(beside, 0.0), max_time=end, steps=10**6)
+    result = _simulated(row, SERVERS[row.algorithm], cluster_of(beside, 0.0, {}), max_time=end, steps=10**6)
     return Row(case, what, number(row.extra, "updates"), len(result.recorder.updates), "updates", False,
                kind="run/parameter-server/stopped")  # fmt: skip
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import networkx as nx
 
 from accuracy.minicluster import Measurement, read
-from accuracy.minicluster_splits import DATA, details, software
+from accuracy.minicluster_splits import DATA, QUEUES, details, software
 from accuracy.minicluster_training import BATCH, LAYERS, MODEL, Given, workload_of
 from accuracy.rows import Row, Table, UnpredictableError, mean_error, number, show
 from ddlsim.cluster import Cluster, with_detail
@@ -44,7 +44,7 @@ def cluster_of(mbps: float) -> Cluster:
             graph.add_node(f"h{host}", kind="host")
             graph.add_edge(f"h{host}", f"switch{rack}", bandwidth=rate, latency=latency, kind="nic")
     graph.add_edge("switch0", "switch1", bandwidth=rate, latency=0.0, kind="trunk")
-    return with_detail(Cluster.from_graph(graph), **details())
+    return with_detail(Cluster.from_graph(graph), **details(), **QUEUES)
 
 
 def simulated(rows: Sequence[Measurement]) -> Jobs:

@@ -7,7 +7,6 @@ the arithmetic is real; where they compute, two of them share two cores (and tor
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import random
 import re
@@ -19,7 +18,7 @@ import numpy as np
 
 from accuracy.minicluster import DATA, Measurement, calibration, cluster_of, predicted, read
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
-from ddlsim.cluster import Cluster
+from ddlsim.cluster import Cluster, with_detail
 from ddlsim.errors import ConfigError
 from ddlsim.run import Experiment, Result, run
 from ddlsim.runtime.setting import Setting
@@ -43,7 +42,6 @@ MODEL = DATA / "lenet-like.toml"
 BATCH = 128
 LAYERS = ("conv1", "conv2", "fc1", "fc2")
 DRAWS = 8  # of the calibration, for asynchronous servers
-STARTS = 4  # of workers that meet at random, for each of these
 WARM_UP = 0.15  # of a run, before rates and staleness are counted
 
 
@@ -52,13 +50,12 @@ class Given:
     """A strategy whose workers compute and send what `workload` says.
 
     With a `seed`, rank r takes the k-th draw of ``random.Random(1000 * seed + r)`` times as long in its k-th step: the
-    very compute times of the run, exponential. Without, rank r starts ``late[r]`` s late.
+    very compute times of the run, exponential.
     """
 
     strategy: Strategy
     workload: Workload
     seed: int | None = None
-    late: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -76,9 +73,6 @@ class Given:
             worker.backward_until = np.cumsum(self.workload.backward[::-1])[::-1]
             if self.seed is not None:
                 worker.factors = _draws(random.Random(1000 * self.seed + worker.rank))
-            elif self.late:
-                late = self.late[worker.rank] / self.workload.step_time
-                worker.factors = itertools.chain([1.0 + late], itertools.repeat(1.0))
         self.strategy.start(setting)
 
 
@@ -203,9 +197,20 @@ def drawn_clusters(row: Measurement) -> list[Cluster]:
     Which of several workers is served first depends on milliseconds, and what follows on that: a thousandth of the
     rate moves the updates of a run by up to 5 %, so the mean of several is the prediction.
     """
-    found, cluster = calibration(row.mbps)[0], cluster_of(row, row.n + 1)
+    found, cluster = calibration(row.mbps)[0], queued(cluster_of(row, row.n + 1))
     uncertain, source = dataclasses.replace(found, cluster=cluster), np.random.default_rng(0)
     return [uncertain.drawn(source) for _ in range(DRAWS)]
+
+
+def queued(cluster: Cluster) -> Cluster:
+    """Return a cluster whose links serve bytes in the order of their arrival, with the windows of its connections.
+
+    The rows ran BBR (README of the data), which keeps a few bursts under way. On so short paths a burst is one buffer
+    of segmentation offload, 64 KiB (tcp_tso_autosize in Linux' net/ipv4/tcp_output.c).
+    """
+    assert cluster.details is not None
+    kept = cluster.details.of(0).written()
+    return with_detail(cluster, **kept, sharing="fifo", transport="tcp-bbr", warm=True, window="64 KiB")
 
 
 def server_table(folder: Path = DATA) -> Table:
@@ -225,25 +230,20 @@ def _server_rows(row: Measurement) -> list[Row]:
     end, mean = float(row.extra["duration_s"]), float(row.extra["mean_compute_s"])
     workload = workload_of(mean, [0.0] * len(LAYERS), 0.0, row.nbytes)
     seed = int(row.extra["seed"]) if row.extra["compute"] == "exp" else None
-    moves = seed is None and row.extra["mode"] == "async"
-    note, starts = "" if seed is not None else "equal workers stay in step, real ones do not", [()]
-    if moves:
-        note, starts = _starts(row, mean)
     rate, stale = number(row.extra, "update_rate_per_s"), row.extra["mode"] != "sync"
     measured_staleness = number(row.extra, "mean_staleness") if stale else 0.0
     begin = WARM_UP * end
     n_counted, staleness = 0, []
     drawn = drawn_clusters(row)
-    for cluster, late in itertools.product(drawn, starts):
-        given = Given(server_strategy(row), workload, seed, late)
+    for cluster in drawn:
+        given = Given(server_strategy(row), workload, seed)
         result = simulated(row, given, row.n + 1, cluster, max_time=end, steps=10**6)
         counted = [i for i, (time, _) in enumerate(result.recorder.updates) if time >= begin]
         n_counted += len(counted)
         staleness += [result.recorder.staleness[i] for i in counted] if stale else []
-    n_runs = len(drawn) * len(starts)
     case = f"{row.name} {row.extra['mode']} {row.extra.get('bound', '')} {row.extra['compute']} {mean:g} s"
     alone = 1.0 / (mean + 2 * message(row)) * (1 if row.extra["mode"] == "sync" else row.n)
-    made = [Row(case, row.where, rate, n_counted / n_runs / (end - begin), "1/s", False, note, unchanged=alone,
+    made = [Row(case, row.where, rate, n_counted / len(drawn) / (end - begin), "1/s", False, unchanged=alone,
                 kind=f"run/parameter-server/{row.extra['mode']}")]  # fmt: skip
     if stale:
         apart = f"histograms overlap by {_overlap(row, staleness):.0%}"
@@ -261,20 +261,6 @@ def server_rows(folder: Path = DATA) -> list[Row]:
 def left_out() -> list[Omitted]:
     """Return the rows of training steps and servers that are not predicted."""
     return training_table().omitted + server_table().omitted
-
-
-def _starts(row: Measurement, mean: float) -> tuple[str, list[tuple[float, ...]]]:
-    """Return when workers of equal compute times start (s, of each), in one run or in several, and a note on it.
-
-    Under exactly fair sharing they keep for ever what they start with. Real flows do not get exactly equal shares, so
-    workers that meet at the server part, until each has a time of its own there. If the pushes of a cycle (compute,
-    push, pull) do not fit into it one after the other, there are no such times, and they meet at random for ever.
-    """
-    cycle = mean + 2 * message(row)
-    if row.n * message(row) <= cycle:
-        return "starts spread", [tuple(cycle * rank / row.n for rank in range(row.n))]
-    draw = np.random.default_rng(0)
-    return "starts at random", [tuple(cycle * draw.random(row.n)) for _ in range(STARTS)]
 
 
 def message(row: Measurement) -> float:

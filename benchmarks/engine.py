@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 import ddlsim
-from ddlsim.cluster import Cluster, MultiGpu, fat_tree, load_cluster, star
+from ddlsim.cluster import Cluster, MultiGpu, fat_tree, load_cluster, star, with_detail
 from ddlsim.collectives import Schedule, all_reduce, all_to_all, build
 from ddlsim.network import Network
 from ddlsim.output_files import write_text
@@ -89,6 +89,11 @@ def all_pairs(cluster: Cluster) -> Work:
     return partial(collective, cluster, schedule, [sizes.astype(np.float64)[None, :]])
 
 
+def queued(n_hosts: int) -> Work:
+    """The same on links that serve bytes in the order of their arrival."""
+    return all_pairs(with_detail(switch(n_hosts), sharing="fifo"))
+
+
 def pod(algorithm: str, n_gpus: int, nbytes: float) -> Work:
     """An all-reduce of so many GPUs of a SuperPOD, by one ring or over all the channels that NCCL has."""
     cluster = load_cluster("dgx-a100-pod+n_leaves=32")
@@ -115,6 +120,8 @@ SCENARIOS = [
     Scenario("pairwise-256", "pairwise all-to-all, 256 hosts", lambda: pairwise(switch(256)), 0.015, 0.2091),
     Scenario("pairwise-tree-128", "pairwise all-to-all, k=8 fat tree", lambda: pairwise(tree()), 0.005, 0.10922),
     Scenario("all-pairs-64", "all pairs at once, 64 hosts", lambda: all_pairs(switch(64)), 0.08, 0.0516904233331),
+    # the last of the bytes to the node that gets most, which its link has to serve without a pause
+    Scenario("all-pairs-fifo-64", "the same in order of arrival", lambda: queued(64), 0.08),
     # Plain max-min, all flows filled anew at every event; SimGrid says 0.106927285316, because it gives flows
     # shares in inverse proportion to the latency of their routes (docs/models/network.md).
     Scenario("all-pairs-tree-128", "all pairs, k=8 fat tree", lambda: all_pairs(tree()), 5.0, 0.105672577505346),

@@ -142,6 +142,15 @@ def with_transport(draw: Draw, found: Cluster) -> Cluster:
     return with_detail(found, **{**before, **chosen, "transport": transport}, kinds=[kind])
 
 
+def with_queues(found: Cluster) -> Cluster:
+    """Return the cluster with links that serve bytes in the order of their arrival, if it can have them."""
+    if found.splits or (found.details is not None and found.details.buffer.any()):
+        return found
+    kind = min(found.link_kind)
+    before = found.details.of(found.link_kind.index(kind)).written() if found.details else {}
+    return with_detail(found, **{**before, "sharing": "fifo"}, kinds=[kind])
+
+
 def curve(draw: Draw, inside: int) -> CurveTable:
     """Return a measured curve, of a library that may be slower or faster than one ring over the cluster's links."""
     return CurveTable(

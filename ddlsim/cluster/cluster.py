@@ -575,6 +575,8 @@ def _details(cluster: Cluster, of_kind: Bools) -> str:
         parts.append(f"bursts of {_range(np.array([detail.burst for detail in found]), 'B')}")
     if any(detail.reverse_load for detail in found):
         parts.append(f"acknowledgements {_range(np.array([detail.reverse_load for detail in found]), '')}")
+    if any(detail.sharing for detail in found):
+        parts.append("served in order of arrival")
     parts += sorted({_transport(detail) for detail in found if detail.transport})
     return "".join(f", {part}" for part in parts)
 

@@ -123,6 +123,9 @@ def window_under_loss(transport: str, loss: float, round_trip: float, segment: f
 
 
 Transport: TypeAlias = Annotated[str, one_of("", *PROTOCOLS)]
+#: in files, and a link's own
+_Sharing: TypeAlias = Annotated[str, one_of("", "max-min", "fifo")]
+Sharing: TypeAlias = Annotated[str, one_of("", "fifo")]
 #: what a user calls links without a transport, whatever their file says
 IDEAL = "ideal"
 Texts: TypeAlias = npt.NDArray[np.str_]
@@ -148,6 +151,8 @@ class LinkDetail:
     buffer                       bytes that may wait at this port of a switch before TCP's are lost; 0: no end of them
     overhead                     s that the threads at both ends of a message take, on top of the links' latency
     spread                       how far apart the rates of links of this kind are, as of :class:`ddlsim.Spread`
+    sharing                      "fifo": bytes leave in the order in which they arrived, on all links of a network with
+                                 such a link; "": messages share links side by side
     """
 
     frame_header: NotNegative = 0.0
@@ -165,6 +170,7 @@ class LinkDetail:
     buffer: NotNegative = 0.0
     overhead: NotNegative = 0.0
     spread: Variation = 0.0
+    sharing: Sharing = ""
 
     def written(self) -> dict[str, Any]:
         """Return the fields that say anything, as attributes of an edge."""
@@ -199,6 +205,7 @@ class LinkDetails:
     buffer: Floats
     overhead: Floats
     spread: Floats
+    sharing: Texts
 
     def __post_init__(self) -> None:
         for key in DETAIL_KEYS:
@@ -213,7 +220,7 @@ class LinkDetails:
         """Whether any link does more than to name a transport whose messages share it as flows do."""
         told = self.flow_rate + self.window + self.rendezvous > 0.0
         transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp-")
-        shaped = self.frame_header + self.burst + self.reverse_load > 0.0
+        shaped = (self.frame_header + self.burst + self.reverse_load > 0.0) | (self.sharing == "fifo")
         return bool((shaped | (self.transport != "") & transported).any())
 
     @property
@@ -258,7 +265,8 @@ class Told:
     """The details of a link as files and people write them: sizes are bytes or text such as "66 B", `flow_rate` is
     bytes/s or "5 Gbit/s".
 
-    mtu  bytes of the transport's frames, which says frame_header and frame_payload
+    mtu      bytes of the transport's frames, which says frame_header and frame_payload
+    sharing  "max-min" is the same as ""
 
     The other fields are those of :class:`LinkDetail`.
     """
@@ -279,6 +287,7 @@ class Told:
     buffer: _Size = 0.0
     overhead: _Time = 0.0
     spread: _Spread = 0.0
+    sharing: _Sharing = ""
 
     def detail(self, where: str = "") -> LinkDetail:
         """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""
@@ -291,7 +300,8 @@ class Told:
             )
         transport = "" if self.transport == IDEAL else self.transport
         plain = ("reverse_load", "loss", "connections", "unordered", "warm", "spread")
-        rest = {key: getattr(self, key) for key in plain}
+        rest: dict[str, Any] = {key: getattr(self, key) for key in plain}
+        rest["sharing"] = "fifo" if self.sharing == "fifo" else ""
         rates: dict[str, Any] = {"flow_rate": si(self.flow_rate, "bandwidth"), "overhead": si(self.overhead, "time")}
         detail = LinkDetail(transport=transport, **rates, **rest, **sizes)
         return _consistent(detail, si(self.mtu, "bytes"), where)

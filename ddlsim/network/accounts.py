@@ -42,6 +42,16 @@ class Accounts(NamedTuple):
     burst: Floats
 
 
+class _Queued(NamedTuple):
+    """Messages in queues, on each link that their last byte has not left: the slot, the link, bytes carried and
+    ahead."""
+
+    slot: Places
+    channel: Ints
+    carried: Floats
+    ahead: Floats
+
+
 class _UnderWay(NamedTuple):
     """Messages that use bandwidth: their slots, and bytes carried."""
 
@@ -54,7 +64,9 @@ def channel_nbytes(net: Net, now: float) -> Floats:
     moving = _under_way(net, now)
     channel, of, share = _crossed(net, moving.slot)
     n = int(net.counts[st.N_LINKED])
-    return _sum(net.channels, "nbytes")[:n] + np.bincount(channel, moving.carried[of] * share, n)
+    queued = _queued(net, now)
+    carried = np.bincount(channel, moving.carried[of] * share, n) + np.bincount(queued.channel, queued.carried, n)
+    return _sum(net.channels, "nbytes")[:n] + carried
 
 
 def channel_busy(net: Net, now: float) -> Floats:
@@ -84,9 +96,12 @@ def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
     ahead[np.searchsorted(live, moving.slot)] -= moving.carried
     channel, of, share = _crossed(net, moving.slot)
     opened, start = _open_intervals(net, now)
+    queued = _queued(net, now)
+    ahead[np.searchsorted(live, queued.slot)] = 0.0
     carried = none + np.bincount(channel, moving.carried[of] * share, n)
+    carried += np.bincount(queued.channel, queued.carried, n)
     busy = none + np.bincount(opened, now - start, n)
-    ahead_crossings = float(ahead @ routes["n_hops"])
+    ahead_crossings = float(ahead @ routes["n_hops"]) + float(queued.ahead.sum())
     return _accounts(net, capacity, carried, busy, float(nbytes.sum()), ahead_crossings)
 
 
@@ -108,7 +123,11 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     ahead = np.where(net.slots["state"] == st.DELIVERING, 0.0, net.slots["nbytes"])
     ahead[moving.slot] -= moving.carried
     channel, of, share = _crossed(net, live)
+    queued = _queued(net, now)
+    ahead[queued.slot] = 0.0
     nbytes -= np.bincount(channel, ahead[live][of] * share, n)
+    is_own = own[net.slots["route"][queued.slot]]
+    nbytes -= np.bincount(queued.channel[is_own], queued.ahead[is_own], n)
     n_messages = int(routed["n_issued"][own].sum()) - len(live)
     return np.maximum(nbytes, 0.0), math.fsum(issued[used]), n_messages
 
@@ -162,6 +181,33 @@ def _under_way(net: Net, now: float) -> _UnderWay:
     handled = net.routes["handled"][net.slots["route"][slot]]
     left = np.maximum(net.flow_end[:n] - now, 0.0) * net.flow_rate[:n] / handled
     return _UnderWay(slot, nbytes * np.clip(1.0 - left / wire, 0.0, 1.0))
+
+
+def _queued(net: Net, now: float) -> _Queued:
+    """Return where the messages in queues are at `now`."""
+    shift, n = int(net.counts[st.HOP_SHIFT]), int(net.counts[st.N_LINKED])
+    none = np.zeros(0)
+    if not net.counts[st.N_QUEUED]:
+        return _Queued(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), none, none)
+    flowing = net.slots["state"] == st.FLOWING
+    flowing[net.flows["slot"][: net.counts[st.N_ACTIVE]]] = False
+    slot = np.flatnonzero(flowing).astype(np.int32)
+    hop = np.arange(1 << shift)
+    entry = (slot[:, None] << shift) + hop
+    here = (hop < net.trains["hops"][slot][:, None]) & (net.crossings["stage"][entry] < 2)
+    here &= net.crossings["channel"][entry] < n
+    entry, slot = entry[here], (entry >> shift)[here]
+    crossing = net.crossings[entry]
+    queue = net.queues[crossing["channel"]]
+    left = queue["rate"] * np.maximum(now - queue["time"], 0.0)
+    shared = (queue["burst"] < 0) & (queue["head"] > 0.0)
+    grown = np.divide(left, queue["head"], out=np.zeros(len(left)), where=shared)
+    through = queue["through"] - crossing["through"] + grown
+    passed = crossing["passed"] + np.where(crossing["head"] > 0.0, crossing["head"] * through, 0.0)
+    passed += np.where(queue["burst"] == entry, left, 0.0)
+    nbytes = net.slots["nbytes"][slot]
+    carried = nbytes * np.clip(passed / net.trains["wire"][slot], 0.0, 1.0)
+    return _Queued(slot.astype(np.int32), crossing["channel"].astype(np.int64), carried, nbytes - carried)
 
 
 def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints, Floats]:

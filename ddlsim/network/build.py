@@ -9,9 +9,10 @@ from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
 from ddlsim.network.calendar import EVENT
 from ddlsim.network.changes import CHANGE
-from ddlsim.network.state import Array, Floats, Ints, Net, Records, grown
+from ddlsim.network.state import Array, Floats, Ints, Net, Places, Records, grown
 
 NO_BARRIER = -(1 << 62)
+_AHEAD = 8  # messages of a rank that a socket's buffer takes
 _SPANS = 64  # a round of more instants, or of more different spans between them, is not replayed
 
 
@@ -97,6 +98,15 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         spans=np.zeros(_SPANS, dtype=st.SPAN),
         moments=np.zeros(_SPANS),
         round_busy=np.zeros(n),
+        queues=np.zeros(0, dtype=st.QUEUE),
+        queue_heap=np.zeros(0, dtype=st.TIMED),
+        touched=no_places,
+        crossings=np.zeros(0, dtype=st.CROSSING),
+        queue_marks=np.zeros(0, dtype=st.MARK),
+        free_marks=no_places,
+        trains=np.zeros(0, dtype=st.TRAIN),
+        joining=no_places,
+        ended=no_places,
         changes=np.zeros(0, dtype=CHANGE),
         detours=np.zeros(0, dtype=st.DETOUR),
     )
@@ -142,6 +152,32 @@ def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Link
     return net._replace(buckets=buckets)
 
 
+def with_queues(net: Net) -> Net:
+    """Return an empty `net` in which links serve bytes in the order of their arrival."""
+    net.counts[st.FIFO], net.counts[st.AHEAD] = 1, _AHEAD
+    return grow_marks(_with_queues(net))
+
+
+def _with_queues(net: Net) -> Net:
+    """Return `net` with a queue for each channel."""
+    old, n = len(net.queues), len(net.channels)
+    queues = np.zeros(n, dtype=st.QUEUE)
+    queues[:old] = net.queues
+    for name in ("first", "last", "burst", "onward", "heap_place"):
+        queues[name][old:] = -1
+    heap, touched = grown(net.queue_heap, n), np.zeros(n, dtype=np.int32)
+    return net._replace(queues=queues, queue_heap=heap, touched=touched)
+
+
+def grow_marks(net: Net) -> Net:
+    """Return `net` with twice the marks in its queues."""
+    old = len(net.queue_marks)
+    n, free = max(2 * old, 256), int(net.counts[st.N_FREE_MARKS])
+    free_marks = np.concatenate([np.arange(n - 1, old - 1, -1), net.free_marks[:free]]).astype(np.int32)
+    net.counts[st.N_FREE_MARKS] = len(free_marks)
+    return net._replace(queue_marks=grown(net.queue_marks, n), free_marks=grown(free_marks, n))
+
+
 def with_split(net: Net) -> Net:
     """Return an empty `net` in which messages can take several links side by side."""
     net.counts[st.SPLIT] = 1
@@ -178,6 +214,8 @@ def add_channels(net: Net, capacity: Floats) -> Net:
         pool=grown(net.pool, start + 2 * more),
         pool_copy=grown(net.pool_copy, start + 2 * more),
     )
+    if net.counts[st.FIFO]:
+        net = _with_queues(net)
     return _sized_by_hops(net)
 
 
@@ -210,6 +248,9 @@ def grow_slots(net: Net, n_slots: int) -> Net:
     if net.counts[st.TRANSPORTED]:
         net = net._replace(line=grown(net.line, n), asked=grown(net.asked, n))
         net = net._replace(tries=grown(net.tries, n), held=grown(net.held, n))
+    if net.counts[st.FIFO]:
+        places = {"joining": grown(net.joining, 2 * n), "ended": grown(net.ended, n)}
+        net = net._replace(trains=grown(net.trains, n), **places)
     return _sized_by_hops(net)
 
 
@@ -227,7 +268,20 @@ def grow_hops(net: Net, n_hops: int) -> Net:
         flow_hops=_wider(net.flow_hops, len(net.flows), old, shift),
         flow_share=_wider(net.flow_share, len(net.flows) * int(net.counts[st.SPLIT]), old, shift),
     )
+    if net.counts[st.FIFO]:
+        for array, names in ((net.queues, ("burst", "onward")), (net.queue_marks, ("entry",))):
+            for name in names:
+                array[name] = _moved(array[name], old, shift)
+        for name in ("previous", "next"):
+            net.crossings[name] = _moved(net.crossings[name], old, shift)
+        net = net._replace(crossings=_wider(net.crossings, len(net.flows), old, shift))
     return _sized_by_hops(net)
+
+
+def _moved(entry: Places, old: int, shift: int) -> Places:
+    """Return where entries of blocks of 2**old places are in blocks of 2**shift; -1 stays."""
+    moved: Places = np.where(entry < 0, -1, (entry >> old << shift) + (entry & ((1 << old) - 1)))
+    return moved
 
 
 def _wider(array: Array, n_slots: int, old: int, shift: int) -> Array:
@@ -246,8 +300,9 @@ def _sized_by_hops(net: Net) -> Net:
         flow_place=grown(net.flow_place, entries),
         flow_hops=grown(net.flow_hops, entries),
         flow_share=grown(net.flow_share, entries * int(net.counts[st.SPLIT])),
+        crossings=grown(net.crossings, entries * int(net.counts[st.FIFO])),
         # a channel can be listed for each flow that comes or goes on it, and, if shaped, on its reverse
-        dirty=grown(net.dirty, (4 if net.counts[st.SHAPED] else 2) * entries + 8),
+        dirty=grown(net.dirty, max((4 if net.counts[st.SHAPED] else 2) * entries + 8, len(net.queues))),
         pool=grown(net.pool, room),
         pool_copy=grown(net.pool_copy, room),
     )

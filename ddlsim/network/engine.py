@@ -20,7 +20,17 @@ from ddlsim.cluster.details import LEAST_TIMEOUT, PROTOCOLS, LinkDetail, route_o
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.network import state as st
-from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping, with_split
+from ddlsim.network.build import (
+    add_channels,
+    empty_net,
+    grow_hops,
+    grow_marks,
+    grow_slots,
+    with_buffers,
+    with_queues,
+    with_shaping,
+    with_split,
+)
 from ddlsim.network.busy import Logged
 from ddlsim.network.changes import CAPACITY, REROUTE, Fault, changes_of, shares_of
 from ddlsim.network.epochs import Around, Epochs
@@ -29,9 +39,9 @@ from ddlsim.network.state import Bools, Floats, Ints, grown
 from ddlsim.network.view import Table
 
 #: a row of state.WAY, and one of state.CONNECTION
-Way = tuple[float, float, float, float, float, float, float, float, int, int]
+Way = tuple[float, float, float, float, float, float, float, float, float, int, int]
 Connection = tuple[float, float, int, int, int, int]
-_BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, -1, -1)
+_BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, 0.0, math.inf, -1, -1)
 
 
 class _Terms(NamedTuple):
@@ -45,6 +55,7 @@ class _Terms(NamedTuple):
     least: float
     single: float
     burst: float
+    window: float
     limit: float
     ordered: int
 
@@ -89,7 +100,7 @@ class Ways:
             self.limits.append(terms.limit)
         self.connections.append((terms.initial, 0.0, -1, -1, 0, terms.ordered))
         self._n += 1
-        return (*terms[:8], self._n - 1, channel)
+        return (*terms[:9], self._n - 1, channel)
 
 
 def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms | None:
@@ -118,6 +129,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         least=first.connections * protocol.least * frame,
         single=first.connections * frame,
         burst=first.connections * protocol.burst,
+        window=first.connections * window,
         limit=limit if limit < rate else math.inf,
         ordered=int(not first.unordered),
     )
@@ -170,9 +182,16 @@ class Engine:
             interconnect.recv_overhead,
             interconnect.reduce_time,
         )
+        details = interconnect.details
+        if details is not None and (details.sharing == "fifo").any():
+            if interconnect.splits or details.buffer.any():
+                key = "buffer" if details.buffer.any() else "several paths of a message (spray, ECMP, interfaces)"
+                raise ConfigError(f"sharing: {key} cannot be simulated with 'fifo'; remove it, or use 'max-min'")
+            self.net = with_queues(self.net)
+            if details.rendezvous.any():  # senders wait for receivers
+                self.net.counts[st.AHEAD] = 0
         if interconnect.splits:
             self.net = with_split(self.net)
-        details = interconnect.details
         self._details = details if details is not None and details.acts else None
         if self._details is not None:
             self.net = with_shaping(self.net, self._link_channel, interconnect.reverse_link, self._details)
@@ -273,7 +292,7 @@ class Engine:
         row["party"] = party
         net.counts[st.N_LIVE] += 1
         net.counts[st.LIVE_THREADS] += shape.n_ranks * shape.n_lanes
-        net.counts[st.LIVE_SENDS] += shape.sends_bound
+        net.counts[st.LIVE_SENDS] += net.programs["sends_bound"][program]
         self.expect(shape.n_ranks)
         self.ensure_slots()
         return instance
@@ -290,7 +309,7 @@ class Engine:
             self.net.instances["ranks_left"][instance] = 0
             counts[st.N_LIVE] -= 1
             counts[st.LIVE_THREADS] -= shape.n_ranks * shape.n_lanes
-            counts[st.LIVE_SENDS] -= shape.sends_bound
+            counts[st.LIVE_SENDS] -= self.net.programs["sends_bound"][self.instance_program[instance]]
             self.free([instance])
 
     def free(self, instances: Iterable[int]) -> None:
@@ -334,6 +353,9 @@ class Engine:
     def ensure_slots(self, extra: int = 0) -> None:
         """Have slots for all messages that can be on their way, and `extra` ones."""
         counts = self.net.counts
+        needed = ((int(counts[st.N_QUEUED]) + st.UNITS) << int(counts[st.HOP_SHIFT])) + 4 * st.UNITS + 4
+        while counts[st.FIFO] and counts[st.N_FREE_MARKS] < 2 * needed:
+            self.net = grow_marks(self.net)
         need = int(counts[st.N_DELIVERING]) + 2 * (int(counts[st.LIVE_SENDS]) + self.reserved + extra)
         if need > len(self.net.slots):
             self.net = grow_slots(self.net, need)
@@ -381,6 +403,10 @@ class Engine:
         if self._ways is not None:
             self._add_ways(self._ways, np.stack([src, dst], axis=1).tolist(), routes)
         for number, others, changed in self._epochs.later(epoch, src, dst, usual):
+            if self.net.counts[st.FIFO]:
+                raise ConfigError(
+                    "sharing: messages in queues take no detours around links that are down; use 'max-min'"
+                )
             rows = np.zeros(len(src), dtype=st.ROUTE)
             self._write_routes(rows, changed, latency)
             _, detours = self._extend("detours", len(others))
@@ -457,7 +483,8 @@ class Engine:
         columns = (shape.src, shape.dst, shape.receiving, shape.weight, shape.stride, shape.reduce)
         write_messages(messages, step, route, weight, nodes, columns)
         thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))
-        program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, shape.sends_bound))
+        bound = shape.sends_bound + int(self.net.counts[st.AHEAD]) * shape.n_ranks * shape.n_lanes
+        program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, bound))
         self._programs[key] = program
         self._kept.append((schedule, sizes))
         self._shapes.append(shape)

@@ -141,7 +141,7 @@ class Episodes:
         """Return whether nothing is under way besides collectives that no rank has entered."""
         counts = self._engine.net.counts
         timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
-        busy = counts[st.N_ACTIVE] + timers + counts[st.N_OUT] + counts[st.LIVE_SINGLE]
+        busy = counts[st.N_ACTIVE] + counts[st.N_QUEUED] + timers + counts[st.N_OUT] + counts[st.LIVE_SINGLE]
         return bool(busy == 0 and counts[st.N_LIVE] == n_entering)
 
     def _is_plain(self) -> bool:

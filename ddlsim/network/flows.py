@@ -7,6 +7,7 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.heap import heap_remove
 from ddlsim.network.state import (
+    FIFO,
     FLOWING,
     HEAP_VALID,
     HOP_SHIFT,
@@ -192,6 +193,11 @@ def change_capacity(net: Net, channel, capacity):  # type: ignore[no-untyped-def
     used = net.channels[channel].used
     if used == 0 or capacity == before:
         return
+    if net.counts[FIFO] == 1:
+        if net.queues[channel].dirty == 0:
+            net.queues[channel].dirty = 1
+            mark_dirty(net, channel)
+        return
     level = net.channels[channel].level if capacity > before else capacity / used
     if level < np.inf:
         net.reals[THRESHOLD] = min(net.reals[THRESHOLD], level)
@@ -244,7 +250,7 @@ def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
     net.flows[new].slot = net.flows[old].slot
     place = net.flows[old].heap_place
     net.flows[new].heap_place = place
-    if net.counts[HEAP_VALID] == 1:
+    if net.counts[HEAP_VALID] == 1 and place >= 0:
         net.heap[place].item = new
     to = new << shift
     entry = old << shift

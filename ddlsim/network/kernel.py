@@ -16,14 +16,15 @@ from ddlsim.compiler import addressed, inlined
 from ddlsim.network.calendar import next_timer, pop_timer
 from ddlsim.network.changes import apply_next
 from ddlsim.network.compiled import source_stamp
-from ddlsim.network.flows import add_flow
 from ddlsim.network.maxmin import end_flows, next_end, solve
+from ddlsim.network.queues import begin, list_ended, marks_suffice, next_event, serve, settle
 from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
 from ddlsim.network.replay import in_step, replay, start_round
 from ddlsim.network.rounds import at_barrier, observe, replay_spans, watch
 from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import (
     DELIVERING,
+    FIFO,
     FOREIGN,
     FULL,
     IDLE,
@@ -57,6 +58,8 @@ from ddlsim.network.view import attach
 @inlined
 def has_room(net: Net):  # type: ignore[no-untyped-def]
     """Whether the slots suffice for whatever the messages in flight set off."""
+    if net.counts[FIFO] == 1 and not marks_suffice(net):
+        return False
     return net.slots.size >= net.counts[N_DELIVERING] + 2 * net.counts[LIVE_SENDS]
 
 
@@ -77,10 +80,17 @@ def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
     net.counts[STEPS_LEFT] = MANY
     net.counts[ROUND_INSTANTS] += 1
     limit = now + now * SAME_INSTANT
-    for i in range(end_flows(net, limit)):
+    n_ended = end_flows(net, limit)
+    if net.counts[FIFO] == 1:
+        serve(net, limit)
+        n_ended = list_ended(net, n_ended)
+    for i in range(n_ended):
         if net.counts[TRANSPORTED] == 1:
             next_in_line(net, net.scratch[i])
         finished(net, net.scratch[i])
+    if net.counts[FIFO] == 1 and not marks_suffice(net):  # the instant is split in two
+        run_ready(net)
+        return
     while True:
         run_ready(net)
         if not (next_timer(net) <= limit and has_room(net)):  # without room, the instant is split in two
@@ -93,13 +103,15 @@ def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
         if net.routes[route].first == net.routes[route].last or net.slots[slot].nbytes <= 0.0:
             finished(net, slot)
         elif net.counts[SHAPED] == 0:
-            add_flow(net, slot)
+            begin(net, slot)
         elif net.counts[TRANSPORTED] == 1:
             if not has_to_wait(net, slot) and not start_shaped(net, slot):
                 next_in_line(net, slot)
                 finished(net, slot)
         elif not start_shaped(net, slot):
             finished(net, slot)
+    if net.counts[FIFO] == 1:
+        settle(net)
     solve(net)
 
 
@@ -133,11 +145,15 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
                     return FULL
             replay_spans(net, limit)
         now = min(next_end(net), next_timer(net))
+        if net.counts[FIFO] == 1:
+            now = min(now, next_event(net))
         if now > limit or now == np.inf:
             if change > until or change == np.inf:
                 return IDLE
             interrupt(net, change)
             apply_next(net)
+            if net.counts[FIFO] == 1:
+                settle(net)
             solve(net)
             continue
         if barrier:

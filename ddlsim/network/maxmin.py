@@ -38,6 +38,7 @@ from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
     BLOCK,
     EPOCH,
+    FIFO,
     HEAP_VALID,
     HOP_SHIFT,
     LAST,
@@ -159,6 +160,9 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
                 rate = capacity
                 tightest = channel
             entry += 1
+        if net.counts[FIFO] == 1:  # then it is, but may cross a channel twice
+            alone = True
+            rate = min(rate, share)
         if alone:
             for e in range(first, entry):
                 net.channels[net.flow_hops[e]].level = np.inf
@@ -213,7 +217,7 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
     if net.counts[N_NEW] > 0:
         place_new_flows(net)
     n_dirty = net.counts[N_DIRTY]
-    if n_dirty > 0:
+    if n_dirty > 0 and net.counts[FIFO] == 0:
         net.counts[EPOCH] += 1
         epoch = net.counts[EPOCH]
         threshold = net.reals[THRESHOLD] * (1.0 - 1e-12)

@@ -276,7 +276,7 @@ class Network:
         """Whether anything is still on its way."""
         counts = self._engine.net.counts
         timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
-        return bool(counts[st.N_ACTIVE] + timers + counts[st.N_OUT] + counts[st.N_FOREIGN])
+        return bool(counts[st.N_ACTIVE] + counts[st.N_QUEUED] + timers + counts[st.N_OUT] + counts[st.N_FOREIGN])
 
     @property
     def now(self) -> float:

@@ -11,6 +11,7 @@ from ddlsim.network.calendar import push_timer
 from ddlsim.network.changes import has_changes
 from ddlsim.network.flows import book_issue
 from ddlsim.network.state import (
+    AHEAD,
     DELIVERED,
     DELIVERING,
     ENDED,
@@ -113,7 +114,7 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
         thread = net.messages[message].src
         state = net.instances[instance].threads + thread
         net.threads[state].sends_left -= 1
-        if net.threads[state].sends_left == 0 and net.threads[state].recvs_missing == 0:
+        if net.threads[state].sends_left == net.counts[AHEAD] and net.threads[state].recvs_missing == 0:
             make_ready(net, instance, thread)
 
 
@@ -153,7 +154,7 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
     state = net.instances[instance].threads + thread
     if net.threads[state].step == net.messages[message].step and arrived == net.threads[state].repetition + 1:
         net.threads[state].recvs_missing -= 1
-        if net.threads[state].recvs_missing == 0 and net.threads[state].sends_left == 0:
+        if net.threads[state].recvs_missing == 0 and net.threads[state].sends_left <= net.counts[AHEAD]:
             make_ready(net, instance, thread)
 
 
@@ -227,7 +228,7 @@ def enter_step(net: Net, table, instance, thread, step, repetition):  # type: ig
     net.counts[STEPS_LEFT] = min(net.counts[STEPS_LEFT], left)
     low = net.steps[step].send
     high = net.steps[step].send_end
-    net.threads[state].sends_left = high - low
+    net.threads[state].sends_left += high - low
     missing = 0
     for i in range(net.steps[step].recv, net.steps[step].recv_end):
         if net.counters[table.counters + net.messages[net.tables[i]].counter] <= repetition:
@@ -241,7 +242,7 @@ def enter_step(net: Net, table, instance, thread, step, repetition):  # type: ig
         if net.counts[HEADERS] == 1:
             nbytes += net.headers[place]
         issue(net, instance, message, nbytes, net.messages[message].route, net.messages[message].source)
-    return low == high and missing == 0
+    return net.threads[state].sends_left <= net.counts[AHEAD] and missing == 0
 
 
 @inlined

@@ -27,6 +27,7 @@ from ddlsim.network.state import (
     N_MESSAGES,
     N_OUT,
     N_PAUSED,
+    N_QUEUED,
     N_TIMER_HEAP,
     NOW,
     REPLAY,
@@ -55,7 +56,7 @@ def in_step(net: Net):  # type: ignore[no-untyped-def]
     """Whether nothing flows, and all messages on their way start to flow at one later instant."""
     head = net.counts[FIFO_HEAD]
     tail = net.counts[FIFO_TAIL]
-    if net.counts[N_ACTIVE] > 0 or net.counts[N_TIMER_HEAP] > 0 or head == tail:
+    if net.counts[N_ACTIVE] + net.counts[N_QUEUED] + net.counts[N_TIMER_HEAP] > 0 or head == tail:
         return False
     mask = net.fifo.size - 1
     start = net.fifo[head & mask].time

@@ -35,6 +35,7 @@ from ddlsim.network.state import (
     N_MOMENTS,
     N_OUT,
     N_PAUSED,
+    N_QUEUED,
     N_SPANS,
     N_TIMER_HEAP,
     NOW,
@@ -65,7 +66,10 @@ MOST = 64  # flows on a channel that are looked through for those which are slow
 @inlined
 def at_barrier(net: Net):  # type: ignore[no-untyped-def]
     """Whether all threads of all live collectives have just entered a step, and nothing else is under way."""
-    if net.counts[N_ACTIVE] > 0 or net.counts[N_DELIVERING] > 0 or net.counts[N_OUT] + net.counts[N_FOREIGN] > 0:
+    if (
+        net.counts[N_ACTIVE] + net.counts[N_QUEUED] + net.counts[N_DELIVERING] > 0
+        or net.counts[N_OUT] + net.counts[N_FOREIGN] > 0
+    ):
         return False
     if net.counts[LIVE_SINGLE] != 0 or net.counts[REPLAY] == 0 or net.counts[N_PAUSED] > 0:
         return False

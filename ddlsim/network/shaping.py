@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.flows import add_flow, share_of
+from ddlsim.network.flows import share_of
+from ddlsim.network.queues import begin
 from ddlsim.network.state import NOW, Net
 from ddlsim.network.sums import book_bytes
 
@@ -30,7 +31,7 @@ def start_shaped(net: Net, slot):  # type: ignore[no-untyped-def]
             net.buckets[net.hops[h]].passed += saved * share_of(net, h)
     if saved < wire:
         net.wire[slot] = (wire - saved) * net.routes[route].handled
-        add_flow(net, slot)
+        begin(net, slot)
         return True
     for h in range(first, last):
         book_bytes(net, net.hops[h], net.slots[slot].nbytes * share_of(net, h), 1.0)

@@ -74,7 +74,16 @@ PARTY = 46  # who lets time pass now, of those who share the network
 N_FOREIGN = 47  # completions of others than that one, which wait for them
 SHARED = 48  # 1: there are several of them, and what each has issued is counted
 SPLIT = 49  # 1: messages can take several links side by side, a share of their bytes each
-N_COUNTS = 50
+FIFO = 50  # 1: links serve bytes in the order of their arrival (ddlsim.network.queues); 0: max-min fair shares
+N_QUEUED = 51  # messages in queues; those that meet no other one on their routes are flows
+N_JOINING = 52  # messages that enter queues at this instant
+N_ENDED = 53  # messages that have left their last queue and are not reported yet
+N_QUEUE_HEAP = 54  # entries in the heap of queues' next events
+N_FREE_MARKS = 55
+N_TOUCHED = 56  # queues whose outflows are to be worked out again, and how many of them have been
+N_REFRESHED = 57
+AHEAD = 58  # sends that a thread need not wait for: under FIFO the sender's queue has taken them
+N_COUNTS = 59
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -90,10 +99,12 @@ ISSUED = 9  # bytes of all messages issued so far, and
 ISSUED_HOPS = 11  # the sum of each one's bytes times the channels of its route
 DELIVERED = 13  # bytes of those that have been delivered
 NARROWEST = 15  # the least capacity of a channel, bytes/s, where capacities do not change
-N_REALS = 16
+QUEUE_TIME = 16  # s, of the event of a queue that is being handled
+N_REALS = 17
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
+UNITS = 32  # that a window consists of (ddlsim.network.queues)
 BLOCK = 64  # flows that are searched together for those that end
 SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of equal sums)
 
@@ -142,6 +153,7 @@ FRAME = record(header="f", payload="f")
 #: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window, or waits
 #: for what was lost, besides that of a full port; least, single: bytes under way at least, and after a time-out
 #: (least 0: nothing is lost); burst: bytes at once at most, of who keeps up its rate whatever is lost, 0: nobody;
+#: window: bytes under way at most, of all its connections;
 #: connection: that which carries them, -1: they go by themselves; channel: its limit, -1: it has none
 WAY = record(
     eager="f",
@@ -152,6 +164,7 @@ WAY = record(
     least="f",
     single="f",
     burst="f",
+    window="f",
     connection="n",
     channel="n",
 )
@@ -200,6 +213,30 @@ PROGRAM = record(thread="i", n_ranks="i", n_lanes="i", sends_bound="i")
 INSTANCE = record(nbytes="f", program="i", threads="i", counters="i", ranks="i", ranks_left="i", party="i")
 #: entered: the instant (N_EVENTS) at which it entered its step
 THREAD = record(entered="i", step="n", repetition="n", sends_left="n", recvs_missing="n")
+#: the queue of a channel, in bytes counted from when it last began to fill: those that had `arrived` and been `served`
+#: at `time` (s). inflow, rate, capacity: bytes/s at which they arrive, leave, and may leave; head: at which those now
+#: leaving arrived; through: integral of rate / head, so a message whose bytes arrived at a rate h leaves h times its
+#: growth; marks first to last (-1: none) are changes of what arrives; burst: the message (an entry) that has the head
+#: for itself, -1: none; arriving, leaving: messages with an inflow at the tail and at the head; expected: messages that
+#: are here, were, or will be, until they have left; onward: the first of those here that have another link before them
+QUEUE = record(
+    time="f", arrived="f", served="f", inflow="f", head="f", rate="f", capacity="f", through="f", first="n", last="n",
+    burst="n", arriving="n", leaving="n", expected="n", onward="n", backlogged="n", touched="n", dirty="n",
+    heap_place="n",
+)  # fmt: skip
+#: a message on a link of its route. inflow, head: bytes/s at which its bytes arrive, and at which those now leaving
+#: arrived; entered: bytes of the present unit that had arrived at `since` (s); passed: bytes that had left when the
+#: integral of its queue was `through`; previous, next: in the list of the queue; stage: 0 before its first byte is
+#: here, 1 while it is here, 2 when its last one has left
+CROSSING = record(
+    inflow="f", head="f", entered="f", since="f", passed="f", through="f", channel="n", previous="n", next="n",
+    stage="n",
+)  # fmt: skip
+#: from the byte at `position` on, bytes of a message (an entry) arrived at `rate`; or a kind below
+MARK = record(position="f", rate="f", entry="n", kind="n", next="n")
+#: of the message in a slot: when its first byte entered, s; bytes in all, and that wait for the window; `unit`: bytes
+#: handed to the first link at once (the last time `last`), `flying` of these are on their way, `allowed` at most
+TRAIN = record(start="f", wire="f", left="f", unit="f", last="f", hops="n", flying="n", allowed="n")
 READY = record(instance="n", thread="n")
 OUT = record(id="i", rank="i")
 #: a busy interval of a channel, and of another one (-1: of none)
@@ -278,6 +315,15 @@ class Net(NamedTuple):
     spans: Records  # SPAN
     moments: Floats  # the instants of a round, s
     round_busy: Floats  # (n_channels,) busy s of channels when the round began
+    queues: Records  # QUEUE, one per channel; this and the next eight are empty unless FIFO
+    queue_heap: Records  # TIMED, next events of queues
+    touched: Places  # channels
+    crossings: Records  # CROSSING, as flow_hops
+    queue_marks: Records  # MARK
+    free_marks: Places
+    trains: Records  # TRAIN, one per slot
+    joining: Places  # slots
+    ended: Places  # slots
     changes: Records  # CHANGE of ddlsim.network.changes, by time
     detours: Records  # DETOUR
 

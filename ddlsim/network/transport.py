@@ -12,7 +12,7 @@ from ddlsim.cluster.details import MOST_TIMEOUT
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import push_timer
 from ddlsim.network.shaping import wire_bytes
-from ddlsim.network.state import CLEARED, EPOCH, HOP_SHIFT, NOW, Net
+from ddlsim.network.state import CLEARED, EPOCH, FIFO, HOP_SHIFT, NOW, Net
 
 #: of BBR (draft-cardwell-iccrg-bbr-congestion-control-02, sections 4.3.4.3, 4.6.3 and 4.6.4.2): bursts under way and s
 #: of a rate that each holds; gain once in a cycle of round trips
@@ -50,7 +50,7 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
         return False
     if net.slots[slot].state == CLEARED:
         return times_out(net, slot, connection)
-    if net.connections[connection].busy == 1:
+    if net.counts[FIFO] == 0 and net.connections[connection].busy == 1:
         net.line[slot] = -1
         if net.connections[connection].first < 0:
             net.connections[connection].first = slot
@@ -58,7 +58,8 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
             net.line[net.connections[connection].last] = slot
         net.connections[connection].last = slot
         return True
-    net.connections[connection].busy = net.connections[connection].ordered
+    if net.counts[FIFO] == 0:  # else messages wait for each other in queues
+        net.connections[connection].busy = net.connections[connection].ordered
     net.slots[slot].state = CLEARED
     late = opening(net, slot, connection)
     if late > 0.0:
@@ -75,6 +76,8 @@ def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
         return
     release(net, slot)
     net.connections[connection].since = net.reals[NOW]
+    if net.counts[FIFO] == 1:
+        return
     following = net.connections[connection].first
     if following < 0:
         net.connections[connection].busy = 0

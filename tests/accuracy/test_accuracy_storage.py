@@ -16,6 +16,15 @@ def test_with_prefetching_every_row_is_within_3_percent() -> None:
     assert mean_error(rows) < 0.005
 
 
+def test_no_row_is_declined_and_readers_separate_as_measured() -> None:
+    """The steps of one row have a median of 102 ms and a mean of 92 ms; all others are within 2 %."""
+    assert not storage.table().omitted
+    rows = storage.rows()
+    assert len(rows) == 39
+    assert mean_error(rows) < 0.01
+    assert sorted(abs(row.error) for row in rows)[-2] < 0.02
+
+
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.extra["prefetch"] == "0"], ids=lambda row: f"{row.n} x {row.where}"
 )

@@ -87,13 +87,16 @@ loss = 0.001
 unordered = true
 warm = true
 buffer = "128 KiB"
+sharing = "fifo"
 """
 
 
 def test_a_transport_in_every_kind_of_file(tmp_path):
     head = FILE[: FILE.index("frame_header")]
     cluster = load(tmp_path, head + TRANSPORT)
-    told = LinkDetail(90.0, 8948.0, 0.0, 0.0, "tcp-cubic", 16, 625e6, 2.0**20, 65536.0, 0.001, True, True, 131072.0)
+    told = LinkDetail(
+        90.0, 8948.0, 0.0, 0.0, "tcp-cubic", 16, 625e6, 2.0**20, 65536.0, 0.001, True, True, 131072.0, "fifo"
+    )
     again = [cluster, Cluster.from_graph(cluster.to_graph())]
     for suffix in (".toml", ".json", ".graphml"):
         cluster.save(tmp_path / f"c{suffix}")
@@ -101,8 +104,8 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
     for copy in again:
         assert {copy.details.of(k) for k in range(copy.n_links)} == {told}
     assert (
-        "transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, rendezvous above 65.54 kB, "
-        "loss 0.001, buffers of 131.1 kB, unordered, warm)"
+        "served in order of arrival, transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, "
+        "rendezvous above 65.54 kB, loss 0.001, buffers of 131.1 kB, unordered, warm)"
     ) in cluster.summary()
     assert load(tmp_path, head + 'transport = "roce"').details.of(0) == LinkDetail(transport="roce")
 
@@ -117,6 +120,14 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
 def test_an_mtu_says_the_frames(transport, mtu, header, payload):
     detail = with_detail(load_cluster("office-1gbe"), transport=transport, mtu=mtu).details.of(0)
     assert (detail.frame_header, detail.frame_payload) == (header, payload)
+
+
+def test_sharing_is_set_beside_the_name_of_a_cluster():
+    assert (load_cluster("office-1gbe+sharing=fifo").details.sharing == "fifo").any()
+    assert load_cluster("office-1gbe+sharing=max-min").details is None
+    assert with_detail(load_cluster("office-1gbe+sharing=fifo"), transport="ideal").details is None
+    with pytest.raises(ConfigError, match=r"sharing = 'fif': must be '', 'max-min' or 'fifo'"):
+        load_cluster("office-1gbe+sharing=fif")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ loss = 0.001
 unordered = true
 warm = true
 buffer = "128 KiB"
+sharing = "fifo"
 kinds = ["nic"]
 """
 EXPLICIT = """
@@ -291,7 +292,8 @@ def graph(kind):
     rates = {"bandwidth": "1 Gbit/s", "latency": 1e-6, "efficiency": 0.9, "kind": "nic"}
     details = {"frame_header": 66.0, "frame_payload": "1448 B", "burst": 1e5, "reverse_load": 0.02,
                "transport": "tcp-cubic", "connections": 2, "flow_rate": "5 Gbit/s", "window": 3e6, "loss": 1e-3,
-               "rendezvous": "64 KiB", "unordered": True, "warm": True, "buffer": "128 KiB"}  # fmt: skip
+               "rendezvous": "64 KiB", "unordered": True, "warm": True, "buffer": "128 KiB",
+               "sharing": "fifo"}  # fmt: skip
     for u, v in (("a", "s"), ("s", "a"), ("b", "s"), ("s", "b")) if made.is_directed() else (("a", "s"), ("b", "s")):
         made.add_edge(u, v, **rates, **details)
     return made

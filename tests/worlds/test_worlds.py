@@ -1,11 +1,12 @@
 """Random worlds: conservation (in every run) and invariants. More of them: ``python -m tests.worlds --worlds 1000``."""
 
+import dataclasses
 import inspect
 
 import pytest
 from documentation import public_names
 from draws import seeds
-from worlds_generator import BUNDLED, world
+from worlds_generator import BUNDLED, with_queues, world
 from worlds_invariants import check_pauses, check_world
 
 from ddlsim import compression, strategies
@@ -14,6 +15,13 @@ from ddlsim import compression, strategies
 @pytest.mark.parametrize("seed", seeds(8, 30))
 def test_a_world_adds_up(seed):
     check_world(world(seed))
+
+
+@pytest.mark.parametrize("seed", seeds(8, 30))
+def test_a_world_whose_links_serve_in_order_of_arrival_adds_up(seed):
+    one = world(seed)
+    queued = one.experiment.with_(cluster=with_queues(one.experiment.cluster))
+    check_world(dataclasses.replace(one, experiment=queued))
 
 
 @pytest.mark.parametrize("seed", seeds(8, 60))

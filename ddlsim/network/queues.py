@@ -1,0 +1,631 @@
+"""Links that serve bytes in the order of their arrival, as the queues of kernels and switches do: compiled.
+
+Bytes are a fluid, and a queue is two curves: bytes that have arrived and bytes that have been served. A message enters
+the queue of its first link at once, as a *burst*, and has the link for itself when its turn comes. It enters later
+links at the rate at which it leaves the one before. Where several arrive, bytes that arrived together leave together:
+each message's share of the link is its share of what arrived then. What a change of an inflow means for the outflows
+shows when the bytes behind it reach the head: until then the queue holds a *mark*. Nothing is approximated; frames of a
+packet simulation that become smaller and smaller tend to this (`tests/network/frames_reference.py`).
+
+A message that meets no other one on any link of its route is a flow as under max-min sharing: one planned end, the same
+to the last bit. It enters the queues when another message comes that shares a link with it, and does what it has done
+by then over again, link by link. So :mod:`ddlsim.network.replay` and :mod:`ddlsim.network.rounds` repeat rounds of such
+messages; a round in which anything has been queued is simulated.
+
+A connection with a window has at most `UNITS` *units* of the window under way, besides the one that is arriving: the
+next one enters the first link when one has arrived.
+
+Order within an instant: queues work first, then messages enter in the order in which they were sent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.compiler import called, inlined
+from ddlsim.network.flows import add_flow, bit_of, free_reverse, link_bytes, load_reverse, log_busy, renumber
+from ddlsim.network.heap import heap_remove, heap_set
+from ddlsim.network.state import (
+    FIFO,
+    FLOWING,
+    HEAP_VALID,
+    HOP_SHIFT,
+    LOG_ON,
+    N_ACTIVE,
+    N_DIRTY,
+    N_ENDED,
+    N_FREE_MARKS,
+    N_HEAP,
+    N_JOINING,
+    N_LINKED,
+    N_NEW,
+    N_QUEUE_HEAP,
+    N_QUEUED,
+    N_REFRESHED,
+    N_TOUCHED,
+    NOW,
+    QUEUE_TIME,
+    RERATED,
+    ROUND_TRANSFER_MAX,
+    SHAPED,
+    TRANSPORTED,
+    UNITS,
+    Net,
+)
+from ddlsim.network.sums import book_bytes
+
+#: kinds of marks: another inflow; the first byte of a burst; the last byte of a unit, and of a message
+INFLOW, BURST, UNIT, END = 0, 1, 2, 3
+MOST_UNITS = 1 << 16  # of a message, however small its window is
+SAME = 1e-12  # relative; inflows this close are one
+LOST = 1e-6  # of a message's bytes; fewer that arrive in no time do not wait
+FULL_RATE = 1.0 + 1e-11  # what arrives this much faster than it is served is taken to arrive as fast
+
+
+# ---------------------------------------------------------------- messages enter
+
+
+@inlined
+def begin(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Let a message flow."""
+    if net.counts[FIFO] == 1:
+        enter(net, slot)
+    else:
+        add_flow(net, slot)
+
+
+@inlined
+def enter(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Let a message flow, if it meets no other one on its route, or enter the queues at the end of this instant."""
+    now = net.reals[NOW]
+    route = net.slots[slot].route
+    first = slot << net.counts[HOP_SHIFT]
+    n = 0
+    if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
+        net.crossings[first].channel = net.ways[route].channel
+        n = 1
+    for h in range(net.routes[route].first, net.routes[route].last):
+        net.crossings[first + n].channel = net.hops[h]
+        n += 1
+    for entry in range(first, first + n):
+        net.crossings[entry].stage = 0
+    net.trains[slot].start = now
+    net.trains[slot].hops = n
+    net.trains[slot].wire = link_bytes(net, slot) if net.counts[SHAPED] == 0 else net.wire[slot]
+    alone = True
+    for entry in range(first, first + n):
+        channel = net.crossings[entry].channel
+        alone = alone and net.channels[channel].used == 0 and net.queues[channel].expected == 0
+    if alone:
+        for entry in range(first, first + n):
+            channel = net.crossings[entry].channel
+            net.queues[channel].capacity = net.channels[channel].capacity
+        add_flow(net, slot)
+        return
+    for entry in range(first, first + n):
+        meet(net, net.crossings[entry].channel)
+    net.slots[slot].state = FLOWING
+    join(net, slot)
+
+
+@inlined
+def join(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Let a message enter the queues at the end of this instant; its route is expected to be used from now on."""
+    first = slot << net.counts[HOP_SHIFT]
+    for entry in range(first, first + net.trains[slot].hops):
+        channel = net.crossings[entry].channel
+        net.queues[channel].expected += 1
+    net.joining[net.counts[N_JOINING]] = slot
+    net.counts[N_JOINING] += 1
+    net.counts[N_QUEUED] += 1
+    net.counts[RERATED] += 1
+    net.reals[ROUND_TRANSFER_MAX] = np.inf  # no round to be replayed
+
+
+@inlined
+def meet(net: Net, channel):  # type: ignore[no-untyped-def]
+    """Let the flow that has a channel for itself, if there is one, enter the queues instead."""
+    if net.channels[channel].used == 0 or net.queues[channel].expected > 0:
+        return
+    flow = np.int64(net.pool[net.channels[channel].first]) >> net.counts[HOP_SHIFT]
+    slot = net.flows[flow].slot
+    first = slot << net.counts[HOP_SHIFT]
+    for entry in range(first, first + net.trains[slot].hops):
+        net.crossings[entry].stage = 1  # its first byte has been everywhere from its start on
+    place = net.flows[flow].heap_place
+    if net.counts[HEAP_VALID] == 1 and place >= 0:
+        net.counts[N_HEAP] = heap_remove(net.heap, net.flows, net.counts[N_HEAP], flow)
+    last = net.counts[N_ACTIVE] - 1
+    new = net.counts[N_ACTIVE] - net.counts[N_NEW]
+    if flow >= new:
+        net.counts[N_NEW] -= 1
+    elif flow != new - 1:  # flows without a rate stay the last ones
+        renumber(net, new - 1, flow)
+    free = max(flow, new - 1)
+    if free != last:
+        renumber(net, last, free)
+    net.counts[N_ACTIVE] = last
+    join(net, slot)
+
+
+@inlined
+def inject(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Let a message enter the queue of its first link, now: all of it, or what its window allows."""
+    train = net.trains[slot]
+    first = slot << net.counts[HOP_SHIFT]
+    for entry in range(first, first + train.hops):
+        net.crossings[entry].inflow = 0.0
+        net.crossings[entry].head = 0.0
+        net.crossings[entry].passed = 0.0
+        net.crossings[entry].entered = 0.0
+        net.crossings[entry].through = net.queues[net.crossings[entry].channel].through
+        if net.crossings[entry].stage == 1:
+            list_onward(net, entry)
+    window = np.inf
+    if net.counts[TRANSPORTED] == 1:
+        window = net.ways[net.slots[slot].route].window
+    if net.counts[SHAPED] == 1 and net.frames[net.slots[slot].route].header > 0.0:
+        frame = net.frames[net.slots[slot].route]
+        window += frame.header * np.ceil(window / frame.payload)
+    net.trains[slot].unit = max(window / UNITS, train.wire / MOST_UNITS) if window < train.wire else train.wire
+    net.trains[slot].allowed = np.int64(window / net.trains[slot].unit) if window < train.wire else 1
+    net.trains[slot].left = train.wire
+    net.trains[slot].flying = 0
+    if not wait_in_line(net, slot):
+        send_units(net, slot, 0)
+
+
+@inlined
+def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
+    """Let as many units of a message enter the queue of its first link as its window allows, besides those `arriving`
+    now, then those of the next messages of its connection."""
+    while True:
+        entry = slot << net.counts[HOP_SHIFT]
+        channel = net.crossings[entry].channel
+        work(net, channel)
+        while net.trains[slot].flying < net.trains[slot].allowed + arriving and net.trains[slot].left > 0.0:
+            size = min(net.trains[slot].unit, net.trains[slot].left)
+            net.trains[slot].left -= size
+            net.trains[slot].last = size
+            net.trains[slot].flying += 1
+            arrive(net, entry)
+            if net.queues[channel].backlogged == 0:
+                fill_up(net, channel)
+                net.queues[channel].burst = entry
+            else:
+                put_mark(net, channel, entry, BURST, 0.0)
+            net.queues[channel].arrived += size
+            put_mark(net, channel, entry, UNIT if net.trains[slot].left > 0.0 else END, 0.0)
+        touch(net, channel)
+        connection: int = ordered_connection(net, slot)
+        if connection < 0:
+            return
+        following = net.connections[connection].first
+        net.connections[connection].busy = 1 if net.trains[slot].left > 0.0 or following >= 0 else 0
+        if net.trains[slot].left > 0.0 or following < 0:
+            return
+        net.connections[connection].first = net.line[following]
+        slot = np.int64(following)
+        arriving = 0
+
+
+@inlined
+def ordered_connection(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Return the connection on which a message waits until those before it are handed over; -1: none."""
+    if net.counts[TRANSPORTED] == 0:
+        return -1
+    connection = net.ways[net.slots[slot].route].connection
+    return connection if connection >= 0 and net.connections[connection].ordered == 1 else -1
+
+
+@inlined
+def wait_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Whether a message waits for others of its connection, which are not handed over to the first link yet."""
+    connection: int = ordered_connection(net, slot)
+    if connection < 0 or net.connections[connection].busy == 0:
+        return False
+    net.line[slot] = -1
+    if net.connections[connection].first < 0:
+        net.connections[connection].first = slot
+    else:
+        net.line[net.connections[connection].last] = slot
+    net.connections[connection].last = slot
+    return True
+
+
+# ---------------------------------------------------------------- a queue
+
+
+@inlined
+def work(net: Net, channel):  # type: ignore[no-untyped-def]
+    """Bring a queue up to date."""
+    passed = net.reals[QUEUE_TIME] - net.queues[channel].time
+    net.queues[channel].time = net.reals[QUEUE_TIME]
+    if passed <= 0.0:
+        return
+    served = net.queues[channel].rate * passed
+    net.queues[channel].served += served
+    net.queues[channel].arrived += net.queues[channel].inflow * passed
+    burst = net.queues[channel].burst
+    if burst >= 0:
+        net.crossings[burst].passed += served
+    elif net.queues[channel].head > 0.0:
+        net.queues[channel].through += served / net.queues[channel].head
+
+
+@inlined
+def fill_up(net: Net, channel):  # type: ignore[no-untyped-def]
+    """Bytes begin to wait."""
+    net.queues[channel].backlogged = 1
+    net.queues[channel].arrived = 0.0
+    net.queues[channel].served = 0.0
+
+
+@inlined
+def put_mark(net: Net, channel, entry, kind, rate):  # type: ignore[no-untyped-def]
+    """Put a mark behind the bytes that have arrived; of two inflows of a message at one position the later counts."""
+    last = net.queues[channel].last
+    position = net.queues[channel].arrived
+    again = kind == INFLOW and last >= 0 and net.queue_marks[last].kind == INFLOW
+    if again and net.queue_marks[last].entry == entry and net.queue_marks[last].position == position:
+        net.queue_marks[last].rate = rate
+        return
+    net.counts[N_FREE_MARKS] -= 1
+    mark = net.free_marks[net.counts[N_FREE_MARKS]]
+    net.queue_marks[mark].position = position
+    net.queue_marks[mark].rate = rate
+    net.queue_marks[mark].entry = entry
+    net.queue_marks[mark].kind = kind
+    net.queue_marks[mark].next = -1
+    if last < 0:
+        net.queues[channel].first = mark
+    else:
+        net.queue_marks[last].next = mark
+    net.queues[channel].last = mark
+
+
+@inlined
+def set_inflow(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
+    """Note at the tail of a queue that bytes of a message arrive at `rate` from now on."""
+    before = net.crossings[entry].inflow
+    now = net.reals[QUEUE_TIME]
+    net.crossings[entry].entered += before * (now - net.crossings[entry].since)
+    net.crossings[entry].since = now
+    net.crossings[entry].inflow = rate
+    net.queues[channel].arriving += (1 if rate > 0.0 else 0) - (1 if before > 0.0 else 0)
+    net.queues[channel].inflow += rate - before
+    if net.queues[channel].arriving == 0:
+        net.queues[channel].inflow = 0.0
+
+
+@inlined
+def set_head(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
+    """Note at the head of a queue that bytes of a message that leave from now on arrived at `rate`."""
+    before = net.crossings[entry].head
+    through = net.queues[channel].through
+    net.crossings[entry].passed += before * (through - net.crossings[entry].through)
+    net.crossings[entry].through = through
+    net.crossings[entry].head = rate
+    net.queues[channel].leaving += (1 if rate > 0.0 else 0) - (1 if before > 0.0 else 0)
+    net.queues[channel].head += rate - before
+    if net.queues[channel].leaving == 0:
+        net.queues[channel].head = 0.0
+
+
+@inlined
+def touch(net: Net, channel):  # type: ignore[no-untyped-def]
+    """Let a queue's outflows be worked out again at this instant."""
+    if net.queues[channel].touched == 0:
+        net.queues[channel].touched = 1
+        net.touched[net.counts[N_TOUCHED]] = channel
+        net.counts[N_TOUCHED] += 1
+
+
+@inlined
+def schedule(net: Net, channel):  # type: ignore[no-untyped-def]
+    """Plan a queue's next event: a mark reaches the head, or the queue is empty."""
+    queue = net.queues[channel]
+    time = np.inf
+    if queue.first >= 0:
+        time = queue.time + max(net.queue_marks[queue.first].position - queue.served, 0.0) / queue.rate
+    elif queue.backlogged == 1 and queue.inflow * FULL_RATE < queue.rate:
+        time = queue.time + max(queue.arrived - queue.served, 0.0) / (queue.rate - queue.inflow)
+    if time < np.inf:
+        net.counts[N_QUEUE_HEAP] = heap_set(net.queue_heap, net.queues, net.counts[N_QUEUE_HEAP], time, channel)
+    elif queue.heap_place >= 0:
+        net.counts[N_QUEUE_HEAP] = heap_remove(net.queue_heap, net.queues, net.counts[N_QUEUE_HEAP], channel)
+
+
+@inlined
+def refresh(net: Net, channel):  # type: ignore[no-untyped-def]
+    """Work out at what rates messages leave a queue, and tell the queues behind it."""
+    work(net, channel)
+    net.counts[N_REFRESHED] += 1
+    inflow = net.queues[channel].inflow
+    capacity = net.queues[channel].capacity
+    if net.queues[channel].backlogged == 0 and inflow > capacity * FULL_RATE:
+        fill_up(net, channel)
+    rate = capacity if net.queues[channel].backlogged == 1 else inflow
+    net.queues[channel].rate = rate
+    burst = net.queues[channel].burst
+    head = net.queues[channel].head
+    factor = 0.0
+    if burst < 0 and head > 0.0:
+        factor = rate / head if net.queues[channel].backlogged == 1 else 1.0
+    entry = np.int64(net.queues[channel].onward)
+    while entry >= 0:
+        following = np.int64(net.crossings[entry].next)
+        flow_on(net, entry + 1, rate if entry == burst else net.crossings[entry].head * factor)
+        entry = following
+    schedule(net, channel)
+
+
+@inlined
+def flow_on(net: Net, entry, rate):  # type: ignore[no-untyped-def]
+    """Let a message's bytes arrive on a link at `rate`, and on those behind it where nothing waits."""
+    # around a circle of full links without a queue, changes would become smaller and smaller for ever
+    rounds = net.counts[N_REFRESHED] // net.queues.size
+    same = SAME * (1 + rounds) ** 4
+    while True:
+        before = net.crossings[entry].inflow
+        if rate == before or (rate > 0.0 and abs(rate - before) <= same * before):
+            return
+        channel = net.crossings[entry].channel
+        work(net, channel)
+        if rate > 0.0:
+            arrive(net, entry)
+        set_inflow(net, channel, entry, rate)
+        if net.queues[channel].backlogged == 1:
+            put_mark(net, channel, entry, INFLOW, rate)
+            schedule(net, channel)
+            return
+        set_head(net, channel, entry, rate)
+        if net.queues[channel].inflow > net.queues[channel].capacity * FULL_RATE:
+            touch(net, channel)
+            return
+        net.queues[channel].rate = net.queues[channel].inflow
+        if is_last(net, entry):
+            return
+        entry += 1
+
+
+@inlined
+def is_last(net: Net, entry):  # type: ignore[no-untyped-def]
+    """Whether a link is the last one of a message's route."""
+    shift = net.counts[HOP_SHIFT]
+    return entry + 1 == ((entry >> shift) << shift) + net.trains[entry >> shift].hops
+
+
+@inlined
+def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
+    """The last byte of a unit (of a message, if `kind` is END) leaves a link, and those behind it where nothing
+    waits."""
+    while True:
+        if kind == END:
+            depart(net, entry)
+        if is_last(net, entry):
+            slot = entry >> net.counts[HOP_SHIFT]
+            net.trains[slot].flying -= 1
+            if kind == END:
+                net.ended[net.counts[N_ENDED]] = slot
+                net.counts[N_ENDED] += 1
+                net.counts[N_QUEUED] -= 1
+            else:
+                send_units(net, slot, 1)  # a window slides while bytes arrive
+            return
+        entry += 1
+        channel = net.crossings[entry].channel
+        work(net, channel)
+        set_inflow(net, channel, entry, 0.0)
+        train = net.trains[entry >> net.counts[HOP_SHIFT]]
+        size = train.last if kind == END else train.unit
+        missing = size - net.crossings[entry].entered  # lost in the rounding of times, if links before this are fast
+        net.crossings[entry].entered = 0.0
+        if net.queues[channel].backlogged == 0:
+            set_head(net, channel, entry, 0.0)
+            net.queues[channel].rate = net.queues[channel].inflow
+            if missing <= LOST * size:
+                continue
+            arrive(net, entry)
+            fill_up(net, channel)
+            net.queues[channel].burst = entry
+        last = net.queues[channel].last
+        position = net.queues[channel].arrived + missing
+        if last >= 0:
+            position = max(position, net.queue_marks[last].position)
+        net.queues[channel].arrived = position
+        put_mark(net, channel, entry, kind, 0.0)
+        touch(net, channel)
+        return
+
+
+# ---------------------------------------------------------------- who is on a link
+
+
+@inlined
+def list_onward(net: Net, entry):  # type: ignore[no-untyped-def]
+    """List a message among those on a link that have another one before them."""
+    if is_last(net, entry):
+        return
+    channel = net.crossings[entry].channel
+    following = net.queues[channel].onward
+    net.crossings[entry].next = following
+    net.crossings[entry].previous = -1
+    if following >= 0:
+        net.crossings[following].previous = entry
+    net.queues[channel].onward = entry
+
+
+@inlined
+def arrive(net: Net, entry):  # type: ignore[no-untyped-def]
+    """The first byte of a message reaches a link."""
+    if net.crossings[entry].stage != 0:
+        return
+    net.crossings[entry].stage = 1
+    list_onward(net, entry)
+    channel = net.crossings[entry].channel
+    net.channels[channel].used += 1
+    if net.channels[channel].used == 1:
+        net.occupied[channel >> 6] |= bit_of(channel)
+        net.channels[channel].since = net.reals[QUEUE_TIME]
+        net.queues[channel].capacity = net.channels[channel].capacity
+        if net.counts[SHAPED] == 1:
+            load_reverse(net, channel)
+
+
+@inlined
+def depart(net: Net, entry):  # type: ignore[no-untyped-def]
+    """The last byte of a message leaves a link."""
+    slot = entry >> net.counts[HOP_SHIFT]
+    channel = net.crossings[entry].channel
+    net.crossings[entry].stage = 2
+    if not is_last(net, entry):
+        before, behind = net.crossings[entry].previous, net.crossings[entry].next
+        if before >= 0:
+            net.crossings[before].next = behind
+        else:
+            net.queues[channel].onward = behind
+        if behind >= 0:
+            net.crossings[behind].previous = before
+    book_bytes(net, channel, net.slots[slot].nbytes, 1.0)
+    net.queues[channel].expected -= 1
+    net.channels[channel].used -= 1
+    if net.channels[channel].used == 0:
+        now = net.reals[QUEUE_TIME]
+        since = net.channels[channel].since
+        net.occupied[channel >> 6] &= ~bit_of(channel)
+        net.channels[channel].busy += now - since
+        if net.counts[LOG_ON] == 1 and channel < net.counts[N_LINKED]:
+            log_busy(net, channel, since, now, False)
+        if net.counts[SHAPED] == 1:
+            free_reverse(net, channel)
+
+
+# ---------------------------------------------------------------- time passes
+
+
+@inlined
+def marks_suffice(net: Net):  # type: ignore[no-untyped-def]
+    """Whether there are marks for whatever the next event of a queue sets off."""
+    return net.counts[N_FREE_MARKS] >= ((net.counts[N_QUEUED] + UNITS) << net.counts[HOP_SHIFT]) + 4 * UNITS + 4
+
+
+@called
+def serve(net: Net, limit):  # type: ignore[no-untyped-def]
+    """Let queues work up to `limit`, if marks suffice."""
+    while marks_suffice(net):
+        if net.counts[N_TOUCHED] > 0:
+            net.counts[N_TOUCHED] -= 1
+            channel = np.int64(net.touched[net.counts[N_TOUCHED]])
+            net.queues[channel].touched = 0
+            refresh(net, channel)
+            continue
+        if net.counts[N_QUEUE_HEAP] == 0 or net.queue_heap[0].time > limit:
+            return
+        channel = net.queue_heap[0].item
+        if net.queue_heap[0].time > net.reals[QUEUE_TIME]:
+            net.reals[QUEUE_TIME] = net.queue_heap[0].time
+            net.counts[N_REFRESHED] = 0
+        work(net, channel)
+        touch(net, channel)
+        mark = np.int64(net.queues[channel].first)
+        if mark < 0:  # all bytes that waited have left
+            net.queues[channel].backlogged = 0
+            net.queues[channel].head = net.queues[channel].inflow
+            continue
+        net.queues[channel].served = net.queue_marks[mark].position
+        while mark >= 0 and net.queue_marks[mark].position <= net.queues[channel].served:
+            entry = np.int64(net.queue_marks[mark].entry)
+            kind = net.queue_marks[mark].kind
+            rate = net.queue_marks[mark].rate
+            following = np.int64(net.queue_marks[mark].next)
+            net.queues[channel].first = following
+            if following < 0:
+                net.queues[channel].last = -1
+            net.free_marks[net.counts[N_FREE_MARKS]] = mark
+            net.counts[N_FREE_MARKS] += 1
+            if kind == BURST:
+                net.queues[channel].burst = entry
+            elif kind != INFLOW and net.queues[channel].burst == entry:
+                net.queues[channel].burst = -1
+                leave(net, entry, kind)
+            else:
+                set_head(net, channel, entry, rate)
+                if kind != INFLOW:
+                    leave(net, entry, kind)
+            mark = np.int64(net.queues[channel].first)
+
+
+@inlined
+def has_begun(net: Net):  # type: ignore[no-untyped-def]
+    """Whether an instant has been begun that lacked marks to be finished."""
+    return net.counts[N_ENDED] + net.counts[N_JOINING] + net.counts[N_TOUCHED] + net.counts[N_DIRTY] > 0
+
+
+@inlined
+def next_event(net: Net):  # type: ignore[no-untyped-def]
+    """Return when the next event of a queue comes, inf if there is none."""
+    if has_begun(net):
+        return net.reals[NOW]
+    return net.queue_heap[0].time if net.counts[N_QUEUE_HEAP] > 0 else np.inf
+
+
+@inlined
+def list_ended(net: Net, n):  # type: ignore[no-untyped-def]
+    """List the messages that have left their last queue in `scratch`, behind `n` others; return how many there are."""
+    for i in range(net.counts[N_ENDED]):
+        net.scratch[n] = net.ended[i]
+        n += 1
+    net.counts[N_ENDED] = 0
+    return n
+
+
+@inlined
+def settle(net: Net):  # type: ignore[no-untyped-def]
+    """Let messages enter the queues and capacities change at this instant."""
+    now = net.reals[NOW]
+    while net.counts[N_JOINING] + net.counts[N_DIRTY] > 0 and marks_suffice(net):
+        for i in range(net.counts[N_DIRTY]):
+            channel = np.int64(net.dirty[i])
+            begun = net.channels[channel].used > 0 and net.queues[channel].expected == 0
+            if (
+                begun
+                and net.flow_rate[np.int64(net.pool[net.channels[channel].first]) >> net.counts[HOP_SHIFT]] < np.inf
+            ):
+                meet(net, channel)
+        n = net.counts[N_JOINING]
+        done = 0
+        for late in range(2):  # first what has begun to flow before, in its own time
+            for i in range(n):
+                slot = np.int64(net.joining[i])
+                if slot >= 0 and (net.trains[slot].start < now) == (late == 0) and marks_suffice(net):
+                    net.joining[i] = -1
+                    done += 1
+                    if late == 0:
+                        net.reals[QUEUE_TIME] = net.trains[slot].start
+                    else:
+                        net.reals[QUEUE_TIME] = now
+                    net.counts[N_REFRESHED] = 0
+                    inject(net, slot)
+                    if late == 0:
+                        serve(net, now)
+        left = 0
+        for i in range(net.counts[N_JOINING]):
+            if net.joining[i] >= 0:
+                net.joining[left] = net.joining[i]
+                left += 1
+        net.counts[N_JOINING] = left
+        net.reals[QUEUE_TIME] = now
+        n = net.counts[N_DIRTY]
+        net.counts[N_DIRTY] = 0
+        for i in range(n):
+            channel = np.int64(net.dirty[i])
+            net.queues[channel].dirty = 0
+            if net.queues[channel].expected > 0:
+                work(net, channel)
+                net.queues[channel].capacity = net.channels[channel].capacity
+                touch(net, channel)
+            elif net.channels[channel].used > 0:
+                net.queues[channel].capacity = net.channels[channel].capacity
+        serve(net, now)
+    serve(net, now)
