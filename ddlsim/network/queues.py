@@ -74,7 +74,7 @@ def begin(net: Net, slot):  # type: ignore[no-untyped-def]
         add_flow(net, slot)
 
 
-@inlined
+@called
 def enter(net: Net, slot):  # type: ignore[no-untyped-def]
     """Let a message flow, if it meets no other one on its route, or enter the queues at the end of this instant."""
     now = net.reals[NOW]
@@ -175,7 +175,7 @@ def inject(net: Net, slot):  # type: ignore[no-untyped-def]
         send_units(net, slot, 0)
 
 
-@inlined
+@called
 def send_units(net: Net, slot, arriving):  # type: ignore[no-untyped-def]
     """Let as many units of a message enter the queue of its first link as its window allows, besides those `arriving`
     now, then those of the next messages of its connection."""
@@ -284,7 +284,7 @@ def put_mark(net: Net, channel, entry, kind, rate):  # type: ignore[no-untyped-d
     net.queues[channel].last = mark
 
 
-@inlined
+@called
 def set_inflow(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
     """Note at the tail of a queue that bytes of a message arrive at `rate` from now on."""
     before = net.crossings[entry].inflow
@@ -298,7 +298,7 @@ def set_inflow(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
         net.queues[channel].inflow = 0.0
 
 
-@inlined
+@called
 def set_head(net: Net, channel, entry, rate):  # type: ignore[no-untyped-def]
     """Note at the head of a queue that bytes of a message that leave from now on arrived at `rate`."""
     before = net.crossings[entry].head
@@ -336,7 +336,7 @@ def schedule(net: Net, channel):  # type: ignore[no-untyped-def]
         net.counts[N_QUEUE_HEAP] = heap_remove(net.queue_heap, net.queues, net.counts[N_QUEUE_HEAP], channel)
 
 
-@inlined
+@called
 def refresh(net: Net, channel):  # type: ignore[no-untyped-def]
     """Work out at what rates messages leave a queue, and tell the queues behind it."""
     work(net, channel)
@@ -360,7 +360,7 @@ def refresh(net: Net, channel):  # type: ignore[no-untyped-def]
     schedule(net, channel)
 
 
-@inlined
+@called
 def flow_on(net: Net, entry, rate):  # type: ignore[no-untyped-def]
     """Let a message's bytes arrive on a link at `rate`, and on those behind it where nothing waits."""
     # around a circle of full links without a queue, changes would become smaller and smaller for ever
@@ -396,7 +396,7 @@ def is_last(net: Net, entry):  # type: ignore[no-untyped-def]
     return entry + 1 == ((entry >> shift) << shift) + net.trains[entry >> shift].hops
 
 
-@inlined
+@called
 def leave(net: Net, entry, kind):  # type: ignore[no-untyped-def]
     """The last byte of a unit (of a message, if `kind` is END) leaves a link, and those behind it where nothing
     waits."""
@@ -580,7 +580,7 @@ def list_ended(net: Net, n):  # type: ignore[no-untyped-def]
     return n
 
 
-@inlined
+@called
 def settle(net: Net):  # type: ignore[no-untyped-def]
     """Let messages enter the queues and capacities change at this instant."""
     now = net.reals[NOW]
