@@ -95,7 +95,7 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
     head = FILE[: FILE.index("frame_header")]
     cluster = load(tmp_path, head + TRANSPORT)
     told = LinkDetail(
-        90.0, 8948.0, 0.0, 0.0, "tcp-cubic", 16, 625e6, 2.0**20, 65536.0, 0.001, True, True, 131072.0, "fifo"
+        90.0, 8948.0, 0.0, 0.0, "tcp-cubic", 16, 625e6, 2.0**20, 65536.0, 0.001, True, True, 131072.0, sharing="fifo"
     )
     again = [cluster, Cluster.from_graph(cluster.to_graph())]
     for suffix in (".toml", ".json", ".graphml"):
