@@ -217,7 +217,7 @@ FAMILIES = (
         _other_thirds, collectives.left_out,
     ),
     Family(
-        "nccl", "NCCL from machine and size alone, 8 B to 16 GiB", 0.15, "sweeps",
+        "nccl_alone", "NCCL from machine and size alone, 8 B to 16 GiB", 0.15, "sweeps",
         "One number each of EFA and of FasTrak, and the launches of eight kernels by one thread; the rows that gave "
         "them do not count (`accuracy/sweeps.py`).",
         sweeps.rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -337,12 +338,16 @@ def answer(measured: Sequence[tuple[Family, list[Row]]]) -> str:
 
 
 def main() -> None:
-    """Simulate everything and write pages, pictures and what is learned."""
-    measured = [(family, family.rows()) for family in FAMILIES]
-    for family, rows in measured:
+    """Simulate everything and write pages, each when its rows are there, pictures and what is learned."""
+    (DOCS / "accuracy").mkdir(exist_ok=True)
+    measured: list[tuple[Family, list[Row]]] = []
+    for family in FAMILIES:
+        print(f"{len(measured) + 1} of {len(FAMILIES)}: {family.title}", file=sys.stderr, flush=True)
+        rows = family.rows()
         same_unit = [row for row in rows if row.unit == rows[0].unit]
         picture(family, same_unit, DOCS / "pictures" / f"accuracy_{family.key}.png")
         write_text(DOCS / "accuracy" / f"{family.key}.md", section(family, rows))
+        measured.append((family, rows))
     write_text(DOCS / "accuracy.md", page(measured))
     omitted = [each for family, _ in measured for each in family.left_out()]
     write_text(DOCS / "accuracy" / "not_predicted.md", NOT_PREDICTED + not_predicted(omitted))
