@@ -287,3 +287,14 @@ def log_busy(net: Net, channel, start, end, alike):  # type: ignore[no-untyped-d
     net.log[i].end = end
     net.counts[LOG_USED] = i + 1
     return True
+
+
+@inlined
+def line_up(net: Net, slot, connection):  # type: ignore[no-untyped-def]
+    """Let a message wait behind the others of its connection."""
+    net.line[slot] = -1
+    if net.connections[connection].first < 0:
+        net.connections[connection].first = slot
+    else:
+        net.line[net.connections[connection].last] = slot
+    net.connections[connection].last = slot

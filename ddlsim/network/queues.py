@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import called, inlined
-from ddlsim.network.flows import add_flow, bit_of, free_reverse, link_bytes, load_reverse, log_busy, renumber
+from ddlsim.network.flows import add_flow, bit_of, free_reverse, line_up, link_bytes, load_reverse, log_busy, renumber
 from ddlsim.network.heap import heap_remove, heap_set
 from ddlsim.network.state import (
     FIFO,
@@ -224,12 +224,7 @@ def wait_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
     connection: int = ordered_connection(net, slot)
     if connection < 0 or net.connections[connection].busy == 0:
         return False
-    net.line[slot] = -1
-    if net.connections[connection].first < 0:
-        net.connections[connection].first = slot
-    else:
-        net.line[net.connections[connection].last] = slot
-    net.connections[connection].last = slot
+    line_up(net, slot, connection)
     return True
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ddlsim.cluster.details import MOST_TIMEOUT
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import push_timer
+from ddlsim.network.flows import line_up
 from ddlsim.network.shaping import wire_bytes
 from ddlsim.network.state import CLEARED, EPOCH, FIFO, HOP_SHIFT, NOW, Net
 
@@ -51,12 +52,7 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
     if net.slots[slot].state == CLEARED:
         return times_out(net, slot, connection)
     if net.counts[FIFO] == 0 and net.connections[connection].busy == 1:
-        net.line[slot] = -1
-        if net.connections[connection].first < 0:
-            net.connections[connection].first = slot
-        else:
-            net.line[net.connections[connection].last] = slot
-        net.connections[connection].last = slot
+        line_up(net, slot, connection)
         return True
     if net.counts[FIFO] == 0:  # else messages wait for each other in queues
         net.connections[connection].busy = net.connections[connection].ordered
