@@ -185,8 +185,9 @@ class Engine:
         details = interconnect.details
         if details is not None and (details.sharing == "fifo").any():
             if interconnect.splits or details.buffer.any():
-                key = "buffer" if details.buffer.any() else "several paths of a message (spray, ECMP, interfaces)"
-                raise ConfigError(f"sharing: {key} cannot be simulated with 'fifo'; remove it, or use 'max-min'")
+                paths = "several paths per message (spray, interfaces)"
+                what = "a switch buffer (buffer)" if details.buffer.any() else paths
+                raise ConfigError(f"sharing = 'fifo' cannot be combined with {what}; remove it, or set 'max-min'")
             self.net = with_queues(self.net)
             if details.rendezvous.any():  # senders wait for receivers
                 self.net.counts[st.AHEAD] = 0
@@ -405,7 +406,7 @@ class Engine:
         for number, others, changed in self._epochs.later(epoch, src, dst, usual):
             if self.net.counts[st.FIFO]:
                 raise ConfigError(
-                    "sharing: messages in queues take no detours around links that are down; use 'max-min'"
+                    "sharing = 'fifo': queued messages cannot be rerouted around a link that is down; set 'max-min'"
                 )
             rows = np.zeros(len(src), dtype=st.ROUTE)
             self._write_routes(rows, changed, latency)
