@@ -51,6 +51,23 @@ def spread(share: float) -> str:
     return f"{100.0 * share:.2g} %" if share >= 1e-5 or share == 0.0 else f"{share:.0e}"
 
 
+#: abbreviations in names, as the field writes them
+_ABBREVIATIONS = {
+    "nic": "NIC",
+    "pcie": "PCIe",
+    "nvlink": "NVLink",
+    "wan": "WAN",
+    "cpu": "CPU",
+    "mtbf": "MTBF",
+    "mtu": "MTU",
+}
+
+
+def in_words(name: str) -> str:
+    """Return a name of the API as words for a label, e.g. "NIC bandwidth" for "nic_bandwidth"."""
+    return " ".join(_ABBREVIATIONS.get(word, word) for word in name.replace("_", " ").split())
+
+
 def count(n: int, noun: str) -> str:
     """Return "1 worker" or "3 workers"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -44,6 +44,7 @@ from ddlsim.explore.screens import cluster, collective, learning, run, scaling, 
 from ddlsim.explore.setup import FIELDS, Setup
 from ddlsim.output_files import replacing
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS
+from ddlsim.readable import in_words
 from ddlsim.run.files import COMPRESSORS, OVERLAPS, SCHEMA, STRATEGIES
 from ddlsim.schema import Names, members, toml_value
 from ddlsim.workload.model import model_names
@@ -82,7 +83,7 @@ class Setting:
     @property
     def label(self) -> str:
         """What people call it."""
-        return self.name.replace("_", " ").capitalize()
+        return in_words(self.name)[:1].upper() + in_words(self.name)[1:]
 
 
 @functools.cache

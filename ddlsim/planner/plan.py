@@ -18,7 +18,7 @@ from ddlsim.planner.ranges import Range
 from ddlsim.planner.search import OUT, PRUNED, SIMULATED, Found
 from ddlsim.planner.target import Figures, Miss, Target
 from ddlsim.printable import shown
-from ddlsim.readable import count, percent, rate, seconds, size, spread
+from ddlsim.readable import count, in_words, percent, rate, seconds, size, spread
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.sensitivity import Sensitivity
@@ -313,7 +313,7 @@ def layout_cells(plan: Plan) -> list[tuple[str, ...]]:
         return []
     several = [name for name in LAYOUT_KEYS if len({one.candidate.settings[name] for one in plan.found}) > 1]
     head = ("tensor", "pipeline", "data", "micro-batch", "order", "recompute", "s/step", "MFU", "memory", "bubble")
-    rows: list[tuple[str, ...]] = [(*(name.replace("_", " ") for name in several), *head)]
+    rows: list[tuple[str, ...]] = [(*(in_words(name) for name in several), *head)]
     for one in found:
         assert one.figures is not None
         sizes, candidate = one.candidate.sizes, one.candidate

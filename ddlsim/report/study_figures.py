@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, UnitError, unknown_name
-from ddlsim.readable import count, seconds, si, size
+from ddlsim.readable import count, in_words, seconds, si, size
 from ddlsim.report.drawing import (
     COLOURS,
     STYLES,
@@ -37,7 +37,17 @@ from ddlsim.report.drawing import (
     titled,
     wrapped,
 )
-from ddlsim.report.study_words import equal_in_front, front_of, label_of, named, numbers_of, plain, rows_of, varied
+from ddlsim.report.study_words import (
+    equal_in_front,
+    front_of,
+    label_of,
+    label_of_axis,
+    named,
+    numbers_of,
+    plain,
+    rows_of,
+    varied,
+)
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width, joined_lines
 from ddlsim.units import DIMENSIONS, parse
@@ -53,6 +63,8 @@ if TYPE_CHECKING:
 N_SERIES = 24
 #: inches that the lower axis is long, about
 _WIDTH = 4.0
+#: gain of throughput that rounds to 0.00 %
+_NO_GAIN = 5e-5
 #: how many times the smallest value the largest one is that calls for a logarithmic axis
 N_LOG = 8.0
 
@@ -112,7 +124,7 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
         shown = apart([math.log(place) for place in at] if is_wide(at) else at, texts, _WIDTH, size=8.0)
         axes.set_xticks(at, [drawn(text) for text in shown], fontsize=8)
     axes.minorticks_off()
-    axes.set_xlabel(drawn(field + unit))
+    axes.set_xlabel(drawn(label_of_axis(field, table.axes, unit)))
     if METRICS[metric].unit and is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
         axes.set_yscale("log")
     else:
@@ -160,11 +172,11 @@ def log_axis(axis: Axis) -> None:
 
 
 def _without_unit(texts: list[str]) -> tuple[list[str], str]:
-    """Return texts without the unit that all of them have, and " (unit)"."""
+    """Return texts without the unit that all of them have, and the unit."""
     units = {text.partition(" ")[2] for text in texts}
     if len(units) > 1 or "" in units or not all(text[:1].isdigit() for text in texts):
         return texts, ""
-    return [text.partition(" ")[0] for text in texts], f" ({units.pop()})"
+    return [text.partition(" ")[0] for text in texts], units.pop()
 
 
 def is_wide(values: Sequence[float]) -> bool:
@@ -251,10 +263,10 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     axes.set_xticks(np.arange(len(columns)) + 0.5, [drawn(textwrap.fill(text, 14)) for text in columns], fontsize=8)
     axes.set_yticks(np.arange(len(rows)) + 0.5, [drawn(textwrap.fill(text, 22)) for text in rows], fontsize=8)
     axes.tick_params(length=0)
-    axes.set(xlabel=drawn(x), ylabel=drawn(y))
+    axes.set(xlabel=drawn(label_of_axis(x, table.axes)), ylabel=drawn(label_of_axis(y, table.axes)))
     title = METRICS[metric].heading + (f" ({unit})" if unit else "")
     others = [axis for axis in varied(table) if axis not in (x, y)]
-    title += f", the best over {', '.join(others)}" if others else ""
+    title += f", the best over {', '.join(label_of_axis(axis, table.axes) for axis in others)}" if others else ""
     title += "; hatched: there is none" if np.isnan(cells).any() else ""
     titled(made, title)
     save(made, path)
@@ -339,7 +351,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
         for x, text, side, offset in ((low, low_text, "right", -6), (high, high_text, "left", 6)):
             noted(axes, wrapped(text, 30, lines=1), (x, i), (offset, 0), ha=side, va="center")
     axes.axvline(0.0, color="#222222", linewidth=1.0)
-    axes.set_yticks(range(len(found)), [drawn(field) for field, _ in found], fontsize=8)
+    axes.set_yticks(range(len(found)), [drawn(label_of_axis(field, table.axes)) for field, _ in found], fontsize=8)
     axes.set_ylim(len(found) - 0.4, -0.6)
     left, right = min(c[0][0] for _, c in found), max(c[-1][0] for _, c in found)
     space = 0.6 * max(right - left, 1e-6)  # for the texts beside the bars
@@ -353,26 +365,39 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
 
 
 def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None, *, title: str = "") -> Axes:
-    """Draw what making each part of a run 10 % better brings (:meth:`ddlsim.Result.sensitivities`)."""
+    """Draw the gain from making each part of a run 10 % better (:meth:`ddlsim.Result.sensitivities`).
+
+    Parts without an effect (a gain that rounds to 0.00 %) have no bar; the label of the axis lists them.
+    """
     if not sensitivities:
         raise ConfigError("tornado: there are no sensitivities; take result.sensitivities() of a run that has ended")
-    gains = [100.0 * s.gain for s in sensitivities]
+    names = [f"{'-' if 'latency' in s.what else '+'}{s.change:.0%} {_part(s.what)}" for s in sensitivities]
+    without = [_part(s.what) for s in sensitivities if abs(s.gain) < _NO_GAIN]
+    found = [(name, 100.0 * s.gain) for name, s in zip(names, sensitivities, strict=True) if abs(s.gain) >= _NO_GAIN]
+    gains = [gain for _, gain in found]
     made, axes = single(8.0, 1.3 + 0.36 * len(gains))
     axes.barh(range(len(gains)), gains, color=COLOURS[0], edgecolor="white", height=0.6)
     for i, gain in enumerate(gains):
         side, away = ("right", -5) if gain < 0.0 else ("left", 5)
         noted(axes, f"{gain:+.2f} %", (gain, i), (away, 0), ha=side, va="center")
     axes.axvline(0.0, color="#222222", linewidth=1.0)
-    names = [f"{'-' if s.what.startswith('latency') else '+'}{s.change:.0%} {s.what}" for s in sensitivities]
-    axes.set_yticks(range(len(gains)), [drawn(name) for name in names], fontsize=8)
-    axes.set_ylim(len(gains) - 0.4, -0.6)
+    axes.set_yticks(range(len(gains)), [drawn(name) for name, _ in found], fontsize=8)
+    axes.set_ylim(max(len(gains), 1) - 0.4, -0.6)
     axes.margins(x=0.2)
-    axes.set_xlabel("change of throughput (%)")
+    axes.set_xlabel(
+        "change of throughput (%)" + ("\n" + wrapped(f"no effect: {', '.join(without)}", 80) if without else "")
+    )
     if title:
         titled(made, title)
     axes.grid(alpha=0.3, axis="x")
     save(made, path)
     return axes
+
+
+def _part(what: str) -> str:
+    """Return a part of a run as a label: "NIC bandwidth" for "bandwidth of nic"."""
+    quantity, _, kind = what.rpartition(" of ")
+    return in_words(f"{kind} {quantity}" if quantity in ("bandwidth", "latency") else what)
 
 
 def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) -> Axes:
@@ -456,6 +481,7 @@ def scatter(table: Table, path: str | Path | None = None, *, metric: str = "thro
     panels = made.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for axes, field in zip(panels, order, strict=False):
         _panel(axes, known, field, metric)
+        axes.set_xlabel(drawn(label_of_axis(field, table.axes)), fontsize=8)
         text = "" if math.isnan(rho[field]) else f"rho = {rho[field]:+.2f}".replace("-", "\N{MINUS SIGN}")
         axes.set_title(text, fontsize=8)
     for axes in panels[len(order) :]:
@@ -504,7 +530,6 @@ def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
             axes.xaxis.set_major_formatter(lambda number, _: write(number))
         axes.tick_params(labelsize=8)
     axes.plot(x, rows[metric], linestyle="", marker="o", markersize=4, color=COLOURS[0], alpha=0.6)
-    axes.set_xlabel(drawn(field), fontsize=8)
     axes.grid(alpha=0.3)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ddlsim import printable
 from ddlsim.errors import ConfigError, UnitError
-from ddlsim.readable import count, percent
+from ddlsim.readable import count, in_words, percent
 from ddlsim.run.metrics import METRICS, Metric
 from ddlsim.run.seeds import half_width
 from ddlsim.text_tables import aligned
@@ -166,7 +166,7 @@ class Change:
     """What one value of a field instead of another gives.
 
     field     that changes
-    what      "nic bandwidth 100 instead of 25 Gbit/s"
+    what      "NIC bandwidth 100 instead of 25 Gbit/s"
     gain      relative change of the metric (of a share: difference), at the place where it is looked at
     effect    "throughput +9.1 % (95 % interval +9.0 to +9.2 %)"; and of the cost, where it is known
     where     what else is set there, "" at the best configuration
@@ -334,7 +334,7 @@ def _effect(gains: Sequence[float], metric: str) -> str:
 
 
 def _what(field: str, old: object, new: object) -> str:
-    """Return "nic bandwidth 100 instead of 25 Gbit/s", "ring instead of servers", "64 instead of 32 workers"."""
+    """Return "NIC bandwidth 100 instead of 25 Gbit/s", "ring instead of servers", "64 instead of 32 workers"."""
     (number, _, unit), (other, _, its_unit) = (plain(value).partition(" ") for value in (new, old))
     if field == "workers":
         return f"{number} instead of {other} workers"
@@ -412,11 +412,22 @@ def label_of(settings: pd.Series[float], fields: Sequence[str]) -> str:
     return ", ".join(named(field, settings[field]) for field in fields) or "the base experiment"
 
 
+def name_of(field: str) -> str:
+    """Return the name of a varied field in words: "NIC bandwidth" for "cluster.nic.bandwidth"."""
+    path = field.split(".")
+    return in_words(" ".join(path[1:] if path[0] == "cluster" and len(path) > 2 else path[-1:]))
+
+
+def label_of_axis(field: str, fields: Sequence[str], unit: str = "") -> str:
+    """Return the label of a field's axis, with its unit; with its whole path where others of the `fields` end alike."""
+    same = sum(name_of(other) == name_of(field) for other in fields) > 1
+    name = in_words(field.replace(".", " ")) if same else name_of(field)
+    return f"{name} ({unit})" if unit else name
+
+
 def named(field: str, value: object) -> str:
     """Return a value, with the name of its field where it would say nothing without."""
-    text, path = plain(value), field.split(".")
-    # of a kind of links ("cluster.nic.bandwidth") the kind is told as well
-    name = " ".join(path[1:] if path[0] == "cluster" and len(path) > 2 else path[-1:]).replace("_", " ")
+    text, name = plain(value), name_of(field)
     if name == "workers":
         return f"{text} workers"
     if text == "none":

@@ -140,7 +140,7 @@ def test_what_users_write_is_text_and_nothing_else(html):
 def test_title_answer_front_and_reasons_are_there(html, page):
     assert page.text["h1"] == "Study of resnet50 on rented"
     words = " ".join(re.sub(r"<[^>]*>", " ", html).split())
-    assert "At the best configuration by throughput (64 workers, ring, nic bandwidth 100 Gbit/s)" in words
+    assert "At the best configuration by throughput (64 workers, ring, NIC bandwidth 100 Gbit/s)" in words
     assert words.index("What one change gives") < words.index("Best throughput")
     assert "Best throughput 5,847 samples/s 95 % interval" in words
     assert "Cheapest per million samples" in words
@@ -148,7 +148,7 @@ def test_title_answer_front_and_reasons_are_there(html, page):
     marked = [attrs["id"] for tag, attrs in page.elements if tag == "tr" and attrs.get("class") == "front"]
     assert sorted(marked) == sorted(f"c{list(study().summary.index).index(i) + 1}" for i in front.index)
     assert "32 points, every configuration with 2 seeds: 27 done, 4 skipped, 1 failed." in words
-    assert "failed 1 ZeroDivisionError: division by zero 8 workers, ring, nic bandwidth 25 Gbit/s" in words
+    assert "failed 1 ZeroDivisionError: division by zero 8 workers, ring, NIC bandwidth 25 Gbit/s" in words
     assert "skipped 4 workers = 64:" in words
     assert "a note (27 runs)" in words
 

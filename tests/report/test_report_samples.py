@@ -26,7 +26,7 @@ def test_a_panel_for_each_field_the_strongest_first():
     table = sample()
     first = scatter(table)
     panels = first.figure.axes
-    assert [axes.get_xlabel() for axes in panels] == ["workers", "cluster.nic.latency", "strategy"]
+    assert [axes.get_xlabel() for axes in panels] == ["workers", "NIC latency", "strategy"]
     assert first.get_title() == "rho = +1.00"
     assert panels[2].get_title() == ""  # strategies have no order
     x, y = panels[1].lines[0].get_data()

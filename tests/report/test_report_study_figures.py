@@ -22,7 +22,7 @@ def test_cells_of_a_heat_map_are_the_best_of_the_other_fields(tmp_path):
     np.testing.assert_allclose(cells, expected)
     written = [text.get_text() for text in axes.texts]
     assert written == [f"{100.0 * value:.1f}" for row in expected for value in row if not math.isnan(value)]
-    assert "efficiency (%), the best over cluster.nic.bandwidth" in axes.figure.get_suptitle().replace("\n", " ")
+    assert "efficiency (%), the best over NIC bandwidth" in axes.figure.get_suptitle().replace("\n", " ")
     assert (tmp_path / "heat.svg").stat().st_size > 1000
 
 
@@ -38,7 +38,7 @@ def test_lines_stand_where_their_numbers_belong(tmp_path):
     table = study(n_seeds=1, spoil=False)
     axes = lines(table, "cluster.nic.bandwidth", tmp_path / "lines.svg", metric="efficiency")
     assert [label.get_text() for label in axes.get_xticklabels()] == ["25", "100"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("cluster.nic.bandwidth (Gbit/s)", "efficiency (%)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("NIC bandwidth (Gbit/s)", "efficiency (%)")
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
     first = axes.get_lines()[0]
     np.testing.assert_allclose(first.get_xdata(), [3.125e9, 12.5e9])
@@ -71,7 +71,7 @@ def test_bars_of_a_breakdown_are_the_shares_of_the_best():
     np.testing.assert_allclose(bars.sum(axis=0), 100.0)
     np.testing.assert_allclose(bars[0], 100.0 * best["compute_share"])
     labels = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
-    assert labels[0] == "64 workers, ring, nic bandwidth 100 Gbit/s"
+    assert labels[0] == "64 workers, ring, NIC bandwidth 100 Gbit/s"
     assert [text.get_text() for text in axes.texts] == [f"{value:,.0f} samples/s" for value in best["throughput"]]
 
 
@@ -83,7 +83,7 @@ def test_one_change_shows_the_neighbours_of_the_best():
     expected = {
         "workers": [100.0 * (n * efficiency(n, "ring", "100 Gbit/s") / top - 1.0) for n in WORKERS],
         "strategy": [100.0 * (efficiency(64, "servers", "100 Gbit/s") * 64 / top - 1.0), 0.0],
-        "cluster.nic.bandwidth": [100.0 * (efficiency(64, "ring", "25 Gbit/s") * 64 / top - 1.0), 0.0],
+        "NIC bandwidth": [100.0 * (efficiency(64, "ring", "25 Gbit/s") * 64 / top - 1.0), 0.0],
     }
     labels = [label.get_text() for label in axes.get_yticklabels()]
     drawn = {label: line.get_xdata() for label, line in zip(labels, axes.lines, strict=False)}
@@ -101,10 +101,16 @@ def test_one_change_needs_neighbours():
 
 
 def test_bars_of_a_tornado_are_gains():
-    found = [Sensitivity("compute speed", 0.1, 0.07), Sensitivity("latency of nic", 0.1, -0.001)]
+    found = [
+        Sensitivity("compute speed", 0.1, 0.07),
+        Sensitivity("latency of nic", 0.1, -0.001),
+        Sensitivity("bandwidth of nvlink", 0.1, 0.00004),
+    ]
     axes = tornado(found, title="the best")
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([7.0, -0.1])
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["+10% compute speed", "-10% latency of nic"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["+10% compute speed", "-10% NIC latency"]
+    assert axes.get_xlabel() == "change of throughput (%)\nno effect: NVLink bandwidth"
+    assert not tornado(found[2:]).patches
     with pytest.raises(ConfigError, match="there are no sensitivities"):
         tornado([])
 
@@ -133,7 +139,7 @@ def test_the_answer_names_the_best_and_what_comes_next():
     found = {answer.what: answer for answer in answers(study())}
     best = found["Best throughput"]
     assert best.value == "5,847 samples/s"
-    assert best.next == "64 workers, ring, nic bandwidth 25 Gbit/s, 5,360 samples/s (-8.3 %)"
+    assert best.next == "64 workers, ring, NIC bandwidth 25 Gbit/s, 5,360 samples/s (-8.3 %)"
     assert study().summary.loc[best.row, "cluster.nic.bandwidth"] == "100 Gbit/s"
     assert "Least energy per million samples" not in found  # no powers are known
     assert front_of(study()) == ("throughput", "cost_per_sample")
@@ -143,18 +149,18 @@ def test_changes_are_read_off_the_table():
     """From 25 to 100 Gbit/s with 64 workers and ring: 1.2 / 1.1 = +9.1 %; with fewer workers, or servers, less: with 8
     and ring 1.025 / 1.0125 = +1.2 %, by the seed that both have."""
     found = {change.what: change for change in changes(study(), "throughput", "Is 100 Gbit/s worth it?")}
-    assert next(iter(found)) == "nic bandwidth 100 instead of 25 Gbit/s"  # what was asked for
-    bandwidth = found["nic bandwidth 100 instead of 25 Gbit/s"]
+    assert next(iter(found)) == "NIC bandwidth 100 instead of 25 Gbit/s"  # what was asked for
+    bandwidth = found["NIC bandwidth 100 instead of 25 Gbit/s"]
     assert bandwidth.effect == "throughput +9.1 %, cost per sample -8.3 %"
     assert bandwidth.gain == pytest.approx(1.2 / 1.1 - 1.0)
     assert (bandwidth.where, bandwidth.range) == ("", "+1.2 % to +9.1 %")
     strategy = found["ring instead of servers"]  # servers with 64 workers were skipped: the best pair has 32
-    assert strategy.where == "32 workers, nic bandwidth 100 Gbit/s"
+    assert strategy.where == "32 workers, NIC bandwidth 100 Gbit/s"
     assert strategy.gain == pytest.approx(1.1 / 1.05 - 1.0)
     assert {"16 instead of 8 workers", "32 instead of 16 workers", "64 instead of 32 workers"} <= found.keys()
     assert len(found) == 5
     text = str(study())
-    assert "what one change gives, at the best by throughput (64 workers, ring, nic bandwidth 100 Gbit/s):" in text
+    assert "what one change gives, at the best by throughput (64 workers, ring, NIC bandwidth 100 Gbit/s):" in text
     assert str(bandwidth) in text
 
 
@@ -179,7 +185,7 @@ def test_changes_have_intervals_over_seeds():
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("cluster.nic.bandwidth", "400 Gbit/s", "nic bandwidth 400 Gbit/s"),
+        ("cluster.nic.bandwidth", "400 Gbit/s", "NIC bandwidth 400 Gbit/s"),
         ("cluster.price", "3 USD/h", "price 3 USD/h"),
         ("compression", "none", "no compression"),
         ("stack", "none", "default stack"),
@@ -207,4 +213,4 @@ def test_seeds_that_contradict_each_other_tell_nothing_apart():
 def test_bandwidths_of_the_grid_are_labelled_with_their_field():
     axes = breakdown(study(spoil=False), n=16)
     labels = {label.get_text().replace("\n", " ") for label in axes.get_yticklabels()}
-    assert labels == {f"{n} workers, {s}, nic bandwidth {b}" for n in WORKERS for s in STRATEGIES for b in BANDWIDTHS}
+    assert labels == {f"{n} workers, {s}, NIC bandwidth {b}" for n in WORKERS for s in STRATEGIES for b in BANDWIDTHS}

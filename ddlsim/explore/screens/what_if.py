@@ -11,6 +11,7 @@ from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.pieces import Exports, File, LazyCard, bars, html, message, table
 from ddlsim.explore.screens.run import tell_first
 from ddlsim.explore.setup import FIELDS, Setup
+from ddlsim.readable import in_words
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import SCHEMA
 from ddlsim.run.metrics import METRICS, Metric, record
@@ -130,7 +131,7 @@ def _change(metric: Metric, a: float | None, b: float | None) -> str:
 
 def _changes(a: dict[str, object], b: dict[str, object]) -> str:
     """Return in which settings two runs differ."""
-    rows = [[name.replace("_", " "), _said(a[name]), _said(b[name])] for name in FIELDS if a[name] != b[name]]
+    rows = [[in_words(name), _said(a[name]), _said(b[name])] for name in FIELDS if a[name] != b[name]]
     if not rows:
         return "<div>B is A so far.</div>"
     return f"<h3>What was changed</h3>{table(('', 'A', 'B'), rows, 3)}<h3>What that changes</h3>"
