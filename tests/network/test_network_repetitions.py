@@ -77,14 +77,16 @@ def test_an_empty_message_waits_for_the_reduction_before_it():
 
 @st.composite
 def cases(draw):
-    """(cluster, schedule, joins): any messages of any sizes, between machines of which each takes its own time."""
+    """(cluster, schedule, joins): messages of any sizes between machines of which each takes its own time."""
     n = draw(st.integers(2, 4))
     n_chunks = draw(st.integers(2, 4))
     rank, chunk = st.integers(0, n - 1), st.integers(0, n_chunks - 1)
 
     def a_round():
         m = draw(st.integers(1, 4))
-        lists = [draw(st.lists(part, min_size=m, max_size=m)) for part in (rank, rank, chunk, st.integers(1, n_chunks))]
+        parts = (rank, st.integers(1, n - 1), chunk, st.integers(1, n_chunks))
+        src, further, start, count = (draw(st.lists(part, min_size=m, max_size=m)) for part in parts)
+        lists = [src, [(a + b) % n for a, b in zip(src, further, strict=True)], start, count]  # never to itself
         reduce, repeat, shift = draw(st.sampled_from([True, True, False])), draw(st.integers(1, 5)), draw(chunk)
         return messages(*lists, reduce=reduce, repeat=repeat, shift=shift, header=draw(st.sampled_from([0.0, 3e4])))
 
