@@ -357,7 +357,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     space = 0.6 * max(right - left, 1e-6)  # for the texts beside the bars
     axes.set_xlim(left - space, right + space)
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
-    axes.set_xlabel(f"{METRICS[metric].heading} against that of the best configuration (%)")
+    axes.set_xlabel(f"{METRICS[metric].heading} relative to the best configuration (%)")
     titled(made, f"best: {label_of(best, varied(table))}")
     axes.grid(alpha=0.3, axis="x")
     save(made, path)
@@ -385,7 +385,7 @@ def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None
     axes.set_ylim(max(len(gains), 1) - 0.4, -0.6)
     axes.margins(x=0.2)
     axes.set_xlabel(
-        "change of throughput (%)" + ("\n" + wrapped(f"no effect: {', '.join(without)}", 80) if without else "")
+        "change in throughput (%)" + ("\n" + wrapped(f"no effect: {', '.join(without)}", 80) if without else "")
     )
     if title:
         titled(made, title)
