@@ -1,4 +1,4 @@
-"""The page on plans: its Python runs."""
+"""The page on recommendations: its Python runs."""
 
 import re
 from pathlib import Path
@@ -13,12 +13,12 @@ def test_the_page_runs(capsys):
     namespace = {"__name__": "planning"}
     first, ranges, second = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(ranges, "planning.md", "exec"), namespace)
-    shown = re.search(r"begins with\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    shown = re.search(r"begins with:\n\n```text\n(.*?)```", PAGE, re.DOTALL)
     assert shown is not None
     assert capsys.readouterr().out.startswith(shown[1])
     exec(compile(second, "planning.md", "exec"), namespace)
     exec(compile(first, "planning.md", "exec"), namespace)
-    plan = namespace["plan"]
-    assert plan.meets_target
-    assert plan.best_exact.exact
+    recommendation = namespace["recommendation"]
+    assert recommendation.meets_target
+    assert recommendation.best_exact.exact
     assert "done in 24 h, the cheapest first" in capsys.readouterr().out
