@@ -77,8 +77,10 @@ def _copies() -> str:
         for run in published.runs()
         if run.kvstore and run.name == row.case
     }
-    found = ", ".join(f"{rate * 1e-9:.2f} GB/s ({name})" for name, rate in rates.items() if rate is not None)
-    return f"The rate of copies inside MXNet's machines, calibrated separately on each run: {found}.\n\n{_by_system()}"
+    found = " and ".join(f"{rate * 1e-9:.2f} GB/s ({name})" for name, rate in rates.items() if rate is not None)
+    return (
+        f"The rate of copies inside MXNet's machines, calibrated separately on each run, is {found}.\n\n{_by_system()}"
+    )
 
 
 def _by_system() -> str:
@@ -94,8 +96,8 @@ def _interfaces() -> str:
     rates = {name: aws.parameters(name)["between.bandwidth"] * 8e-9 for name in aws.CONNECTIONS}
     messages = {name: [row for row in _of(name)() if "p2p" in row.case] for name in rates}
     found = "; ".join(
-        f"{rates[name]:.2f} Gbit/s for {name}, with a mean error of {mean_error(messages[name]):.1%} for its messages "
-        "through delays and rate limits"
+        f"{rates[name]:.2f} Gbit/s for {name}, whose messages through delays and rate limits then have a mean error of "
+        f"{mean_error(messages[name]):.1%}"
         for name in rates
     )
     return (
@@ -111,10 +113,9 @@ def _other_thirds() -> str:
         rows = [row for row in collectives.rows(first=first) if "gpu_count" not in row.case]
         found.append(f"{mean_error(rows):.1%}")
     return (
-        "The curves pass through all calibrated sizes and are linear in the size between them. This was chosen on "
-        "these sweeps: with curves that are linear in the logarithms, the mean error is 8.8 %. Calibrated on the "
-        "second, "
-        f"fifth, ... size instead, it is {found[0]}, and on the third, sixth, ... size {found[1]}."
+        "The curves pass through all calibrated sizes and are linear in the size between them. This interpolation was "
+        "chosen on these sweeps; if it is linear in the logarithms, the mean error is 8.8 %. With calibration on the "
+        f"second, fifth, ... size, the mean error is {found[0]}, and with the third, sixth, ... size {found[1]}."
     )
 
 
@@ -151,11 +152,12 @@ FAMILIES = (
     Family(
         "weak_device", "Published weak scaling from one device", 0.05, "published",
         "The compute time comes from the row with one device; no other row is used. All other values are the "
-        "library's: copies inside MXNet's machines have the rate that NCCL assumes for PCIe, devices differ in speed "
-        "as in `Spread()`, MXNet's devices share the input of `MXNET_INPUT`, and compute is slower by the factor "
-        "`BESIDE_KERNELS` while NCCL's kernels run. Updates of Paddle in mixed precision and of TensorFlow's "
-        "distributed sessions take the fixed times of the stacks `paddle-amp` and `tensorflow-distributed`, which come "
-        "from three rows with 8 GPUs.",
+        "library's:\n\n"
+        "- Copies inside MXNet's machines have the rate that NCCL assumes for PCIe.\n"
+        "- Devices differ in speed as in `Spread()`, and MXNet's devices share the input of `MXNET_INPUT`.\n"
+        "- Compute is slower by the factor `BESIDE_KERNELS` while NCCL's kernels run.\n"
+        "- Updates of Paddle in mixed precision and of TensorFlow's distributed sessions take the fixed times of the "
+        "stacks `paddle-amp` and `tensorflow-distributed`, which come from three rows with 8 GPUs.",
         lambda: published.rows(machine=False),
         causes=(
             ("mxnet_k80_ps", "", "The input explains half of the speed that 16 GPUs lose. Two effects are not "
@@ -187,7 +189,7 @@ FAMILIES = (
     ),
     Family(
         "techniques", "What techniques gain (ratio of throughputs)", 0.15, "techniques",
-        "Each technique is calibrated on other rows:\n\n"
+        "Each technique is calibrated on different rows:\n\n"
         "- ByteScheduler: the one-machine row gives the rate of copies inside the machine, and the device catalogue "
         "gives the compute time.\n"
         "- 1-bit Adam: the one-machine rows.\n"
@@ -308,7 +310,7 @@ FAMILIES = (
         "`megatron-2021`.",
         recommendation.rows,
         causes=(
-            ("", "", "The only work of the host that is modelled is the launches of kernels. The code also waits for "
+            ("", "", "Kernel launches are the only work of the host that is modelled. The code also waits for "
              "the GPU at the beginning of each step, updates outside of the CUDA graph and, in mixed precision, waits "
              "again to look for infinite gradients. Its sparse SGD passes over the gradients of rows several times."),
         ),
@@ -400,8 +402,8 @@ FAMILIES = (
     ),
     Family(
         "own_runs", "Transformers with FSDP: many GPUs from a few runs of few", 0.08, "own_runs",
-        "Calibrating the stack `fsdp-eager` fits two of its numbers: for MPT to rows with 8 GPUs and 2,048 tokens "
-        "(three on H100, five on A100), and for fms-fsdp to Llama 2 7B on 128 A100.",
+        "Calibrating the stack `fsdp-eager` fits up to two of its numbers: for MPT to rows with 8 GPUs and 2,048 "
+        "tokens (three on H100, five on A100), and for fms-fsdp to Llama 2 7B on 128 A100.",
         own_runs.rows,
         causes=(
             ("A100 40GB", "32 GPUs, mpt-1b", "No explanation is known. The prediction from the catalogue has the same "

@@ -138,7 +138,7 @@ def remark() -> str:
     says = ", ".join(f"{value:.1f} ({model}, batch {batch})" for (model, batch), value in other.items())
     return (
         f"Without the lower speed of small batches, the mean error would be {mean_error(plain):.1%}. The rows were "
-        f"known when it was added. With half and twice the assumed batches, the speed-ups would be {says}."
+        f"known when this effect was added. With half and twice the assumed batches, the speed-ups would be {says}."
     )
 
 

@@ -63,10 +63,10 @@ Intervals are meant to contain 95 % of the measured figures. If no measurement o
 a prediction is, the interval is based on the errors of earlier predictions of the same kind
 ([learned deviations](calibration.md#learned-deviations), `deviations/learned.toml`).
 
-**New systems.** No series is used for its own intervals: they are based on all other series, as for a new system or
-algorithm. Over all series, including rows that are not counted above, {series}.
+**New systems.** The intervals of a series are based on all other series, as for a new system or algorithm. Over all
+series, including rows that are not counted above, {series}.
 
-**More settings of known systems.** Here one random half of the rows is used for the intervals of the other half:
+**New settings of these systems.** The intervals of one random half of the rows are based on the other half:
 {halves}.
 
 Curves through measured sizes (NCCL sweeps) are tested on sizes that were left out.
@@ -82,9 +82,9 @@ Each of these choices has a physical or documented reason, but its authors had s
   withdrawn, because other rows refute it.
 - Fixed times of updates (Paddle in mixed precision, TensorFlow's distributed sessions) come from rows with eight
   devices.
-- MXNet's servers work at 10 GB/s, the memory traffic of one thread. From version 1.5 on they work at 60 GB/s where the
-  code uses all cores; the version is that of ByteScheduler's Dockerfile. MXNet's devices copy at a rate calibrated on
-  the one-machine row.
+- MXNet's servers work at 10 GB/s, the memory traffic of one thread. From version 1.5 on, they work at 60 GB/s where the
+  code uses all cores. ByteScheduler's version is taken from its Dockerfile. MXNet's devices copy at a rate calibrated
+  on the one-machine row.
 - Devices of a machine share their input and differ in speed. Both effects were examined because the predictions for one
   machine were too fast; both figures come from code and from other publications.
 
@@ -101,33 +101,33 @@ Each of these choices has a physical or documented reason, but its authors had s
 **Collectives**
 
 - NCCL sweeps are linear in the size between two calibrated sizes.
-- Gloo on AWS uses the connections, window and slow start of Linux and AWS. Only point-to-point rows were used to see
-  which of them matter.
+- Gloo on AWS uses the connections, window and slow start of Linux and AWS. The choice of those that matter is based
+  on point-to-point rows only.
 - NCCL on AWS: unequal interfaces were examined because the predictions without rate limits were too fast, increasingly
-  so with more machines. The spread of the interfaces comes from other measurements, and the direction in which they are
-  unequal from these rows.
+  so with more machines. Their spread comes from other measurements; that it applies to one direction was chosen
+  from these rows.
 
 **Intervals**
 
-- Three choices were made on visible rows: curves through all sizes deviate by half of the error at a size that is left
-  out, which kinds of prediction there are, and that a kind counts as much as twenty rows of the kind below it.
+- Three choices were made on visible rows: the deviation of curves through all sizes (half of the error at a size that
+  is left out), the kinds of predictions, and the weight of a kind (twenty rows of the kind below it).
 
 **Mini-cluster**
 
 - Rows below 64 KiB and two-way rows under cubic are not counted.
-- Asynchronous workers of equal speed start at times spread over a cycle; if they start together, the error is 12 to
-  38 %. If their pushes do not fit into a cycle one after the other, they start at random times; when spread, they were
-  28 % too fast.
-- Other pushes between namespaces showed which windows matter in an incast (`incast.csv`), and longer ones how often BBR
-  times out (`incast_bbr.csv`).
+- Asynchronous workers of equal speed start at times that are spread over a cycle, because the error was 12 to 38 % when
+  they started together. If their pushes do not fit into a cycle one after the other, they start at random times,
+  because they were 28 % too fast when spread.
+- Two choices come from other pushes between namespaces: which windows matter in an incast (`incast.csv`), and how often
+  BBR times out (longer pushes, `incast_bbr.csv`).
 
 **Other models**
 
 - DLRM: all GPUs wait for the one with the bottom MLP, and products are computed in waves.
-- torchgpipe: when activations are recomputed.
+- torchgpipe: the time at which activations are recomputed was chosen after seeing rows.
 - Memory: PyTorch's formulas were read to see which activations stay in memory, because the row of U-Net (6, 72) did not
   fit. What the allocator reserves is simulated, because the rows of AmoebaNet-D were 35 and 54 % too low.
-- Das: small batches lose speed, and two batches are assumed because the source does not state them.
+- Das: small batches are slower. Two batches are assumed, because the source does not state them.
 - DeepSpeed: gradients are reduced after all passes, and stages wait while tensors are in flight, as in its code.
 
 **Software stacks**
@@ -140,8 +140,8 @@ Each of these choices has a physical or documented reason, but its authors had s
   configuration and XLA's papers; rows were off by 12 % in both directions.
 - Megatron-Bridge keeps gradients in bf16 and recomputes as many layers as memory requires; its layout states neither.
 - Megatron of March 2024 has FlashAttention-2.
-- The power limit of 500 W slows an H100 according to a square root.
-- LLM Foundry has a separate stack from that of PyTorch's FSDP.
+- The speed of an H100 with a power limit is assumed to be the square root of its power above 120 W.
+- LLM Foundry has its own stack, separate from that of PyTorch's FSDP.
 - torchtitan's layouts with tensor groups and pipelines were 4 to 41 % off in speed or memory. They now shard weights
   over replicas, have as many micro-batches as stages, and skip the last products in recomputation, as torchtitan does
   by default. Peak memory is the sum of what PyTorch's code keeps; before, it was multiplied by a fitted number.
@@ -279,15 +279,18 @@ def gains(rows: Sequence[Row]) -> str:
         return ""
     names = ", ".join(f"{row.case} {row.what} ({row.measured:.3g}, predicted {row.predicted:.3g})" for row in wrong)
     exact, steps = sum(map(_gain_is_near, ratios)), sum(map(_arms_are_near, ratios))
-    arms = [(name, [row.arm_errors[i] for row in ratios if row.arms]) for i, name in enumerate(("without", "with"))]
+    arms = [
+        (name, [row.arm_errors[i] for row in ratios if row.arms])
+        for i, name in enumerate(("without the technique", "with it"))
+    ]
     biases = " and ".join(
         f"{statistics.mean(map(abs, errors)):.1%} {name} (bias {statistics.mean(errors):+.1%})"
         for name, errors in arms
         if errors
     )
-    mean = f" The mean error of steps is {biases} the technique." if biases else ""
+    mean = f" The mean error of the steps is {biases}." if biases else ""
     return (
-        "\nThe table has the errors of the ratios, and of the steps without and with the technique. Of "
+        "\nThe table lists the errors of the ratios, and of the steps without and with the technique. Of "
         f"{len(ratios)} gains (ratio - 1), {exact} are within 15 % of the measured gain, {steps} have both steps "
         f"within 15 %, and {len(near)} meet both conditions.{mean} The sign of the gain is wrong in "
         f"{count(len(wrong), 'row')}{': ' + names if wrong else ''}.\n"
@@ -303,7 +306,7 @@ def misses(family: Family, rows: Sequence[Row]) -> str:
         if row not in near if row in ratios else abs(row.error) > family.limit:
             by_cause.setdefault(family.cause(row), []).append(row)
     if not by_cause:
-        return "\nThe error of no prediction exceeds the goal for the mean.\n"
+        return "\nNo prediction has an error above the goal for the mean.\n"
     which = (
         "exceeds the goal for the mean" if not ratios else f"exceeds {NEAR:.0%} for the gain or for one of its steps"
     )
@@ -379,13 +382,11 @@ def answer(measured: Sequence[tuple[Family, list[Row]]]) -> str:
     counted = [(family, found, rows) for family, found, rows in counted if found]
     missed = [(family, found) for family, found, rows in counted if not verdict(family, rows).startswith("reached")]
     missed.sort(key=lambda each: -mean_error(each[1]) / each[0].limit)
-    worst = "; ".join(
-        f"[{family.title}](accuracy/{family.key}.md), {mean_error(found):.0%}" for family, found in missed[:3]
-    )
+    worst = [f"[{family.title}](accuracy/{family.key}.md) ({mean_error(found):.0%})" for family, found in missed[:3]]
     return (
         f"{len(counted) - len(missed)} of {len(counted)} families of measurements are predicted within their goals "
-        f"({sum(len(found) for _, found, _ in counted):,} rows that were not used for calibration). The largest mean "
-        f"errors relative to the goal: {worst}."
+        f"({sum(len(found) for _, found, _ in counted):,} rows that were not used for calibration)."
+        + (f" The largest mean errors relative to the goal are in {'; '.join(worst)}." if worst else "")
     )
 
 

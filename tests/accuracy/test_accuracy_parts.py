@@ -54,7 +54,7 @@ def test_gains_are_judged_by_both_arms() -> None:
         "Of 4 gains (ratio - 1), 2 are within 15 % of the measured gain, 3 have both steps within 15 %, and 1 meet"
         in text
     )
-    assert "13.0% without (bias +7.0%) and 10.0% with (bias +10.0%)" in text
+    assert "13.0% without the technique (bias +7.0%) and 10.0% with it (bias +10.0%)" in text
     assert "1 of 4 gains with both steps within 15 %, 1 with the wrong sign" in summary(family, rows)
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from accuracy import aws, collectives, hybrids, memory, published, recommendation, strong, techniques
 from accuracy.families import FAMILIES, NOT_EXPLAINED, Family
-from accuracy.report import section, summary
+from accuracy.report import CHOICES, READING, section, summary
 from accuracy.rows import Row, covered, mean_error, skill
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -131,6 +131,18 @@ def test_page_is_up_to_date(key: str) -> None:
     assert section(family, rows) == page_of(key)
     lines = summary(family, rows).splitlines()
     assert all(line.rsplit(" |", 2)[0].rpartition("|")[0] in PAGE for line in lines)  # intervals are those left out
+
+
+def test_pages_have_the_texts_of_the_report() -> None:
+    """Also those of families that take long: calibration, and an explanation for every miss."""
+    assert READING in PAGE
+    assert CHOICES in PAGE
+    for family in FAMILIES:
+        page = page_of(family.key)
+        assert f"**Calibration.** {family.calibration}\n" in page
+        explanations = {NOT_EXPLAINED, *(explanation for _, _, explanation in family.causes)}
+        found = [line.partition(" Rows: ")[0].removeprefix("- ") for line in page.splitlines() if " Rows: " in line]
+        assert explanations.issuperset(found), family.key
 
 
 def test_every_large_miss_has_a_cause() -> None:

@@ -173,7 +173,7 @@ def test_the_fixed_part_does_not_depend_on_the_order_of_the_file(
         ("onebit_adam_bertlarge_tcp40", {"topology__effective_gbps": None}, "effective_gbps is not stated"),
         ("onebit_adam_bertlarge_tcp40", {"topology__gpus_per_node": 2}, "no row of one full machine"),
         ("onebit_adam_bertlarge_tcp40", {"model__name": "GPT"}, "model 'GPT' is not described"),
-        ("bytescheduler_mxnet_ps_rdma_vgg16", {"model__name": "Transformer"}, "there is no model 'Transformer'"),
+        ("bytescheduler_mxnet_ps_rdma_vgg16", {"model__name": "Transformer"}, "model 'Transformer' is not described"),
         ("bytescheduler_mxnet_ps_rdma_vgg16", {"topology__nic_gbps": None}, "nic_gbps is not stated"),
     ],
 )
