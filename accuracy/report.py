@@ -40,7 +40,7 @@ READING = """
   be within 15 %: that of the gain (ratio - 1), and those of the steps without and with the technique. This must hold
   for six in ten rows.
 - **Mean error** is the mean of |predicted - measured| / measured. **Bias** is the mean with sign: above 0, predicted
-  times are too long, and predicted rates are too fast.
+  times are too long, or predicted rates too high.
 - **Rule of thumb** is the mean error of assuming that nothing changes: the calibrated step time of one machine or
   device stays the same, scaling is perfect if the batch per device changes, and a technique gains nothing. **Skill** is
   this error divided by ours. Below 1, the rule of thumb is better.
@@ -101,15 +101,15 @@ Each of these choices has a physical or documented reason, but its authors had s
 **Collectives**
 
 - NCCL sweeps are linear in the size between two calibrated sizes.
-- Gloo on AWS uses the connections, window and slow start of Linux and AWS. The choice of those that matter is based
-  on point-to-point rows only.
+- Gloo on AWS uses the connections, window and slow start of Linux and AWS. The decision which of
+  these settings to include was based on point-to-point rows only.
 - NCCL on AWS: unequal interfaces were examined because the predictions without rate limits were too fast, increasingly
-  so with more machines. Their spread comes from other measurements; that it applies to one direction was chosen
-  from these rows.
+  so with more machines. Their spread comes from other measurements. That it applies to one direction was
+  chosen from these rows.
 
 **Intervals**
 
-- Three choices were made on visible rows: the deviation of curves through all sizes (half of the error at a size that
+- Three choices were made on these rows: the deviation of curves through all sizes (half of the error at a size that
   is left out), the kinds of predictions, and the weight of a kind (twenty rows of the kind below it).
 
 **Mini-cluster**
@@ -132,15 +132,15 @@ Each of these choices has a physical or documented reason, but its authors had s
 
 **Software stacks**
 
-- Visible rows showed which numbers a stack needs, such as a share of the rate of products or the traffic of
-  element-wise work. `python -m accuracy.stacks fit` fits these numbers.
+- These rows showed which numbers a stack needs, such as a share of the rate of products or the traffic of element-wise
+  work. `python -m accuracy.stacks fit` fits these numbers.
 - MXFP8 reads operands twice, because its rows are slower than per-tensor FP8.
 - NVFP4 keeps 15 % of the layers in bf16, as in NVIDIA's paper; the row was 25 % too fast.
 - Slices of TPUs reduce gradients after the backward pass and hide collectives of tensor groups, as in MaxText's
   configuration and XLA's papers; rows were off by 12 % in both directions.
 - Megatron-Bridge keeps gradients in bf16 and recomputes as many layers as memory requires; its layout states neither.
 - Megatron of March 2024 has FlashAttention-2.
-- The speed of an H100 with a power limit is assumed to be the square root of its power above 120 W.
+- The speed of an H100 with a power limit is assumed to be proportional to the square root of its power above 120 W.
 - LLM Foundry has its own stack, separate from that of PyTorch's FSDP.
 - torchtitan's layouts with tensor groups and pipelines were 4 to 41 % off in speed or memory. They now shard weights
   over replicas, have as many micro-batches as stages, and skip the last products in recomputation, as torchtitan does
@@ -386,7 +386,7 @@ def answer(measured: Sequence[tuple[Family, list[Row]]]) -> str:
     return (
         f"{len(counted) - len(missed)} of {len(counted)} families of measurements are predicted within their goals "
         f"({sum(len(found) for _, found, _ in counted):,} rows that were not used for calibration)."
-        + (f" The largest mean errors relative to the goal are in {'; '.join(worst)}." if worst else "")
+        + (f" The largest mean errors, relative to the goal, are those of {'; '.join(worst)}." if worst else "")
     )
 
 
