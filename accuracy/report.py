@@ -86,7 +86,7 @@ Each of these choices has a physical or documented reason, but its authors had s
   code uses all cores. ByteScheduler's version is taken from its Dockerfile. MXNet's devices copy at a rate calibrated
   on the one-machine row.
 - Devices of a machine share their input and differ in speed. Both effects were examined because the predictions for one
-  machine were too fast; both figures come from code and from other publications.
+  machine were too fast. Their figures come from code and from other publications.
 
 **Strong scaling**
 
@@ -101,16 +101,16 @@ Each of these choices has a physical or documented reason, but its authors had s
 **Collectives**
 
 - NCCL sweeps are linear in the size between two calibrated sizes.
-- Gloo on AWS uses the connections, window and slow start of Linux and AWS. The decision which of
-  these settings to include was based on point-to-point rows only.
+- Gloo on AWS uses the connections, window and slow start of Linux and AWS. Which of these settings
+  matter was decided on point-to-point rows only.
 - NCCL on AWS: unequal interfaces were examined because the predictions without rate limits were too fast, increasingly
   so with more machines. Their spread comes from other measurements. That it applies to one direction was
   chosen from these rows.
 
 **Intervals**
 
-- Three choices were made on these rows: the deviation of curves through all sizes (half of the error at a size that
-  is left out), the kinds of predictions, and the weight of a kind (twenty rows of the kind below it).
+- Curves through all sizes are assumed to deviate by half of the error at a size that is left out.
+- Predictions are divided into kinds, and a kind has the weight of twenty rows of the kind below it.
 
 **Mini-cluster**
 
