@@ -17,22 +17,30 @@ _OWN = (".toml", ".json")
 
 
 def cluster_names() -> list[str]:
-    """Return the names of the bundled clusters, sorted."""
+    """Return the sorted names of the bundled clusters."""
     return sorted(bundled_files("topologies"))
 
 
 @checked
 def load_cluster(source: ClusterLike) -> Cluster:
-    """Return the cluster that `source` names.
+    """Load a cluster from a bundled name, a file or a networkx graph.
 
-    source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, of a networkx graph in ``.json``
-            (node-link) or ``.graphml``, or of a topology that another tool wrote, told by its content
-            (:data:`ddlsim.imports.sniff.TOPOLOGIES`); a networkx graph; or a cluster, which is returned as it is.
-            ``"name+key=value"`` sets a key of the file's [generator], [host] or [link], as in
-            ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``, or says what another tool's
-            file leaves out, as in ``"topo.txt+bandwidth=25 GB/s"`` (:func:`ddlsim.imports.read_any`)
+    source  one of:
 
-    Raises :class:`ConfigError`, in one line with file, field, value and remedy, for what cannot be used.
+            - a bundled name (see :func:`cluster_names`)
+            - the path of a ``.toml`` file, or of a networkx graph in ``.json`` (node-link) or ``.graphml``
+            - the path of a topology file written by another tool, recognised by its content
+              (:data:`ddlsim.imports.sniff.TOPOLOGIES`)
+            - a networkx graph
+            - a :class:`Cluster`, which is returned unchanged
+
+    Append ``+key=value`` to a name or path to override a key of the file's [generator], [host] or [link] table, as in
+    ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``. For the file of another tool,
+    ``+key=value`` supplies a value that the file lacks, as in ``"topo.txt+bandwidth=25 GB/s"``
+    (:func:`ddlsim.imports.read_any`).
+
+    Raises :class:`ConfigError` for an unknown name or an invalid file. The message is one line with the file, the
+    field, its value and a remedy.
     """
     if isinstance(source, Cluster):
         return source

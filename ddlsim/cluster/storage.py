@@ -1,4 +1,4 @@
-"""Nodes added to a cluster: storages (`with_storage`), and cores that drive messages (`Endpoints`).
+"""Additions to a cluster: storages (`with_storage`), and cores that drive communication (`Endpoints`).
 
 Storages are nodes that data sets are read from and checkpoints are written to, behind a link that is their disks.
 
@@ -101,17 +101,17 @@ def with_storage(
     operations: Positive | None = None, at: str | None = None, bandwidth: Bandwidth | None = None,
     latency: _Latency | None = None,
 ) -> Cluster:  # fmt: skip
-    """Return a cluster with a storage more, which workers read samples from and write checkpoints to.
+    """Return a copy of the cluster with an additional storage, for data sets and checkpoints.
 
     cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
-    name        of the storage, for ``Input(storage=...)`` and ``Checkpoints(to=...)``
-    read        bytes/s of its disks, of all who read together
-    write       bytes/s at which they write; None: as they read
-    operations  1/s that they do at most, however few bytes each reads; None: no limit
-    at          node to which it is joined, such as a switch; None: the only switch between the machines
-    bandwidth, latency  of its link to that; None: as those of the machines there
+    name        name of the storage, for ``Input(storage=...)`` and ``Checkpoints(to=...)``
+    read        total read bandwidth in bytes/s, shared by all readers
+    write       total write bandwidth in bytes/s; None: the same as `read`
+    operations  maximum operations/s, whatever their size; None: no limit
+    at          node to connect the storage to, such as a switch; None: the only switch between the machines
+    bandwidth, latency  properties of the link to that node; None: those of the machines connected to it
 
-    Raises ConfigError for a node that there is not, or a name that is taken.
+    Raises ConfigError if `at` is not a node of the cluster, or if the name is taken.
     """
     loaded = load_cluster(cluster)
     storage = Storage(
@@ -126,17 +126,20 @@ def with_storage(
 @checked
 @dataclass(frozen=True)
 class Endpoints:
-    """Of the `of` cores of each machine `cores` are taken from computing to drive messages (Sridharan et al. 2018,
-    arXiv:1801.08030; oneCCL's workers): each is an endpoint, which sends and receives while the others compute.
+    """CPU cores that are reserved for communication on each machine, such as oneCCL's worker threads.
 
-    cores         endpoints of a machine
-    of            cores of a machine
-    bandwidth     that one endpoint drives each way: a machine has the smaller one of its network's and all endpoints'
-    message_rate  messages/s that one endpoint sends. Every message is shared out over all endpoints of its machine, so
-                  each of them does its piece of one message after the other
+    Each of these `cores` is an endpoint, which sends and receives while the other cores compute (Sridharan et al. 2018,
+    arXiv:1801.08030).
 
-    ``Endpoints(2, 32).on("cori-haswell")`` is a cluster for any strategy. Machines without endpoints have all their
-    cores to compute with, and messages that go on only while these wait: ``overlap=WhileWaiting("layer")``.
+    cores         endpoints per machine
+    of            cores per machine
+    bandwidth     bytes/s that one endpoint can drive in each direction. A machine is limited to the smaller of its link
+                  bandwidth and the total of its endpoints.
+    message_rate  messages/s that one endpoint can send. Every message is divided among all endpoints of a machine, so
+                  each endpoint handles its part of one message after the other.
+
+    ``Endpoints(2, 32).on("cori-haswell")`` returns a cluster for any strategy. Without endpoints, machines compute with
+    all cores; use ``overlap=WhileWaiting("layer")`` if their messages make progress only while the cores are idle.
     """
 
     cores: Count
@@ -153,10 +156,11 @@ class Endpoints:
 
     @checked
     def on(self, cluster: ClusterLike) -> Cluster:
-        """Return a cluster whose workers have endpoints.
+        """Return a copy of the cluster whose workers have endpoints.
 
-        They compute (of - cores) / of as fast, no link of theirs carries more than the endpoints drive, and sending a
-        message occupies them. Raises ConfigError for workers that are GPUs, which have no cores to give away.
+        Workers compute at (of - cores) / of of their speed, their links carry at most as much as the endpoints can
+        drive, and each message adds send overhead. Raises ConfigError if workers are GPUs, which have no cores to
+        reserve.
         """
         loaded = load_cluster(cluster)
         workers = loaded.workers
