@@ -1,4 +1,4 @@
-"""What a calibration changes in a cluster: latencies, bandwidths and overheads, scaled to measured values.
+"""Calibrated clusters: latencies, bandwidths and overheads scaled to measured values.
 
 A measured value belongs to the *reference route* of a class of links, which anybody can look up:
 

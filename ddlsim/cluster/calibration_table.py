@@ -1,4 +1,4 @@
-"""The `[calibration]` table of a cluster file, which ``ddlsim calibrate`` writes: docs/calibration.md tells its keys.
+"""The `[calibration]` table of a cluster file, written by ``ddlsim calibrate``. docs/calibration.md describes its keys.
 
 Loading a cluster uses the parameters and keeps the table: runs can ask for its curves (``cost = "calibrated"``), and
 :func:`ddlsim.validation.load_calibration` reads all of it.

@@ -1,4 +1,4 @@
-"""From what a user names a cluster by to the :class:`Cluster`."""
+"""Load a :class:`Cluster` from a name, a path or a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in and out: TOML for people, node-link JSON and GraphML for programs.
+"""Cluster files: TOML for people, node-link JSON and GraphML for programs.
 
 Every error is one line that begins with the path. Nothing in a file can run code: TOML and JSON are plain
 data, and XML passes defusedxml (no entities, no DTD) before networkx sees it.

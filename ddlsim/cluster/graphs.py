@@ -1,6 +1,6 @@
-"""networkx graphs in and out.
+"""Conversion between networkx graphs and clusters.
 
-Attributes that are read (others are refused, so that a misspelt one does not pass in silence):
+These attributes are read. Any other raises ConfigError, so that a misspelt attribute is not ignored silently:
 
 graph   name, title, sources, notes; routing (see `routing.POLICIES`); grid: sizes of the dimensions in which the
         machines are numbered in row-major order, levels of hierarchical collectives (nodes of a torus, with routing

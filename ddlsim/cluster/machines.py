@@ -1,4 +1,4 @@
-"""Machines and racks: which of them devices belong to."""
+"""Mapping from devices to machines and racks."""
 
 from __future__ import annotations
 

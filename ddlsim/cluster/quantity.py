@@ -1,4 +1,4 @@
-"""Numbers that users write: checked once, with errors that say where."""
+"""Validation of user-supplied numbers, with the location in error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing policies on arrays: tables per used destination, made when first needed and kept.
+"""Array-based routing policies with one table per destination, built on first use.
 
 Endpoints with a single attachment are contracted to their switch first, so a fat tree of 10,000 hosts is
 searched on its switches only; tori and hypercubes need no search at all (dimension order by formula).

@@ -1,4 +1,4 @@
-"""How long one worker computes in a step: three ways to know the time, one way to share it out over layers.
+"""Compute time of one worker in a step: three sources of the time, and one way to divide it among layers.
 
 The time of a step comes from a measurement (:class:`Measured`), an affine curve over the batch size
 (:class:`Affine`), or the roofline of the device (:class:`Roofline`).
@@ -54,9 +54,10 @@ from ddlsim.workload.stacks import Stack, StackLike, load_stack
 @checked
 @dataclass(frozen=True, init=False)
 class Measured:
-    """A step of one device as measured: ``Measured(step_time="97 ms", batch_size=32)`` or with a throughput.
+    """Measured step time or throughput of one device: ``Measured(step_time="97 ms", batch_size=32)``.
 
-    ``step_time`` is stored in seconds. It holds for ``batch_size`` only: :func:`make_workload` refuses others.
+    It is valid for ``batch_size`` only; :func:`make_workload` raises ConfigError for other batch sizes. ``step_time``
+    is stored in seconds.
     """
 
     step_time: float
@@ -89,7 +90,7 @@ _Part = Annotated[float | str, quantity("time", "2.5 ms", zero=True)]
 @checked
 @dataclass(frozen=True, init=False)
 class Affine:
-    """Seconds of a step as ``c0 + c1 * batch_size``: ``Affine("25.8 ms", "2.51 ms")``."""
+    """Step time as an affine function of the batch size, ``c0 + c1 * batch_size``: ``Affine("25.8 ms", "2.51 ms")``."""
 
     c0: float
     c1: float
@@ -101,23 +102,24 @@ class Affine:
             raise ConfigError("Affine: c0 + c1 must be above 0")
 
     def step_time(self, batch_size: int) -> float:
-        """Return the seconds of one step."""
+        """Return the time of one step, in seconds."""
         return self.c0 + self.c1 * batch_size
 
 
 @checked
 @dataclass(frozen=True)
 class Roofline:
-    """Per layer the larger of arithmetic and memory time.
+    """Roofline compute times: each layer takes the larger of its arithmetic time and its memory time.
 
-    ``efficiency`` is the achieved fraction of the peak FLOP/s (None: the device catalogue's for the
-    precision), ``memory_efficiency`` of the peak memory bandwidth (0.8 is near what stream benchmarks reach:
-    Deakin et al. 2018, BabelStream, 70 to 92 % on the GPUs here). On GPUs a pass takes at least the
-    time in which the stack's host launches its kernels.
+    efficiency         achieved fraction of peak FLOP/s; None: the device catalogue's value for the precision
+    memory_efficiency  achieved fraction of peak memory bandwidth. 0.8 is close to stream benchmarks (Deakin et al.
+                       2018, BabelStream: 70 to 92 % on the GPUs in the catalogue).
 
-    Against GPU measurements that the efficiencies were not fitted to, the step came out 0.8 to 1.55 times as
-    long as measured (VGG-16 too slow, Inception-v3 too fast); a 3-D network at batch 1 on a KNL node came out
-    8 times too fast. Where there is a measurement, give Measured or Affine.
+    On GPUs, a pass takes at least as long as the host of the software stack needs to launch its kernels.
+
+    For GPU measurements to which the efficiencies were not fitted, the predicted step time is 0.8 to 1.55 times the
+    measured one (VGG-16 is too slow, Inception-v3 too fast). For a 3-D network with batch size 1 on a KNL node, the
+    prediction is 8 times too fast. Prefer Measured or Affine when a measurement exists.
     """
 
     efficiency: Density | None = None
@@ -130,7 +132,7 @@ _PYTORCH = load_stack("pytorch")
 @checked
 @dataclass(frozen=True)
 class PerKernel:
-    """Transformers kernel by kernel, on devices whose kernels are known (docs/models/compute.md)."""
+    """Kernel-by-kernel compute times of transformers, for devices with measured kernels (docs/models/compute.md)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Variability of the compute time: factors per step and slow-downs.
+"""Variability of compute times: random factors per step, and slow-downs.
 
 Each distribution is a frozen dataclass with ``mean`` and ``sample(stream, n)``, which draws n factors, shape
 (n,), that multiply a step's compute time; the stream is one of :mod:`ddlsim.streams`. Drawing n factors at once or in
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 @checked
 @dataclass(frozen=True)
 class NoJitter:
-    """Every factor is 1."""
+    """Constant compute times: every factor is 1."""
 
     mean: float = field(default=1.0, init=False)
 
@@ -36,7 +36,7 @@ class NoJitter:
 @checked
 @dataclass(frozen=True)
 class Lognormal:
-    """Lognormal of mean 1 and coefficient of variation `cv`."""
+    """Log-normal distribution with mean 1 and coefficient of variation `cv`."""
 
     cv: Positive
     mean: float = field(default=1.0, init=False)
@@ -49,7 +49,7 @@ class Lognormal:
 @checked
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma of mean 1 and coefficient of variation `cv`."""
+    """Gamma distribution with mean 1 and coefficient of variation `cv`."""
 
     cv: Positive
     mean: float = field(default=1.0, init=False)
@@ -61,7 +61,7 @@ class Gamma:
 @checked
 @dataclass(frozen=True)
 class ShiftedExponential:
-    """1 plus an exponential of mean `mean_extra` (Lee et al. 2018, IEEE Trans. Inf. Theory 64(3))."""
+    """1 plus an exponential variable with mean `mean_extra` (Lee et al. 2018, IEEE Trans. Inf. Theory 64(3))."""
 
     mean_extra: Positive
 
@@ -76,7 +76,7 @@ class ShiftedExponential:
 @checked
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential of mean 1."""
+    """Exponential distribution with mean 1."""
 
     mean: float = field(default=1.0, init=False)
 
@@ -87,7 +87,10 @@ class Exponential:
 @checked
 @dataclass(frozen=True)
 class Pareto:
-    """Pareto with minimum 1 and tail exponent `a` > 1: mean a / (a - 1), infinite variance for a <= 2."""
+    """Pareto distribution with minimum 1 and tail exponent `a` > 1.
+
+    The mean is a / (a - 1). The variance is infinite for a <= 2.
+    """
 
     a: Annotated[float, number(1.0, above=True)]
 
@@ -102,7 +105,7 @@ class Pareto:
 @checked
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform between `low` and `high`: mean (low + high) / 2."""
+    """Uniform distribution from `low` to `high`, with mean (low + high) / 2."""
 
     low: Positive
     high: Positive
@@ -122,7 +125,7 @@ class Uniform:
 @checked
 @dataclass(frozen=True)
 class Trace:
-    """Factors drawn at random, with replacement, from recorded ones (their order is not kept)."""
+    """Recorded factors, sampled with replacement. Their order is not preserved."""
 
     values: tuple[Positive, ...]
 

@@ -19,11 +19,14 @@ MAX_ELEMENTS, MAX_PARAMETERS = 10**13, 10**14
 
 @dataclass(frozen=True)
 class Cost:
-    """What a layer makes of one sample.
+    """Cost of a layer for one sample.
 
-    ``tensors`` are (name, elements) in declaration order, ``moved`` the elements read and written in the forward pass
-    apart from parameters, ``stored`` the elements kept for the backward pass (in-place layers keep none of their own).
-    ``winograd`` marks convolutions that fp32 libraries compute by Winograd's minimal filtering.
+    out_shape  shape of the output
+    tensors    (name, number of elements) of each parameter tensor, in declaration order
+    macs       multiply-accumulates of the forward pass
+    moved      elements read and written in the forward pass, without parameters
+    stored     elements kept for the backward pass; 0 for in-place layers
+    winograd   whether fp32 libraries compute this convolution with Winograd's minimal filtering algorithm
     """
 
     out_shape: Shape
@@ -35,7 +38,7 @@ class Cost:
 
 
 def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
-    """Return the cost of a layer that reads its input once, writes its output once and keeps the output."""
+    """Return the cost of a layer that reads its input once, and writes and keeps its output."""
     n_in, n_out = math.prod(in_shape), math.prod(out_shape)
     return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
 

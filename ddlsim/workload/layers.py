@@ -1,4 +1,4 @@
-"""The layer types of a model file: what each takes, makes, learns and costs.
+"""The layer types of model files, with their shapes, parameters and costs.
 
 One frozen dataclass per type. Its fields are the keys of the file (and all that an implementation needs to
 execute the layer); its method ``cost(in_shape)`` derives shape, parameters, multiply-accumulates and memory

@@ -1,4 +1,4 @@
-"""How much device memory a training step needs, in five terms, and whether it is there.
+"""Device memory of a training step, in five categories.
 
 The bytes of activations that a rank keeps of one sample until the backward pass, split and recomputed or not.
 

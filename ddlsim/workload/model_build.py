@@ -1,4 +1,4 @@
-"""Model files: TOML -> :class:`~ddlsim.workload.model.Model`.
+"""Parser for model files: TOML -> :class:`~ddlsim.workload.model.Model`.
 
 A file lists ``layers``. An entry is a layer (``type = "conv"``, keys as in :mod:`ddlsim.workload.layers`), a
 ``block`` defined under ``[blocks.NAME]`` with values for its ``"$parameters"`` and an optional ``repeat``, or

@@ -1,4 +1,4 @@
-"""What an optimizer's rule costs: bytes kept and bytes moved per parameter, kernels per tensor."""
+"""Costs of optimizers: bytes kept and moved per parameter, and kernels per tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expected order statistics: how long the slowest, or the k-th fastest, of n workers takes.
+"""Expected order statistics: the time of the slowest, or of the k-th fastest, of n workers.
 
 A synchronous step takes the maximum of n times; waiting for the fastest k of n takes the k-th smallest. Each function
 returns the expectation of the k-th smallest of n independent samples (k = n, the default, is the maximum). Exact unless

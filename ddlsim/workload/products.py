@@ -1,4 +1,4 @@
-"""Roofline times of layers, matrix products by their size, and transformer layers kernel by kernel.
+"""Roofline times of layers, matrix products by size, and transformer layers kernel by kernel.
 
 The roofline has one efficiency for all arithmetic. Of a device whose kernels are known more can be said
 (:class:`~ddlsim.workload.devices.Kernels`): a product of m x k by k x n numbers is made tile by tile, a wave of them at

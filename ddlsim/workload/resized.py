@@ -1,4 +1,4 @@
-"""A model of images for inputs of another size: the same parameters, more or fewer pixels."""
+"""Image models for a different input size: the same parameters with more or fewer pixels."""
 
 from __future__ import annotations
 

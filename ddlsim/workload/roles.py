@@ -1,4 +1,4 @@
-"""What each layer becomes when a model is split over t tensor-parallel ranks as in Megatron-LM.
+"""The role of each layer when a model is split over t tensor-parallel ranks, as in Megatron-LM.
 
 Shoeybi et al. 2019, arXiv:1909.08053, section 3: of two dense layers in a row the first is split by columns and the
 second by rows, so that what lies between needs no exchange; attention by heads; embedding and output layer by the

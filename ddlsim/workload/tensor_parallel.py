@@ -1,4 +1,4 @@
-"""What one of t tensor-parallel ranks computes and exchanges: Megatron-LM's split of a transformer, as data.
+"""Computation and communication of one of t tensor-parallel ranks, split as in Megatron-LM.
 
 Shoeybi et al. 2019 (arXiv:1909.08053): attention by heads, the two dense layers behind it by columns and rows,
 embedding and output layer by the vocabulary. What leaves attention and the second dense layer is a part of a sum, so
