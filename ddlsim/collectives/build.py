@@ -1,4 +1,4 @@
-"""`build`: a checked schedule from the name of an algorithm (or a user's function), ranks and bytes."""
+"""`build`: a checked schedule from an algorithm (a name or a custom function), ranks and bytes."""
 
 from __future__ import annotations
 
@@ -100,26 +100,26 @@ def build(
     kind: Kind = "all_reduce",
     where: tuple[Cluster, Sequence[Index]] | None = None,
 ) -> Schedule:
-    """Return the schedule of a collective on `n_ranks` ranks.
+    """Build the schedule of a collective on `n_ranks` ranks.
 
-    algorithm  a name (see :func:`ddlsim.collectives.find.algorithm_names`), perhaps with arguments
-               (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``),
-               ``"package.module:function"``, or a function
-    nbytes     bytes per rank; a function with a parameter `nbytes` gets them (sizes between the same powers of two
-               share a schedule), one with a parameter `n_segments` one segment per 512 KiB
-    hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
-    where      the cluster, and the node that each rank is at; one with a parameter `levels` gets the groups of ranks
-               at every level of the network (:mod:`ddlsim.cluster.levels`), one with a parameter `rings` the orders in
-               which rings use all ways between them (:func:`ddlsim.cluster.rings.rings`), one with a parameter `way`
-               what NCCL's tuner chooses (:func:`ddlsim.collectives.nccl_way.way`), one with a parameter `rails` the
-               ranks at the interfaces of each machine (:func:`ddlsim.cluster.rings.rails`), one with a parameter `axes`
-               the ranks by their places on tori (:func:`ddlsim.cluster.levels.axes`)
+    algorithm  a name (see :func:`ddlsim.collectives.find.algorithm_names`), optionally with arguments
+               (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``), ``"package.module:function"``,
+               or a function
+    nbytes     bytes per rank. Passed to functions with a parameter `nbytes` (sizes between two powers of two share a
+               schedule). Functions with a parameter `n_segments` get one segment per 512 KiB.
+    hosts      (n_ranks,) the machine of each rank. Functions with a parameter `groups` get the ranks of each machine.
+    where      the cluster, and the node of each rank. Functions can request information about the network by parameter
+               name: `levels` (groups of ranks at every network level, :mod:`ddlsim.cluster.levels`), `rings` (ring
+               orders that use all links, :func:`ddlsim.cluster.rings.rings`), `way` (the choice of NCCL's tuner,
+               :func:`ddlsim.collectives.nccl_way.way`), `rails` (ranks by network interface of their machine,
+               :func:`ddlsim.cluster.rings.rails`) and `axes` (ranks by position on tori,
+               :func:`ddlsim.cluster.levels.axes`).
 
-    "default" is what :func:`default_algorithm` returns: "torus", "nccl", "hierarchical" or "ring".
+    "default" selects "torus", "nccl", "hierarchical" or "ring", see :func:`default_algorithm`.
 
-    A user's function is proved by :func:`ddlsim.collectives.check.check` before it is trusted (on 64 ranks,
-    if the whole schedule moves more than 4 million chunks). Raises ConfigError, naming the algorithm and
-    what is wrong with it.
+    The schedule of a custom function is verified with :func:`ddlsim.collectives.check.check` before it is used; on 64
+    ranks if the whole schedule moves more than 4 million chunks. Raises ConfigError naming the algorithm and the
+    reason.
     """
     if hosts is not None and len(hosts) != n_ranks:
         raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; give one per rank")

@@ -1,4 +1,4 @@
-"""Proof by replay: does a schedule do what its kind says, whatever the timing?
+"""Verification by replay: does a schedule implement its collective, regardless of timing?
 
 Every buffer starts as a mark of its rank; the rounds are replayed on the marks, and in the end each rank must
 hold exactly the marks that the kind promises:
@@ -39,10 +39,12 @@ _EXACT_LIMIT = 4_000_000
 
 @checked
 def check(schedule: Schedule) -> None:
-    """Raise ConfigError, naming round, rank and chunk, unless `schedule` is well formed and does its kind.
+    """Verify that `schedule` is well-formed and implements the collective that `schedule.kind` names.
 
-    Each contributor is counted, for up to 64 ranks or so. Larger schedules are replayed on random 64-bit
-    numbers, one per rank, added modulo 2^64: a wrong schedule passes with a probability of about 2^-64.
+    The contributions of every rank are counted for up to about 64 ranks. Larger schedules are replayed with one random
+    64-bit number per rank, added modulo 2^64, so a wrong schedule passes with a probability of about 2^-64.
+
+    Raises ConfigError naming the round, rank and chunk.
     """
     validate(schedule)
     n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks

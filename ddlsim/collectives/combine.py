@@ -1,4 +1,4 @@
-"""Make schedules out of schedules: other ranks, one after the other, side by side."""
+"""Combinators for schedules: on other ranks, one after the other, or in parallel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from ddlsim.errors import ConfigError
 
 @checked
 def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
-    """Run `schedule` on a sub-group: its rank i becomes `ranks[i]` of a communicator of `n_ranks`.
+    """Map `schedule` to a subset of a larger communicator.
 
-    Raises ConfigError unless `ranks` are distinct ranks, as many as the schedule has.
+    ranks    rank i of the schedule becomes ``ranks[i]``
+    n_ranks  number of ranks in the larger communicator
+
+    Raises ConfigError unless `ranks` are distinct and their number equals the number of ranks in the schedule.
     """
     members = np.asarray(ranks, dtype=np.int64)
     if members.shape != (schedule.n_ranks,):
@@ -34,17 +37,17 @@ def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
 
 @checked
 def reorder(schedule: Schedule, order: Wholes) -> Schedule:
-    """Let rank `order[i]` take the place of rank i, e.g. so that a ring crosses each rack boundary once.
+    """Renumber the ranks of a schedule: rank i becomes ``order[i]``, for example so that a ring crosses each rack once.
 
-    Blocks of a reduce-scatter, all-gather or all-to-all follow the order: block i belongs to `order[i]`.
+    In a reduce-scatter, all-gather or all-to-all, block i then belongs to ``order[i]``.
     """
     return on_ranks(schedule, order, schedule.n_ranks)
 
 
 def reverse(schedule: Schedule, kind: Kind) -> Schedule:
-    """Return the schedule run backwards in time, every message returned as a copy.
+    """Return the schedule reversed in time, with every message as a copy.
 
-    What a reduce or reduce-scatter brought together is so spread again (broadcast, all-gather).
+    This turns a reduce into a broadcast, and a reduce-scatter into an all-gather.
     """
 
     def back(r: Round) -> Round:
@@ -57,10 +60,11 @@ def reverse(schedule: Schedule, kind: Kind) -> Schedule:
 
 @checked
 def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
-    """Run schedules of the same ranks one after the other; together they are a `kind`.
+    """Concatenate schedules of the same ranks into a collective of the given `kind`.
 
-    Chunks are cut finer where the schedules disagree. There is no barrier between the parts: each rank goes
-    on when its own part is done. Raises ConfigError for schedules of several lanes, which nothing would join.
+    Chunks are subdivided where the schedules use different ones. There is no barrier between the parts: each rank
+    continues when it has finished its own part. Raises ConfigError for schedules with several lanes, which cannot be
+    concatenated.
     """
     for schedule in schedules:
         if len(schedule.lanes) > 1:
@@ -72,7 +76,7 @@ def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
 
 @checked
 def parallel(*schedules: Schedule) -> Schedule:
-    """Run schedules of disjoint sets of ranks (see :func:`on_ranks`) side by side, in shared rounds.
+    """Combine schedules on disjoint sets of ranks so that they run concurrently, in shared rounds (see :func:`on_ranks`).
 
     Raises ConfigError if two schedules use the same rank, or differ in kind or root.
     """
@@ -92,11 +96,12 @@ def parallel(*schedules: Schedule) -> Schedule:
 
 @checked
 def split(*schedules: Schedule, shares: Sequence[Positive] | None = None) -> Schedule:
-    """Cut the buffer in parts and run each schedule on its own part, all at the same time (as lanes).
+    """Divide the buffer into parts and run one schedule on each part, all concurrently (as lanes).
 
-    `shares` are the relative sizes of the parts (equal by default). Part i gets every i-th chunk, which keeps
-    the arithmetic modulo n_chunks; in a reduce-scatter or an all-gather, every i-th chunk of each block. Raises
-    ConfigError if the schedules differ in kind, root or groups.
+    shares  relative sizes of the parts; None: equal
+
+    Part i consists of every i-th chunk, which preserves arithmetic modulo n_chunks; in a reduce-scatter or all-gather,
+    of every i-th chunk of each block. Raises ConfigError if the schedules differ in kind, root or groups.
     """
     parts = _same_chunks(schedules, weights=False)
     first, n_parts = parts[0], len(parts)

@@ -1,4 +1,4 @@
-"""From a name to a collective algorithm. The modules named after the kinds are the only list there is."""
+"""Lookup of collective algorithms by name. The modules named after the collectives are the only registry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _CALL = re.compile(r"\s*(?P<name>[\w.:]+)\s*(?:\((?P<arguments>[\w\s,.:]*)\))?\s
 
 @checked
 def algorithm_names(kind: Kind = "all_reduce") -> list[str]:
-    """Return the names of the algorithms for `kind`, sorted. Raises ConfigError for an unknown kind."""
+    """Return the sorted names of the algorithms for a collective such as "all_reduce".
+
+    Raises ConfigError for an unknown kind of collective.
+    """
     return sorted(importlib.import_module(f"ddlsim.collectives.{kind}").__all__)
 
 

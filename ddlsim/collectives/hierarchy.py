@@ -1,4 +1,4 @@
-"""All-reduce level by level: inside machines, say, between the machines of a rack, and between racks."""
+"""Hierarchical all-reduce: for example inside machines, between the machines of a rack, and between racks."""
 
 from __future__ import annotations
 

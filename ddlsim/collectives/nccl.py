@@ -1,4 +1,4 @@
-"""NCCL's own estimate of a collective, the one by which its tuner chooses algorithm and protocol.
+"""NCCL's estimate of a collective's time, from which its tuner chooses the algorithm and protocol.
 
 The formulas are in :mod:`ddlsim.collectives.nccl_tuner`; the least of all estimates counts. What they ask of the
 cluster is found here. The bus bandwidth is the caller's, or that of the links that NCCL sees, which trims its topology

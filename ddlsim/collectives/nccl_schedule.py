@@ -1,4 +1,4 @@
-"""The schedules that NCCL runs (:mod:`ddlsim.collectives.nccl_way` says what they are made of)."""
+"""The schedules that NCCL runs, from the choices of :mod:`ddlsim.collectives.nccl_way`."""
 
 from __future__ import annotations
 

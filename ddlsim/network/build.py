@@ -1,4 +1,4 @@
-"""Make the kernel's arrays, and make them longer: the only place that allocates them."""
+"""Allocation and growth of the kernel's arrays, in one place."""
 
 from __future__ import annotations
 

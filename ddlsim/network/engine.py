@@ -1,4 +1,4 @@
-"""The arrays of a network and what they are filled with: routes, schedules as programs, messages on their way.
+"""The arrays of a network and their contents: routes, compiled schedules, and messages in flight.
 
 Those who share a network (:class:`~ddlsim.network.network.Network` is what each of them sees) share its engine:
 they have channels, slots and a clock in common; routes, and with them what is counted, are each one's own.
@@ -140,7 +140,7 @@ _LOG_REPEATS = 1 << 10  # replays that fit in it
 
 
 class Interconnect(Protocol):
-    """What the engine needs to know of a cluster (``ddlsim.cluster.Cluster`` has it)."""
+    """Protocol with the properties of a cluster that the network engine uses (see :class:`ddlsim.cluster.Cluster`)."""
 
     @property
     def channel_capacity(self) -> Floats: ...

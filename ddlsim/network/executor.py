@@ -1,4 +1,4 @@
-"""The Python side of what executes tasks: it makes collectives and messages when their time has come."""
+"""The Python side of the task executor: it creates collectives and messages when they are due."""
 
 from __future__ import annotations
 
