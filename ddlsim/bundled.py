@@ -1,4 +1,4 @@
-"""Where the files that come with ddlsim lie: `models/`, `topologies/` and `deviations/`.
+"""Location of ddlsim's data files: `models/`, `topologies/` and `deviations/`.
 
 A checkout has these folders beside the package; a wheel carries them inside it, under `data_files/`.
 """

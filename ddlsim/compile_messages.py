@@ -1,4 +1,4 @@
-"""What people are told on stderr while numba compiles, which is once: what, about how long, and that it goes on.
+"""Progress messages on stderr while numba compiles, which happens once.
 
 In a terminal a line counts the seconds and is gone at the end; elsewhere (a pipe, a notebook, under a progress bar)
 there is a line every 20 s. Nothing is said of what comes from the cache, by all but the first of the processes that one

@@ -1,4 +1,4 @@
-"""Code that a name stands for: ``"package.module:Name"``, as files and command lines can say it."""
+"""Import of code by name, ``"package.module:Name"``, as in files and on command lines."""
 
 from __future__ import annotations
 

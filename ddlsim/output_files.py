@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: beside their place first, then moved into it.
+"""Atomic output files: written to a temporary file first, then moved into place.
 
 Readers see the old file or the new one. On a full disk, after Ctrl-C or a crash the old file is still there (or
 none, as before), and nothing lies beside it. Everything that ddlsim writes goes this way; rows that are appended to a

@@ -1,4 +1,4 @@
-"""Files of plain values, TOML and JSON: what comes out can be checked and printed without harm, or it is one error.
+"""TOML and JSON files of plain values that are safe to check and print.
 
 Some content of such files is valid, but harms the reader: values nested so deeply that Python's recursion ends,
 whole numbers so large that they are no floats (or cannot even be printed), numbers whose inverse is infinite, and

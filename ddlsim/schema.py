@@ -1,4 +1,4 @@
-"""One format for files, addresses, forms and manifests: the annotations of a class say what its table contains.
+"""One schema for files, addresses, forms and manifests, derived from the annotations of classes.
 
 :meth:`Schema.structure` turns plain values (TOML, JSON) into objects, :meth:`Schema.unstructure` objects into plain
 values. A table's keys are the arguments of a class; ``type`` names the class where a field takes several. Quantities

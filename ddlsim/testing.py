@@ -1,7 +1,7 @@
-"""Checks that every part must pass, to call on your own parts; ddlsim's tests call them on the bundled ones.
+"""Contract tests for custom parts. ddlsim's own tests run them on the bundled parts.
 
-Each raises :class:`~ddlsim.errors.ConfigError` in one line with the rule that does not hold.
-Collectives have :func:`ddlsim.collectives.check`; buckets of an overlap are checked whenever they are made.
+Each raises :class:`~ddlsim.errors.ConfigError` in one line with the rule that is violated. For collectives, use
+:func:`ddlsim.collectives.check`. The buckets of an overlap are checked whenever they are built.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When two results count as equal; every ranking uses this rule.
+"""Ties between results, as used in all rankings.
 
 Two results *tie* if they differ by less than their stability (:meth:`ddlsim.Result.stability`) or, if that was not
 examined, by less than :data:`FLOOR`, which covers rounding.

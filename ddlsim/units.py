@@ -1,4 +1,4 @@
-"""Unit strings at the border, SI floats inside.
+"""Conversion of texts with units to SI floats.
 
 ``parse("25 Gbit/s", "bandwidth")`` returns bytes per second, ``parse("10 us", "time")`` seconds. QuantiPhy
 reads number and scale factor (decimal, so ``10 us`` is exactly ``1e-05``); the table below says what each

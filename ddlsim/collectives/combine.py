@@ -76,9 +76,9 @@ def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
 
 @checked
 def parallel(*schedules: Schedule) -> Schedule:
-    """Combine schedules on disjoint sets of ranks so that they run concurrently, in shared rounds (see :func:`on_ranks`).
+    """Combine schedules on disjoint sets of ranks (see :func:`on_ranks`) into one in which they run concurrently.
 
-    Raises ConfigError if two schedules use the same rank, or differ in kind or root.
+    They share rounds. Raises ConfigError if two schedules use the same rank, or differ in kind or root.
     """
     parts = _same_chunks(schedules)
     first = parts[0]

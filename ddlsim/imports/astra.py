@@ -1,4 +1,4 @@
-"""ASTRA-sim's analytical network file (YAML) into a cluster.
+"""Reader for ASTRA-sim's analytical network files (YAML).
 
 Shape: https://github.com/astra-sim/astra-network-analytical, ``common/network-parser/NetworkParser.cc``, shown in
 docs/formats/topologies.md. **GB means 2**30 bytes there** (``common/NetworkFunction.cc``, ``bw_GBps_to_Bpns``). NPU i
@@ -29,10 +29,10 @@ _KEYS = ("topology", "npus_count", "bandwidth", "latency")
 
 @checked
 def read_astra(path: str | Path) -> Cluster:
-    """Return the cluster of the YAML file `path`: one host per NPU, called npu0, npu1, ...
+    """Read a cluster from the YAML file `path`, with one host per NPU, named npu0, npu1, ...
 
-    Raises ConfigError with file, key and reason: lists of unequal length, unknown building blocks, numbers
-    that make no sense, keys that would have no effect.
+    Raises ConfigError with file, key and reason, such as lists of unequal length, unknown building blocks, invalid
+    numbers, or keys without effect.
     """
     source = read_text(path)
     blocks, counts, bandwidths, latencies = _read(source)

@@ -1,4 +1,4 @@
-"""Chrome trace events: the JSON under PyTorch's and Horovod's traces. Times are microseconds.
+"""Chrome trace events, the JSON format of PyTorch's and Horovod's traces. Times are in microseconds.
 
 Format: "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """

@@ -1,4 +1,4 @@
-"""GraphML of other people into a cluster: the Internet Topology Zoo, yEd, networkx.
+"""Reader for GraphML topologies: the Internet Topology Zoo, yEd, networkx.
 
 Shape: http://graphml.graphdrawing.org/primer/graphml-primer.html; the Zoo's attributes:
 http://www.topology-zoo.org/dataset.html. Every node is a host, which forwards as well; ``hyperedge`` and ``kind =
@@ -49,12 +49,12 @@ _SONET = {"OC": 51.84e6, "STM": 155.52e6}
 def read_graphml(
     path: str | Path, *, bandwidth: Quantity | None = None, latency: Quantity = 0.0, ignore_unknown: bool = False
 ) -> Cluster:
-    """Return the cluster that the graph in `path` describes.
+    """Read a cluster from a GraphML file.
 
-    bandwidth        of every edge whose speed the file leaves out; needed where there is one
-    latency          of every edge without the attribute `latency`
-    ignore_unknown   leave out attributes and elements that are not known, and edges from a node to itself, with a
-                     warning that counts them
+    bandwidth        bandwidth of edges without a speed in the file; required if there are any
+    latency          latency of edges without the attribute `latency`
+    ignore_unknown   skip unknown attributes and elements, and edges from a node to itself, with a warning that counts
+                     them
 
     Raises :class:`ConfigError` with file, line and reason.
     """

@@ -1,4 +1,4 @@
-"""Configurations of huggingface transformers (config.json) as model files, with the parameters of its classes."""
+"""Hugging Face transformers configurations (config.json) as models."""
 
 from __future__ import annotations
 

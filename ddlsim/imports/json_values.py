@@ -1,4 +1,4 @@
-"""Typed access to JSON: every value is checked when it is taken out."""
+"""Typed access to JSON, with every value checked on access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch profiler traces (Kineto): training steps, collectives, times per layer.
+"""Reader for PyTorch profiler traces (Kineto): training steps, collectives, times per layer.
 
 Shape: what ``torch.profiler.profile(...).export_chrome_trace`` writes (PyTorch 1.8 to 2.x,
 https://pytorch.org/docs/stable/profiler.html and ``torch/csrc/profiler/util.cpp`` for the collectives' arguments).
@@ -38,10 +38,11 @@ _BACKWARD = "autograd::engine::evaluate_function:"
 
 @dataclass(frozen=True)
 class LayerTime:
-    """A leaf module: seconds per step (median over the steps) of its forward and backward pass.
+    """Forward and backward time of a leaf module in a trace.
 
-    name      class and number as torch prints them, "Conv2d_3"
-    n_calls   calls in a step, on average
+    name       class and number as in PyTorch, such as "Conv2d_3"
+    forward_s, backward_s  seconds per step, median over the steps
+    n_calls    average number of calls per step
     """
 
     name: str
@@ -51,7 +52,7 @@ class LayerTime:
 
     @property
     def kind(self) -> str:
-        """The module's class, "Conv2d"."""
+        """Class of the module, such as "Conv2d"."""
         return self.name.rpartition("_")[0] or self.name
 
 
@@ -188,15 +189,16 @@ _LEARNED = ("conv", "dense", "batch_norm", "layer_norm", "embedding", "embedding
 
 @checked
 def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workload:
-    """Return `workload` with the forward and backward times that a trace measured.
+    """Return a copy of `workload` with the forward and backward times measured in a trace.
 
-    layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model at the same batch size
+    layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model with the same batch size
 
-    Modules are matched by class, in order of their calls. Layers with parameters must be as many in the trace as in the
-    model; of the others a module that is called several times has its time shared out as the workload had it. Layers
-    that are no modules in PyTorch (additions, concatenations, attention) keep the workload's times.
+    Modules are matched by class, in order of their calls. Trace and model must have the same number of layers with
+    parameters. For other layers, the time of a module that is called several times is divided in the workload's
+    proportions. Operations that are not modules in PyTorch (additions, concatenations, attention) keep the workload's
+    times.
 
-    Raises :class:`ConfigError` naming the class and both counts when model and trace do not fit.
+    Raises :class:`ConfigError` naming the class and both counts if model and trace do not match.
     """
     if not layers:
         raise ConfigError("the trace has no layers; take it with torch.profiler.profile(with_stack=True)")
@@ -325,15 +327,15 @@ _DTYPES = {name: dtype for dtype, names in _TYPE_NAMES.items() for name in names
 
 @dataclass(frozen=True)
 class KinetoTrace:
-    """What one rank's trace holds.
+    """Contents of one rank's PyTorch profiler trace.
 
-    steps        the training steps, in order; ``n_samples`` is set where a batch size was given
-    collectives  in order of time; ``nbytes`` 0 where the trace has no sizes
-    layers       leaf modules in order of their first call (empty without ``with_stack=True``)
-    rank, n_ranks   of this trace; 0 and 1 where it was not distributed
-    overlap_slowdown   how many times as long kernels take beside a collective's
-                       (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN where the trace does not say
-    batch_size   length of the first dimension of what the first module computes with; 0 without ``record_shapes=True``
+    steps        training steps in order; ``n_samples`` is set if a batch size was given
+    collectives  collectives in order of time; ``nbytes`` is 0 if the trace has no sizes
+    layers       leaf modules in order of their first call; empty unless traced ``with_stack=True``
+    rank, n_ranks      of this trace; 0 and 1 if it was not distributed
+    overlap_slowdown   factor by which kernels are slower during collectives
+                       (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN if the trace does not show it
+    batch_size   first dimension of the first module's input; 0 unless traced with ``record_shapes=True``
     """
 
     steps: tuple[Timing, ...]
@@ -347,12 +349,12 @@ class KinetoTrace:
 
 @checked
 def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoTrace:
-    """Return steps, collectives and layer times of the trace in `path`.
+    """Read the training steps, collectives and layer times from a PyTorch profiler trace.
 
-    batch_size   samples per rank and step; sets the steps' ``n_samples``
+    batch_size   samples per rank and step; sets ``n_samples`` of the steps
 
-    Skips events with an impossible value (such as a negative duration or size), with a warning that counts them.
-    Raises :class:`ConfigError` with the place and the reason; also for a trace with none of the three.
+    Events with impossible values, such as a negative duration or size, are skipped with a warning that counts them.
+    Raises :class:`ConfigError` with the place and the reason, also if the trace has no steps, collectives or layers.
     """
     source, left_out = read_text(path), LeftOut()
     top, events = read_events(source, left_out)
@@ -470,10 +472,10 @@ def _elements(value: object, place: str) -> float:
 
 @checked
 def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
-    """Return the collectives of several ranks' traces of one run, each with the least time that any rank saw.
+    """Merge the collectives in traces of several ranks: each gets the shortest time over all ranks.
 
-    The i-th collective of one rank is the i-th of every other. Raises :class:`ConfigError` when they differ in number,
-    operation or size.
+    The i-th collective of every trace is taken to be the same one. Raises :class:`ConfigError` if the traces differ in
+    number, operation or size of their collectives.
     """
     if not traces:
         raise ConfigError("fastest_over_ranks: no traces; give one per rank")

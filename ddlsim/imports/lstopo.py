@@ -1,4 +1,4 @@
-"""What hwloc saves (``lstopo machine.xml``, versions 1 to 2) into a cluster: packages, PCI bridges, GPUs, NICs.
+"""Reader for hwloc topologies (``lstopo machine.xml``, versions 1 to 2): packages, PCI bridges, GPUs, NICs.
 
 Shape: https://www.open-mpi.org/projects/hwloc/doc/ and ``hwloc2.dtd``; ``pci_type`` is class and vendor,
 ``pci_link_speed`` is GB/s in each direction, now. PCIe carries as much of it as NCCL counts (``topo.cc``: 0.75 of
@@ -37,14 +37,14 @@ def read_lstopo(
     nic_bandwidth: Quantity | None = None, n_hosts: Places = 1, device: str | None = None,
     pcie_latency: Quantity = "1 us", nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch.
+    """Read a machine from an hwloc XML file, as a cluster of `n_hosts` such machines on one switch.
 
-    nvlink_bandwidth   of all NVLinks of a GPU, which meet in an NVSwitch; for files that have no matrix of NVLinks
-    pcie_bandwidth     of every PCIe link without a speed in the file; None: x16 of the device's generation
-    nic_bandwidth      of every NIC (of the RDMA devices, if there are any); needed for several hosts
+    nvlink_bandwidth   total NVLink bandwidth of a GPU through an NVSwitch, for files without an NVLink matrix
+    pcie_bandwidth     bandwidth of PCIe links without a speed in the file; None: x16 of the device's generation
+    nic_bandwidth      bandwidth of every NIC (of the RDMA devices, if any); required for several hosts
     device             key of the device catalogue for the GPUs
 
-    GPUs are PCI devices of class 03 and 12 without displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. A
+    GPUs are PCI devices of class 03 and 12 except displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. A
     warning lists them if they are of several kinds. Raises ConfigError with file, line and reason.
     """
     root = parse_xml(read_text(path))

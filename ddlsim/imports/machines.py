@@ -1,4 +1,4 @@
-"""Machines as a reader found them, and the cluster that copies of them make."""
+"""Imported machines, and clusters of several copies of them."""
 
 from __future__ import annotations
 

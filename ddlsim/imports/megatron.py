@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM (megatron/training/arguments.py) as model files.
+"""Megatron-LM arguments (megatron/training/arguments.py) as models.
 
 They are read from a text, from a shell script, which is never executed, and from what Megatron prints or saves of
 them (``num_layers ...... 32``, ``num_layers: 32``, ``Namespace(num_layers=32)``). Arguments that do not concern the

@@ -1,4 +1,4 @@
-"""MLPerf training logs: ``:::MLLOG {json}`` lines, and what the first rounds, v0.5 and v0.6, had instead.
+"""Reader for MLPerf training logs: ``:::MLLOG {json}`` lines, and the older formats of v0.5 and v0.6.
 
 Shape: https://github.com/mlcommons/logging (``mlperf_logging/mllog``; keys in ``constants.py``), with any prefix before
 the three colons; v0.5 and v0.6: https://github.com/mlperf/training (the package mlperf_compliance).
@@ -43,16 +43,17 @@ _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no", "samples_cou
 
 @dataclass(frozen=True)
 class MlperfRun:
-    """One run. `run_s` is from run_start to run_stop, MLPerf's score; NaN where one of them is missing.
+    """One run of an MLPerf training benchmark.
 
+    run_s       seconds from run_start to run_stop, MLPerf's score; NaN if one of them is missing
     status      "success", "aborted", "killed" (the log ends without run_stop), or "" (run_stop has no status)
-    global_batch_size, train_samples   0 where the log does not say
-    accuracies  (s since run_start, epoch or sample as the log counts, value)
-    metrics     the name of each accuracy: "" where there is one, "BBOX", "SEGM" or the place in a list where several
-    epochs      (number, s): from epoch_start to epoch_stop, or blocks of several, per epoch
-    notes       broken characters of the log that were replaced, broken entries of other keys that were left out,
-                evaluations after run_stop, the length of a killed run
-    timings     operation "step" from every logged throughput; "epoch" from every epoch if train_samples is known
+    global_batch_size, train_samples   0 if the log does not contain them
+    accuracies  (s since run_start, epoch or sample as counted in the log, value)
+    metrics     name of each accuracy: "" if there is only one metric; "BBOX", "SEGM" or the position in a list
+                otherwise
+    epochs      (number, s) from epoch_start to epoch_stop; for blocks of several epochs, the time per epoch
+    notes       replaced characters, skipped entries of other keys, evaluations after run_stop, length of a killed run
+    timings     operation "step" for every logged throughput, and "epoch" for every epoch if train_samples is known
     """
 
     benchmark: str
@@ -86,12 +87,12 @@ class _Entry:
 
 @checked
 def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
-    """Return the run that the log in `path` tells of.
+    """Read the run in an MLPerf training log.
 
-    n_ranks   accelerators, which the log does not say (0: unknown)
+    n_ranks   number of accelerators, which the log does not contain; 0: unknown
 
-    Skips entries that cannot be used, with a warning that counts them. Raises ConfigError with file, line and
-    reason: several runs in one file, a file without entries of a run (a power log), times that run backwards.
+    Invalid entries are skipped with a warning that counts them. Raises ConfigError with file, line and reason for a
+    file with several runs, a file without entries of a run (such as a power log), and times that decrease.
     """
     source = read_text(path, log=True)
     broken, entries = list[str](), list[_Entry]()

@@ -1,4 +1,4 @@
-"""Models that other tools describe, told apart by what they contain.
+"""Import of models described by other tools, recognised by their content.
 
 =================================  ==================================================================================
 a configuration of transformers    JSON with ``model_type`` or ``architectures``; also a folder with a ``config.json``

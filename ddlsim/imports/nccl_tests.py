@@ -1,4 +1,4 @@
-"""nccl-tests (and rccl-tests): the printed table, and the files that ``-J`` and rccl-tests' ``-x`` write.
+"""Reader for nccl-tests and rccl-tests: the printed table, and the files written with ``-J`` and ``-x``.
 
 Shape: https://github.com/NVIDIA/nccl-tests, ``src/util.cu`` (table and JSON), ``doc/PERFORMANCE.md`` (algbw and busbw);
 tables since 2019 have the same columns, with ``error`` (a deviation) where newer ones count ``#wrong`` values.
@@ -231,15 +231,17 @@ class _Run:
 def read_nccl_tests(
     path: str | Path, *, operation: str | None = None, n_ranks: Count | None = None
 ) -> tuple[Timing, ...]:
-    """Return one row for every size, out-of-place and in-place, of the output in the file `path`.
+    """Read nccl-tests output, with one row per size for out-of-place and for in-place operation.
 
-    operation, n_ranks   for output that lost its head: what the program's name and the ``# Rank`` lines would say
+    operation, n_ranks   for output without its header, which has the program's name and the ``# Rank`` lines
 
-    Without the program's name the operation is the one that all rows fit. Several runs in one file are told apart by
-    their heads. Rows that are cut, or have a value that is no number, are left out with a warning that counts them.
-    Raises ConfigError with file, line and reason: wrong results (``#wrong`` above 0), CPU times (``-C``), an
-    unknown program, a busbw that does not fit operation and ranks, rows that fit several operations, of which the
-    file's name says none, or none, and a file without a row that can be used.
+    Without the program's name, the operation is the one that is consistent with all rows. Several runs in one file are
+    separated by their headers. Truncated rows and rows with invalid numbers are skipped with a warning that counts
+    them.
+
+    Raises ConfigError with file, line and reason: wrong results (``#wrong`` above 0), CPU times (``-C``), an unknown
+    program, a busbw that does not match operation and ranks, no operation that matches all rows, several matching
+    operations none of which is in the file's name, or no usable row.
     """
     if operation is not None and operation not in OPERATIONS:
         raise unknown_name("operation", operation, OPERATIONS, "read_nccl_tests")

@@ -1,4 +1,4 @@
-"""The topology that NCCL detects (``NCCL_TOPO_DUMP_FILE``, the format of ``NCCL_TOPO_FILE``) into a cluster.
+"""Reader for topologies detected by NCCL (``NCCL_TOPO_DUMP_FILE``, the format of ``NCCL_TOPO_FILE``).
 
 Shape and constants: https://github.com/NVIDIA/nccl, ``src/graph/xml.cc``, ``topo.cc``, ``topo.h``; for AMD's GPUs the
 same files of https://github.com/ROCm/rccl. The file has counts and generations; :mod:`ddlsim.imports.pci_tree` has the
@@ -34,18 +34,19 @@ def read_nccl_topology(
     nic_bandwidth: Quantity | None = None, n_gpus: Count | None = None, ignore_unknown: bool = False,
     virtual_nics: bool = False,
 ) -> Cluster:  # fmt: skip
-    """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch at their NICs' speed.
+    """Read a machine from an NCCL topology file, as a cluster of `n_hosts` such machines on one switch.
 
-    device             key of the device catalogue for the GPUs, if compute times are to be predicted
-    nvlink_bandwidth   of all NVLinks of a GPU, which meet in an NVSwitch; for files that name no <gpu>
-    nic_bandwidth      of every NIC whose speed the file leaves out (or gives as 0 or less, like some NICs' drivers)
-    n_gpus             for files whose PCI devices have no class: the first `n_gpus` of them are GPUs, the others NICs
-    ignore_unknown     leave out elements that NCCL does not know, with a warning that counts them
-    virtual_nics       use interfaces of containers and bridges (veth..., br-..., docker0, lo, ...) like any other
+    device             key of the device catalogue for the GPUs, needed to predict compute times
+    nvlink_bandwidth   total NVLink bandwidth of a GPU through an NVSwitch, for files without <gpu> elements
+    nic_bandwidth      bandwidth of every NIC without a speed in the file (or with a speed of 0 or less, as some drivers
+                       report)
+    n_gpus             for files whose PCI devices have no class: the first `n_gpus` are GPUs, the others NICs
+    ignore_unknown     skip elements that NCCL does not define, with a warning that counts them
+    virtual_nics       include interfaces of containers and bridges (veth..., br-..., docker0, lo, ...)
 
-    An interface that is listed under several CPUs is one, at the first of them.
-    Nodes are called node0.gpu0 (the NVML number), node0.cpu0 (the NUMA node), node0.pcie-BUSID, node0.nic-NAME. A file
-    fused over several hosts gives them all. Raises ConfigError with file, line and reason.
+    An interface that is listed under several CPUs is assigned to the first. Nodes are named node0.gpu0 (the NVML
+    number), node0.cpu0 (the NUMA node), node0.pcie-BUSID and node0.nic-NAME. A file merged from several hosts yields
+    all of them. Links to the switch have the speed of the NICs. Raises ConfigError with file, line and reason.
     """
     source = read_text(path)
     root = parse_xml(source)

@@ -1,4 +1,4 @@
-"""iperf3 and ping.
+"""Readers for iperf3 and ping.
 
 iperf3: https://software.es.net/iperf/; without ``-J`` it prints bytes in powers of 1024 (``units.c``). ping: the lines
 that iputils, the BSDs, macOS and busybox print. docs/formats/benchmarks.md describes both.
@@ -33,11 +33,11 @@ _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 
 @checked
 def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
-    """Return one row per direction: all bytes received by all parallel streams, in the time that they took.
+    """Read iperf3 output: per direction, all bytes received by the parallel streams, and the time they took.
 
-    Of several runs, those that ended with an error (iperf3 writes it into the file), were cut or received nothing are
-    left out with a warning that counts them. Raises :class:`ConfigError` where no run is left, and for files that are
-    not iperf3's.
+    If the file has several runs, those that failed (iperf3 writes an error), were truncated or received nothing are
+    skipped with a warning that counts them. Raises :class:`ConfigError` if no run is left, or if the file is not from
+    iperf3.
     """
     source = read_text(path)
     rows, left_out = list[Timing](), LeftOut(ConfigError)
@@ -144,12 +144,12 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
 
 @checked
 def read_ping(path: str | Path) -> tuple[Timing, ...]:
-    """Return one row per host pinged: the median of the replies printed, or the average of the summary (``ping -q``).
+    """Read ping output: per host, the median of the printed replies, or the average in the summary (``ping -q``).
 
-    ``nbytes`` is the ICMP message (data and 8 bytes header), which travels in both directions.
+    ``nbytes`` is the size of the ICMP message (data and 8 bytes of header), which is sent in both directions.
 
-    Hosts of which no reply came back and replies without a time are left out with a warning that counts them. Raises
-    :class:`ConfigError` with file, line and reason when nothing is left or nothing looks like ping.
+    Hosts without a reply and replies without a time are skipped with a warning that counts them. Raises
+    :class:`ConfigError` with file, line and reason if nothing is left, or if the file is not from ping.
     """
     source = read_text(path, log=True)
     rows, left_out = list[Timing](), LeftOut()

@@ -1,4 +1,4 @@
-"""The matrix of ``nvidia-smi topo -m``, and ``nvidia-smi nvlink -s``, into a cluster.
+"""Reader for ``nvidia-smi topo -m`` and ``nvidia-smi nvlink -s``.
 
 The matrix has how two devices are joined, not how fast: NV# a bond of # NVLinks; PIX the same PCIe bridge, PXB several;
 PHB and NODE the same CPU; SYS (SOC before driver 384) another one. NV# hides the PCIe between two GPUs; it is inferred
@@ -51,18 +51,18 @@ def read_nvidia_smi(
     device: str | None = None, nvswitch: bool | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Return the machine that the matrix in `path` describes, or `n_hosts` of them joined by one switch.
+    """Read a machine from the matrix of ``nvidia-smi topo -m``, as a cluster of `n_hosts` such machines on one switch.
 
-    nvlink_bandwidth   of one NVLink and direction (25 GB/s for NVLink 2 to 4); needed where the matrix has any, and
-                       no ``nvidia-smi nvlink -s`` in the file says it
-    pcie_bandwidth     of every PCIe link; None: what x16 of the device's generation reaches, 3.0 where it is not known
-    smp_bandwidth      between CPUs (the default is what NCCL assumes for Intel since Skylake, topo.h SKL_QPI_BW)
-    nic_bandwidth      of every NIC; needed for several hosts
+    nvlink_bandwidth   bandwidth of one NVLink per direction (25 GB/s for NVLink 2 to 4); required if the matrix has
+                       NVLinks and the file has no output of ``nvidia-smi nvlink -s``
+    pcie_bandwidth     bandwidth of every PCIe link; None: that of x16 in the device's generation, or in 3.0 if unknown
+    smp_bandwidth      bandwidth between CPUs; the default is NCCL's for Intel since Skylake (topo.h, SKL_QPI_BW)
+    nic_bandwidth      bandwidth of every NIC; required for several hosts
     device             key of the device catalogue for the GPUs
-    nvswitch           whether the NVLinks meet in a switch; None: where a GPU would need more than 18 otherwise
+    nvswitch           whether the NVLinks are connected to a switch; None: if a GPU would otherwise need more than 18
 
-    Raises :class:`ConfigError` with file, line and reason: a cut or asymmetric matrix, an unknown entry, a missing
-    bandwidth.
+    Raises :class:`ConfigError` with file, line and reason: a truncated or asymmetric matrix, an unknown entry, or a
+    missing bandwidth.
     """
     source = read_text(path, log=True)
     n_links, speed = _listed_links(source)

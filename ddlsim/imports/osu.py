@@ -1,4 +1,4 @@
-"""OSU micro-benchmarks (MPI, also the CUDA, ROCm and NCCL builds), versions 3 to 7.
+"""Reader for OSU micro-benchmarks (MPI, including the CUDA, ROCm and NCCL builds), versions 3 to 7.
 
 Shape: https://mvapich.cse.ohio-state.edu/benchmarks/. MB/s is 1e6 bytes/s. ``Latency Test`` is one way (half a round
 trip); bandwidth tests keep many messages in flight ("stream"); the bidirectional one adds both directions. Sizes of
@@ -49,13 +49,13 @@ class _Section:
 
 @checked
 def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing, ...]:
-    """Return one row for every size; the file may hold several tests.
+    """Read OSU benchmark output, with one row per size. The file may contain several tests.
 
-    n_ranks   processes of the collectives, which OSU does not print (point-to-point tests have two per pair)
+    n_ranks   number of processes in collective tests, which OSU does not print (point-to-point tests have two per pair)
 
-    Rows that are cut, or have a value that is no number, are left out with a warning that counts them. Raises
-    ConfigError with file, line and reason: an unknown test, a failed validation, a missing n_ranks, non-blocking tests
-    (their latency includes the computation they overlap).
+    Truncated rows and rows with invalid numbers are skipped with a warning that counts them. Raises ConfigError with
+    file, line and reason: an unknown test, a failed validation, a missing n_ranks, or a non-blocking test (whose
+    latency includes the overlapped computation).
     """
     source = read_text(path, log=True)
     section: _Section | None = None

@@ -1,4 +1,4 @@
-"""PCI trees of machines with GPUs: elements <cpu>, <pci>, <gpu>, <nic>, as NCCL writes them, into a :class:`Machine`.
+"""Conversion of NCCL-style PCI trees (<cpu>, <pci>, <gpu>, <nic> elements) to a :class:`Machine`.
 
 Constants: https://github.com/NVIDIA/nccl, ``src/graph/topo.cc``, ``topo.h``; for AMD's GPUs the same files of
 https://github.com/ROCm/rccl. Bandwidths are those that NCCL assumes, per direction, unless an element has the attribute

@@ -1,4 +1,4 @@
-"""``rocm-smi --showtopo`` into a cluster: how AMD's GPUs of a machine are joined, as tables or (``--json``) as pairs.
+"""Reader for ``rocm-smi --showtopo``: links between the AMD GPUs of a machine, as tables or (``--json``) as pairs.
 
 Shape: https://github.com/ROCm/rocm_smi_lib (showWeightTopology and its siblings). XGMI over one hop is a link; over
 more, it leads through other GPUs. PCIe leads to the CPU of the NUMA node.
@@ -51,16 +51,16 @@ def read_rocm_smi(
     device: str | None = None, pcie_latency: Quantity = "1 us", xgmi_latency: Quantity = "0.7 us",
     network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Return the machine that the tables in `path` describe, or `n_hosts` of them joined by one switch.
+    """Read a machine from ``rocm-smi --showtopo``, as a cluster of `n_hosts` such machines on one switch.
 
-    xgmi_bandwidth   between two GPUs that XGMI joins, per direction; needed where any are
-    pcie_bandwidth   of every GPU; None: what x16 of the device's generation reaches, 3.0 where it is not known
-    smp_bandwidth    between NUMA nodes (the default is what RCCL assumes for AMD's CPUs, topo.h AMD_BW)
-    nic_bandwidth    of one NIC per machine, at its first NUMA node; needed for several hosts
+    xgmi_bandwidth   bandwidth between two GPUs with an XGMI link, per direction; required if there are any
+    pcie_bandwidth   bandwidth of every GPU; None: that of x16 in the device's generation, or in 3.0 if unknown
+    smp_bandwidth    bandwidth between NUMA nodes; the default is RCCL's for AMD CPUs (topo.h, AMD_BW)
+    nic_bandwidth    bandwidth of one NIC per machine, attached to its first NUMA node; required for several hosts
     device           key of the device catalogue for the GPUs
 
-    Raises ConfigError with file, line and reason: no table of link types, one that is cut or contradicts
-    itself, an unknown link, a missing bandwidth.
+    Raises ConfigError with file, line and reason: a missing, truncated or inconsistent table of link types, an unknown
+    link, or a missing bandwidth.
     """
     tables = _read(read_text(path, log=True))
     source, gpus = tables.source, sorted(tables.gpus)

@@ -1,4 +1,4 @@
-"""SimGrid platform files (XML) into a cluster.
+"""Reader for SimGrid platform files (XML).
 
 Shape: https://simgrid.org/doc/latest/XML_reference.html and simgrid.dtd, versions 3 to 4.1 (``AS`` or ``zone``,
 ``ASroute`` or ``zoneRoute``, ``power`` or ``speed``). A link without ``sharing_policy`` is SHARED, as the DTD has it;
@@ -604,15 +604,15 @@ _QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connec
 
 @checked
 def read_simgrid(path: str | Path) -> Cluster:
-    """Return the cluster of the platform file `path`.
+    """Read a cluster from a SimGrid platform file.
 
-    A platform that is one ``<cluster>`` (FLAT with or without backbone, TORUS, FAT_TREE, DRAGONFLY), also inside
-    zones, becomes that topology; anything else a graph with SimGrid's own routes, in which hosts without a route
-    cannot communicate. Host speeds are those of ``pstate``, times ``availability``, relative to the fastest host. Hosts
-    and links with ``state="OFF"`` and profiles joined by ``<trace_connect>`` are left out, with a warning.
+    A platform with a single ``<cluster>`` (FLAT with or without backbone, TORUS, FAT_TREE, DRAGONFLY), possibly inside
+    zones, becomes that topology. Any other platform becomes a graph with SimGrid's routes, in which hosts without a
+    route cannot communicate. Host speeds are those of ``pstate`` times ``availability``, relative to the fastest host.
+    Hosts and links with ``state="OFF"``, and profiles attached with ``<trace_connect>``, are skipped with a warning.
 
-    Raises ConfigError with file, line and reason for what is not supported (FATPIPE, limiter_link, peers,
-    Vivaldi, profiles) and for what is wrong.
+    Raises ConfigError with file, line and reason for unsupported elements (FATPIPE, limiter_link, peers, Vivaldi,
+    profiles) and for invalid files.
     """
     source = read_text(path)
     root = parse_xml(source)

@@ -1,4 +1,4 @@
-"""What kind of file is this? By content; names and suffixes say too little about the output of a batch job."""
+"""Detection of a file's kind by content, because names and suffixes of batch job output say little."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
 
 @checked
 def kind_of(path: str | Path) -> str:
-    """Return which of :data:`KINDS` the file `path` is, by its content.
+    """Detect which of :data:`KINDS` the file `path` is, by its content.
 
-    Raises :class:`ConfigError` naming the file, its beginning, and what was looked for, when nothing fits.
+    Raises :class:`ConfigError` if no kind matches. The message has the beginning of the file and the kinds considered.
     """
     from ddlsim.plan.chakra_file import is_chakra
 
@@ -149,16 +149,17 @@ def _kind(source: SourceText) -> str:
 
 @checked
 def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, object] | None = None) -> Imported:
-    """Return what is in the file `path`, whatever it is.
+    """Read a file of any supported kind.
 
-    kind    one of :data:`KINDS` instead of what the content says
-    facts   what the file leaves out: arguments of the kind's reader by name, such as `operation`, `n_ranks`,
-            `n_hosts`, `device`, `ignore_unknown`; `bandwidth` and `latency` are those of NVLinks and of the network
-            where a reader has several
+    kind    one of :data:`KINDS`; None: detected by content
+    facts   values that the file lacks, as arguments of the reader for this kind: `operation`, `n_ranks`, `n_hosts`,
+            `device`, `ignore_unknown`, ... For readers with several bandwidths and latencies, `bandwidth` and `latency`
+            are those of the NVLinks and the network, respectively.
 
-    Measurements come as a tuple of :class:`Timing`, topologies as a :class:`~ddlsim.cluster.Cluster`, execution traces
-    (Chakra) and GOAL as a :class:`~ddlsim.plan.Plan`, other traces and logs as their own types. Raises
-    :class:`ConfigError` with file, line and reason; where a reader needs a fact, the error says which.
+    Returns a tuple of :class:`Timing` for measurements, a :class:`~ddlsim.cluster.Cluster` for topologies, a
+    :class:`~ddlsim.plan.Plan` for execution traces (Chakra) and GOAL schedules, and a class of its own for each of the
+    other traces and logs. Raises :class:`ConfigError` with file, line and reason; if a fact is missing, the message
+    names it.
     """
     if kind is not None and kind not in KINDS:
         raise unknown_name("kind", kind, KINDS, "read_any")
@@ -193,9 +194,9 @@ def facts_of(kind: str) -> set[str]:
 
 @checked
 def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -> Cluster:
-    """Return the cluster in the file `path`, of any of :data:`TOPOLOGIES`; `facts` as in :func:`read_any`.
+    """Read a cluster from a file of any of :data:`TOPOLOGIES`, with `facts` as in :func:`read_any`.
 
-    Raises :class:`ConfigError` as that does, and for a file of another kind.
+    Raises :class:`ConfigError` for an invalid file, and for a file of another kind.
     """
     try:
         kind = kind_of(path)

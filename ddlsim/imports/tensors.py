@@ -1,4 +1,4 @@
-"""Tables of tensors as models: exact gradients, and an estimate of the work.
+"""Models from tables of tensors, with exact gradient sizes and estimated FLOPs.
 
 A row or entry has the name and the shape of a tensor, and maybe a dtype and ``flops`` of a sample's forward pass.
 Tensors whose names differ only behind the last dot are those of one layer, in the order of the table.

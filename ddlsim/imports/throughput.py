@@ -1,4 +1,4 @@
-"""Tables of training throughput as CSV, as papers print them: long (a column of throughput) or wide (one per series).
+"""Reader for CSV tables of training throughput, as in papers: long (a throughput column) or wide (one per series).
 
 docs/formats/benchmarks.md shows both shapes. Throughputs are those of all ranks together. Separators "," ";" and tab;
 lines that begin with # are left out, and so are cells that are empty, "-" or "nan".
@@ -50,13 +50,13 @@ def is_throughput_table(source: SourceText) -> bool:
 
 @checked
 def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tuple[Timing, ...]:
-    """Return one row for every throughput in the table: a step of ``ranks * batch_size`` samples.
+    """Read a table of throughputs, with one row per throughput: a step of ``ranks * batch_size`` samples.
 
-    batch_size   samples per rank and step, where the table has no such column; without either, the time of one sample
-                 (``n_samples`` = 1) is given, which has the same throughput
+    batch_size   samples per rank and step if the table has no such column. Without either, the row is the time of one
+                 sample (``n_samples`` = 1), which has the same throughput.
 
-    Cells that are no numbers and rows of another length are left out with a warning that counts them. Raises
-    ConfigError with file, line and reason: no column of ranks, no usable throughput, a batch size given twice.
+    Cells that are not numbers and rows of a different length are skipped with a warning that counts them. Raises
+    ConfigError with file, line and reason: no column of ranks, no usable throughput, or two batch sizes.
     """
     source = read_text(path, log=True)
     (head_line, heading), *rows = _rows(source)

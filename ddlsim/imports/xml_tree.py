@@ -1,4 +1,4 @@
-"""XML as a small tree that knows its lines. Everything passes defusedxml: no DTD, no entities, nothing external."""
+"""A small XML tree with line numbers. Parsing uses defusedxml: no DTD, no entities, nothing external."""
 
 from __future__ import annotations
 
