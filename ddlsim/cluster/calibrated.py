@@ -133,8 +133,8 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
         found = _reference_links(cluster, link_class)
         if found is None or not len(found[0]):
             raise ConfigError(
-                f"cluster {cluster.name!r}: calibration: {name}: there are no two workers joined by links "
-                f"{link_class} hosts; remove this parameter"
+                f"cluster {cluster.name!r}: calibration: {name} does not apply, because no two workers "
+                f"communicate over links {link_class} hosts; remove this parameter"
             )
         route, rate = found
         members = _members(cluster, link_class, route)
@@ -275,7 +275,7 @@ def deviation(kind: str) -> Beyond:
     if "/" in known:
         return Beyond(0.0, (), 0.0, *table[known])
     alike = [sides for name, sides in table.items() if name.startswith(known) and name.count("/") == bool(known)]
-    note = f"no measured family resembles {kind}: the interval is that of the least accurate kind"
+    note = f"no measured family resembles {kind}; using the interval of the least accurate kind"
     return Beyond(0.0, (note,), 0.0, max(faster for faster, _ in alike), max(slower for _, slower in alike))
 
 
@@ -291,4 +291,4 @@ def beyond(value: float, measured: Sequence[float], what: str) -> Beyond:
         return Beyond()
     doublings = math.log2(value / most) if value > most else math.log2(max(least, 1e-300) / value)
     ends = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
-    return Beyond(doublings * PER_DOUBLING**2, (f"extrapolated: {value:.6g} {what}, measured {ends}",))
+    return Beyond(doublings * PER_DOUBLING**2, (f"extrapolated: {value:.6g} {what}; the measurements cover {ends}",))

@@ -79,6 +79,5 @@ def _fact(setting: str) -> tuple[str, object]:
     """Return the name and the value of a text like ``bandwidth=25 GB/s``."""
     name, is_setting, value = setting.partition("=")
     if not is_setting:
-        hint = "a fact that the file leaves out, like +bandwidth=25 GB/s"
-        raise ConfigError(f"+{setting}: write +name=value with {hint}")
+        raise ConfigError(f"+{setting}: expected +name=value for a value that the file lacks, like +bandwidth=25 GB/s")
     return name, parse_value(value)

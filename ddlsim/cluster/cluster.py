@@ -310,7 +310,7 @@ class Cluster:
         src, dst = self._pairs(src, dst)
         flows = np.zeros_like(src) if flows is None else np.asarray(flows, dtype=np.int64)
         if flows.shape != src.shape or (flows < 0).any():
-            raise ConfigError(f"split_routes: flows must be {len(src)} numbers from 0, one per route")
+            raise ConfigError(f"split_routes: flows must be {len(src)} non-negative integers, one per route")
         one_each = not self.splits and (self.routing != "ecmp" or not flows.any())
         routes = self.routes(src, dst) if one_each or self.routing == "ecmp" or self.fixed_routes else None
         if routes is not None and one_each:
@@ -331,7 +331,7 @@ class Cluster:
         # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
         ends = [np.require(self._nodes(nodes), np.int64, ["C", "W"]) for nodes in (src, dst)]
         if ends[0].shape != ends[1].shape:
-            raise ConfigError(f"routes: src and dst must be equally long, not {ends[0].shape} and {ends[1].shape}")
+            raise ConfigError(f"routes: src and dst must have the same length, not {ends[0].shape} and {ends[1].shape}")
         return ends[0], ends[1]
 
     def _routes_with_fixed(self, src: Ints, dst: Ints) -> Routes:
@@ -357,24 +357,23 @@ class Cluster:
 
         links = sorted(down)
         if links and links[-1] >= self.n_links:
-            raise ConfigError(f"cluster {self.name!r} has the links 0..{self.n_links - 1}, and no link {links[-1]}")
+            raise ConfigError(f"cluster {self.name!r} has no link {links[-1]}; its links are 0 to {self.n_links - 1}")
         return Detours(self, links)
 
     def no_route(self, src: int, dst: int) -> ConfigError:
         """Return the error to raise for two nodes without a path between them."""
         return ConfigError(
-            f"cluster {self.name!r}: no path leads "
-            f"from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
-            f"add a {'route' if self.routing == 'fixed' else 'link'} or leave one of them out"
+            f"cluster {self.name!r}: there is no path from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
+            f"add a {'route' if self.routing == 'fixed' else 'link'}, or do not use both nodes"
         )
 
     def _nodes(self, nodes: npt.ArrayLike) -> Ints:
         places = np.atleast_1d(np.asarray(nodes, dtype=np.int64))
         if places.ndim > 1:
-            raise ConfigError(f"nodes are an array of shape {places.shape}; give a flat list")
+            raise ConfigError(f"nodes: expected a one-dimensional list, got an array of shape {places.shape}")
         wrong = places[(places < 0) | (places >= self.n_nodes)]
         if len(wrong):
-            raise ConfigError(f"cluster {self.name!r} has the nodes 0..{self.n_nodes - 1}, and no node {wrong[0]}")
+            raise ConfigError(f"cluster {self.name!r} has no node {wrong[0]}; its nodes are 0 to {self.n_nodes - 1}")
         return places
 
     @checked
@@ -562,7 +561,7 @@ def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
         f"{len(cluster.host_names) - kinds['storage']} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
         f"{storages}{kinds['switch'] - inside} fabric switches; routing: {cluster.routing}"
     )
-    devices = Counter(cluster.device_of[node] or "no device named" for node in cluster.workers.tolist())
+    devices = Counter(cluster.device_of[node] or "no device specified" for node in cluster.workers.tolist())
     rows = [("", machines), ("workers", ", ".join(f"{n} x {device}" for device, n in sorted(devices.items())))]
     link_kind = np.array(cluster.link_kind)
     for kind in dict.fromkeys(cluster.link_kind):
@@ -584,15 +583,15 @@ def _details(cluster: Cluster, of_kind: Bools) -> str:
     if any(detail.frame_header for detail in found):
         header = _range(np.array([detail.frame_header for detail in found]), "B")
         payload = _range(np.array([detail.frame_payload for detail in found]), "B")
-        parts.append(f"headers of {header} per {payload}")
+        parts.append(f"{header} of headers per {payload} of payload")
     if any(detail.spread for detail in found):
-        parts.append(f"rates apart by {_range(np.array([detail.spread for detail in found]), '')}")
+        parts.append(f"rates vary by {_range(np.array([detail.spread for detail in found]), '')}")
     if any(detail.burst for detail in found):
         parts.append(f"bursts of {_range(np.array([detail.burst for detail in found]), 'B')}")
     if any(detail.reverse_load for detail in found):
         parts.append(f"acknowledgements {_range(np.array([detail.reverse_load for detail in found]), '')}")
     if any(detail.sharing for detail in found):
-        parts.append("served in order of arrival")
+        parts.append("first in, first out")
     parts += sorted({_transport(detail) for detail in found if detail.transport})
     return "".join(f", {part}" for part in parts)
 

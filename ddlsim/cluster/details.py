@@ -103,7 +103,7 @@ def frame_of(transport: str, mtu: float, where: str) -> tuple[float, float]:
     """Return (header, payload) in bytes of a transport's frames; raise :class:`ConfigError` for an MTU too small."""
     protocol = PROTOCOLS[transport]
     if mtu < protocol.inside + 200.0:
-        raise ConfigError(f"{where}mtu = {shown(mtu)} is too small for {transport}; write it like '1500 B'")
+        raise ConfigError(f"{where}mtu = {shown(mtu)} is too small for {transport}; expected a size like '1500 B'")
     return protocol.frame(mtu)
 
 
@@ -296,7 +296,7 @@ class Told:
         if bool(sizes["frame_header"]) != bool(sizes["frame_payload"]):
             raise ConfigError(
                 f"{where}frame_header = {shown(self.frame_header)} and frame_payload = {shown(self.frame_payload)} "
-                "say together what a frame is; give both, like '66 B' and '1448 B'"
+                "must be set together, like '66 B' and '1448 B'"
             )
         transport = "" if self.transport == IDEAL else self.transport
         plain = ("reverse_load", "loss", "connections", "unordered", "warm", "spread")
@@ -324,16 +324,18 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
         if idle:
             value = mtu if idle[0] == "mtu" else getattr(detail, idle[0])
             raise ConfigError(
-                f"{where}{idle[0]} = {shown(value)} belongs to a transport; add transport = one of "
+                f"{where}{idle[0]} = {shown(value)} has no effect without a transport; set transport to one of "
                 f"{', '.join(map(repr, PROTOCOLS))}"
             )
         return detail
     if detail.loss and not detail.transport.startswith("tcp-"):
-        raise ConfigError(f"{where}loss = {detail.loss} is for TCP; {detail.transport} links lose nothing")
+        raise ConfigError(f"{where}loss = {detail.loss} applies to TCP only; {detail.transport} does not lose messages")
     if detail.buffer and not detail.transport.startswith("tcp-"):
-        raise ConfigError(f"{where}buffer = {detail.buffer:g} B is for TCP; {detail.transport} senders are held back")
+        raise ConfigError(
+            f"{where}buffer = {detail.buffer:g} B applies to TCP only; {detail.transport} uses flow control"
+        )
     if mtu and detail.frame_header:
-        raise ConfigError(f"{where}mtu and frame_header both say what a frame is; remove one")
+        raise ConfigError(f"{where}mtu and frame_header both define the frame; remove one of them")
     if not mtu:
         return detail
     header, payload = frame_of(detail.transport, mtu, where)

@@ -117,7 +117,7 @@ class _Oversubscribed(_Trunked):
         if self.trunk_bandwidth is not None and self.oversubscription != 1:
             raise ConfigError(
                 f"oversubscription = {self.oversubscription!r} and trunk_bandwidth = {self.trunk_bandwidth!r} "
-                f"say the same thing twice; remove one"
+                f"both determine the trunks; remove one of them"
             )
         trunk = trunk_of(link, self.trunk_bandwidth, self.trunk_latency)
         if self.trunk_bandwidth is not None:
@@ -256,7 +256,7 @@ def torus(wanted: _Torus) -> Graph:
     if n_slices == 1:
         return _direct("torus", sizes, wanted)
     if not isinstance(wanted.host, Host):
-        raise ConfigError(f"slices = {n_slices} needs machines of one device each; remove n_gpus")
+        raise ConfigError(f"slices = {n_slices} requires machines with a single device; remove n_gpus")
     places, n_pairs = math.prod(sizes), n_slices * _n_grid_pairs(sizes)
     check_size(n_slices * places + 1, 2 * (n_slices * places + n_pairs), f"torus of {n_slices} slices")
     pairs = ((a + i * places, b + i * places) for i in range(n_slices) for a, b in _grid_pairs(sizes))
@@ -325,7 +325,9 @@ def leaf_spine(wanted: _LeafSpine) -> Graph:
     link, n_nics, n_leaves, n_spines = wanted.link, wanted.n_nics, wanted.n_leaves, wanted.n_spines
     hosts_per_leaf, rails = wanted.hosts_per_leaf, n_nics if wanted.rail_optimised else 1
     if n_leaves % rails:
-        raise ConfigError(f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs of a machine on rails")
+        raise ConfigError(
+            f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs per machine if rail_optimised is set"
+        )
     n_down = hosts_per_leaf * n_nics // rails
     trunk = wanted.trunk(link, n_down, n_spines)
     n_hosts = n_leaves // rails * hosts_per_leaf
@@ -357,7 +359,7 @@ def fat_tree(wanted: _FatTree) -> Graph:
     """
     k, link, n_nics = wanted.k, wanted.link, wanted.n_nics
     if k % 2:
-        raise ConfigError(f"k = {k} must be even: half of a switch's ports go up")
+        raise ConfigError(f"k = {k} must be even, because half of a switch's ports are uplinks")
     half = k // 2
     trunk = trunk_of(link, wanted.trunk_bandwidth, wanted.trunk_latency)
     n_hosts, n_links = k * half * half, 2 * k * half * half * (n_nics + 2)
@@ -456,7 +458,7 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
     places = n_groups * per_group * hosts_per_router
     n_hosts = places if wanted.n_hosts is None else wanted.n_hosts
     if n_hosts > places:
-        raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} places of this dragonfly; lower it")
+        raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} positions of this dragonfly; lower it")
     link = wanted.link
     local = trunk_of(link, wanted.local_bandwidth, wanted.local_latency)
     between = trunk_of(link, wanted.global_bandwidth, wanted.global_latency)

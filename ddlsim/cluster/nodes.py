@@ -188,9 +188,13 @@ def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, An
 
 def _check(host: MultiGpu) -> None:
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
-        raise ConfigError(f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8")
+        raise ConfigError(
+            f"host: n_gpus = {host.n_gpus} is incompatible with inside = 'hybrid_cube_mesh', which has 8 GPUs"
+        )
     if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
-        raise ConfigError(f"host: nvlink_bandwidth is missing; inside = {host.inside!r} needs it, like '25 GB/s'")
+        raise ConfigError(
+            f"host: nvlink_bandwidth is missing; inside = {host.inside!r} requires it; set a rate like '25 GB/s'"
+        )
     if host.inside == "pcie_tree" and host.nvlink_bandwidth is not None:
         raise ConfigError(
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "

@@ -50,6 +50,6 @@ def check_size(n_nodes: int, n_links: int, where: str) -> None:
     for n, most, what in ((n_nodes, MAX_NODES, "nodes"), (n_links, MAX_LINKS, "links")):
         if n > most:
             raise ConfigError(
-                f"{where}: {shown(n)} {what} are more than {most}, the most that are built in memory; "
+                f"{where}: {shown(n)} {what} exceed the limit of {most} for clusters in memory; "
                 f"simulate a part of the cluster"
             )

@@ -219,7 +219,9 @@ def _grid_links(cluster: Cluster) -> Ints:
     shape, n = cluster.grid, sum(kind != "switch" for kind in cluster.node_kind)
     where = f"cluster {cluster.name!r}"
     if int(np.prod(shape)) != n or not shape:
-        raise ConfigError(f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it")
+        raise ConfigError(
+            f"{where}: grid = {list(shape)} does not match the number of nodes, {n}; correct or remove it"
+        )
     link_of = widest_links(cluster)
     table = np.zeros((n, len(shape), 2), dtype=np.int64)
     numbers = np.arange(n).reshape(shape)

@@ -49,8 +49,9 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     """Add a storage to the graph of a cluster. Raises ConfigError, with `where`, for a place that there is not."""
     if graph.graph.get("routing") == "dimension-order":
         raise ConfigError(
-            f"{where}: a grid with routing = 'dimension-order' has no place for a storage; let one of its hosts be it "
-            "(its name goes as well), or use routing = 'shortest'"
+            f"{where}: a storage cannot be added to a grid with routing = 'dimension-order'; use the name of one of "
+            "its "
+            "hosts as storage, or set routing = 'shortest'"
         )
     at = _place(graph, storage.at, where)
     port = f"{storage.name}.port"
@@ -60,7 +61,10 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     told, detail = _usual_link(graph, at)
     bandwidth, latency = storage.bandwidth, storage.latency
     if bandwidth is None and told is None:
-        raise ConfigError(f"{where}: bandwidth is missing: no machine at {at!r} says what links there carry; add it")
+        raise ConfigError(
+            f"{where}: bandwidth is missing, and no machine is connected to {at!r} from which it could be copied; "
+            "set it"
+        )
     usual: Mapping[str, Any] = told or {}
     operations = {} if storage.operations is None else {"operations": storage.operations}
     graph.add_node(storage.name, kind="storage", host=storage.name, **operations)
@@ -81,8 +85,10 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
     switches = [name for name, data in graph.nodes(data=True) if data.get("kind") == "switch" and "host" not in data]
     if len(switches) != 1:
         some = ", ".join(switches[:4]) or "none"
-        found = f"there is not one switch between machines but {len(switches)} ({some})"
-        raise ConfigError(f"{where}: at is missing, and {found}; name the node to which the storage is joined")
+        raise ConfigError(
+            f"{where}: at is missing, and the cluster has {len(switches)} switches between machines ({some}) instead "
+            "of one; set it to the node to connect the storage to"
+        )
     return switches[0]
 
 
@@ -150,7 +156,7 @@ class Endpoints:
     def __post_init__(self) -> None:
         if self.cores >= self.of:
             raise ConfigError(
-                f"Endpoints: cores = {self.cores}: must leave some of the {self.of} cores to compute with; use at most "
+                f"Endpoints: cores = {self.cores}: must leave some of the {self.of} cores for computation; use at most "
                 f"{max(self.of - 1, 0)}"
             )
 
@@ -166,8 +172,9 @@ class Endpoints:
         workers = loaded.workers
         if any(loaded.node_kind[node] == "gpu" for node in workers):
             raise ConfigError(
-                f"Endpoints: the workers of {loaded.name!r} are GPUs, whose cores drive no messages; use a cluster of "
-                "hosts that compute"
+                f"Endpoints: the workers of {loaded.name!r} are GPUs, whose cores do not drive communication; use a "
+                "cluster "
+                "whose workers are CPUs"
             )
         speed, overhead = loaded.speed.copy(), loaded.send_overhead.copy()
         speed[workers] *= (self.of - self.cores) / self.of

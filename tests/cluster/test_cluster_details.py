@@ -104,7 +104,7 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
     for copy in again:
         assert {copy.details.of(k) for k in range(copy.n_links)} == {told}
     assert (
-        "served in order of arrival, transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, "
+        "first in, first out, transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, "
         "rendezvous above 65.54 kB, loss 0.001, buffers of 131.1 kB, unordered, warm)"
     ) in cluster.summary()
     assert load(tmp_path, head + 'transport = "roce"').details.of(0) == LinkDetail(transport="roce")
@@ -139,9 +139,9 @@ def test_sharing_is_set_beside_the_name_of_a_cluster():
             r"link\.transport = 'tcp-cubik': must be one of ideal, .*did you mean 'tcp-cubic'",
         ),
         ('"tcp-cubic"', '"roce"', r"link: loss = 0\.001 is for TCP"),
-        ('transport = "tcp-cubic"', "", r"link: connections = 16 belongs to a transport; add transport = one of 't"),
+        ('transport = "tcp-cubic"', "", r"link: connections = 16 has no effect without a transport; set transport to one of 't"),
         ('"9000 B"', '"100 B"', r"link: mtu = 100\.0 is too small for tcp-cubic"),
-        ('"9000 B"', '"9000 B"\nframe_header = "90 B"\nframe_payload = "1 kB"', r"mtu and frame_header both say"),
+        ('"9000 B"', '"9000 B"\nframe_header = "90 B"\nframe_payload = "1 kB"', r"mtu and frame_header both define"),
         ("connections = 16", "connections = 0", r"link\.connections = 0: must be a whole number from 1 to 1048576"),
         ("connections = 16", "connections = 1.5", r"link\.connections = 1\.5: must be a whole number"),
         ("loss = 0.001", "loss = 1", r"link\.loss = 1: must be at least 0 and below 1"),
@@ -212,7 +212,7 @@ def test_mistakes_are_named(tmp_path, old, new, error):
         ({"reverse_load": True}, r"with_detail: reverse_load = True: must be a number"),
         ({"reverse_load": 1.0}, r"reverse_load = 1\.0: must be at least 0 and below 1"),
         ({"burst": "1 s"}, r"burst: '1 s' is a time, not a size"),
-        ({"frame_payload": "9 kB"}, r"give both, like '66 B' and '1448 B'"),
+        ({"frame_payload": "9 kB"}, r"must be set together, like '66 B' and '1448 B'"),
         ({"transport": "udp"}, r"with_detail: transport = 'udp'"),
         ({"warm": True}, r"warm = True belongs to a transport"),
         ({"mtu": "1500 B"}, r"mtu = 1500\.0 belongs to a transport"),

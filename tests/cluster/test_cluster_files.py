@@ -143,7 +143,7 @@ def test_bundled_clusters_come_back_from_toml(tmp_path, name):
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = [["a", "bb"]]\n', r"edges\.0\.links: unknown node 'bb'"),
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = []\nkeys = [1]\n', r"keys = \[1\] must be 0 whole numbers"),
         ('[[nodes]]\nnames = ["a", "b"]\n[[edges]]\nlinks = [["a", "b"]]\n', "bandwidth is missing"),
-        ('[generator]\ntype = "star"\n[[nodes]]\nnames = ["a"]\n', "nodes cannot stand beside"),
+        ('[generator]\ntype = "star"\n[[nodes]]\nnames = ["a"]\n', r"nodes and \[generator\] exclude each other"),
     ],
 )
 def test_bad_tables_of_nodes_and_edges_in_one_line(tmp_path, text, message):
@@ -210,7 +210,7 @@ def test_undirected_edges_have_no_direction(nodes, kind):
     graph = kind()
     graph.add_nodes_from(nodes)
     graph.add_edge("a", "b", bandwidth=5.0, reverse_bandwidth=7.0)
-    with pytest.raises(ConfigError, match=r"reverse_bandwidth = 7.0: an undirected graph .* pass a directed one"):
+    with pytest.raises(ConfigError, match=r"reverse_bandwidth = 7.0: an undirected graph .* use a directed graph"):
         Cluster.from_graph(graph)
 
 
@@ -366,7 +366,7 @@ def test_switches_that_add_up_are_read_and_written(tmp_path, suffix):
         assert [cluster.node_names[i] for i in np.flatnonzero(cluster.switch_reduces)] == ["a"]
     graph = one.to_graph()
     graph.nodes["m0"]["reduces"] = True
-    with pytest.raises(ConfigError, match="node 'm0': reduces = True must be true or false, at a switch"):
+    with pytest.raises(ConfigError, match="node 'm0': reduces = True must be true or false, and applies to switches"):
         Cluster.from_graph(graph)
     with pytest.raises(ConfigError, match=r"\+switch_reduces=1: must be true or false"):
         load_cluster("dgx-h100-pod+switch_reduces=1")

@@ -72,7 +72,7 @@ def test_one_dimension_may_stand_without_brackets(tmp_path):
         ("- a\n", "is it an ASTRA-sim network file"),
         ("!!python/object/apply:os.system ['true']\n", "is not valid YAML"),
         (network("Ring, Ring", "1000, 1001", "1, 1", "1, 1"), "npus_count gives 1001000 NPUs: 1001000 nodes are more"),
-        (network("FullyConnected", "100000", "1", "1"), "9999900000 links are more than 2000000"),
+        (network("FullyConnected", "100000", "1", "1"), "9999900000 links exceed the limit of 2000000"),
     ],
 )
 def test_what_is_refused_is_named(tmp_path, text, message):

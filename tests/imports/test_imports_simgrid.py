@@ -266,7 +266,7 @@ def test_hosts_without_a_route_are_refused_when_they_communicate(tmp_path):
     assert along(made, "S1", "C1")[0] == pytest.approx(12e-3)
     made.save(tmp_path / "saved.toml")
     for each in (made, load_cluster(tmp_path / "saved.toml")):
-        with pytest.raises(ConfigError, match="no path leads from 'C1' to 'C2'; add a route or leave one of them out"):
+        with pytest.raises(ConfigError, match="no path from 'C1' to 'C2'; add a route, or do not use both nodes"):
             each.routes([each.node("C1")], [each.node("C2")])
 
 
@@ -287,7 +287,7 @@ def test_clients_of_a_server_train_without_routes_between_them(tmp_path):
         compute=ddlsim.Measured("10 ms", 8),
     )  # fmt: skip
     assert result.step_time == pytest.approx(10e-3 + 2 * (1e-3 + 246_824 / 125e6), rel=1e-6)
-    with pytest.raises(ConfigError, match="no path leads from 'c0' to 'c1'"):
+    with pytest.raises(ConfigError, match="no path from 'c0' to 'c1'"):
         ddlsim.simulate(cluster_, "lenet5", ddlsim.AllReduce(), 8, workers=[1, 2], steps=3)
 
 
@@ -330,7 +330,7 @@ def test_hosts_and_links_that_are_off_are_left_out_with_a_warning(tmp_path):
     with pytest.warns(UserWarning, match=r"left out, state OFF: l1"):
         made = read(tmp_path, star_platform(3).replace('<link id="l1"', '<link id="l1" state="OFF"'))
     assert along(made, "s", "c0")[0] == 1e-3
-    with pytest.raises(ConfigError, match="no path leads from 's' to 'c1'"):
+    with pytest.raises(ConfigError, match="no path from 's' to 'c1'"):
         along(made, "s", "c1")
     with pytest.raises(ConfigError, match="holds no host that is ON"):
         read(tmp_path, '<zone id="z" routing="Full"><host id="a" speed="1Gf" state="OFF"/></zone>')

@@ -309,7 +309,7 @@ def test_a_bundled_cluster_with_storage():
     named = ddlsim.load_cluster("office-1gbe+storage=100 MB/s")
     assert named.node_kind[named.node("storage")] == "storage"
     assert len(named.workers) == len(ddlsim.load_cluster("office-1gbe").workers)
-    with pytest.raises(ConfigError, match="there is not one switch between machines but 80"):
+    with pytest.raises(ConfigError, match="the cluster has 80 switches between machines"):
         ddlsim.load_cluster("fat-tree-k8-10g+storage=1 GB/s")
     with pytest.raises(ConfigError, match="name = 'h0' is taken already"):
         with_storage("office-1gbe", "h0", read="1 GB/s")
@@ -327,7 +327,7 @@ def test_a_storage_that_nobody_reads_changes_nothing(name):
         for on in (plain, beside)
     ]
     assert times[0] == times[1]
-    with pytest.raises(ConfigError, match="no place for a storage; let one of its hosts be it"):
+    with pytest.raises(ConfigError, match="a storage cannot be added to a grid .*; use the name of one of its hosts"):
         with_storage("torus-2d", "nfs0", read="1 GB/s", at="h0", bandwidth="1 GB/s")
 
 

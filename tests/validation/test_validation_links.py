@@ -296,7 +296,7 @@ def test_details_as_parameters():
     assert current_parameters(changed)["between.burst"] == 1e3  # the others stay
     assert value_of("between.reverse_load", "0.02", "x") == 0.02
     for text in ("2", "much", "-0.1"):
-        with pytest.raises(ConfigError, match=r"x: between.reverse_load = .* must be a share"):
+        with pytest.raises(ConfigError, match=r"x: between.reverse_load = .* must be between 0 and 1"):
             value_of("between.reverse_load", text, "x")
 
 
