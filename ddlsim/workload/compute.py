@@ -71,9 +71,9 @@ class Measured:
         throughput: Annotated[float | str, quantity("rate")] | None = None,
     ) -> None:
         if (step_time is None) == (throughput is None):
-            raise ConfigError("Measured: give either step_time or throughput")
+            raise ConfigError("Measured: set either step_time or throughput")
         if batch_size < 1:
-            raise ConfigError(f"Measured: batch_size = {batch_size}: must be the measured batch, at least 1")
+            raise ConfigError(f"Measured: batch_size = {batch_size}: must be the measured batch size, at least 1")
         if step_time is not None:
             seconds = si(step_time, "time")
         else:
@@ -248,7 +248,7 @@ class Workload:
         layers = self.model.layers[first:end]
         if not first < end <= len(self.model.layers):
             raise ConfigError(
-                f"cut: layers {first} to {end - 1} of {self.model.name}: must be some of 0 to "
+                f"cut: layers {first} to {end - 1} of {self.model.name}: must be a range within 0 to "
                 f"{len(self.model.layers) - 1}"
             )
         own = (self.tensor_layer >= first) & (self.tensor_layer < end)
@@ -327,7 +327,7 @@ def make_workload(
             forward, backward = launched(model, timing, (forward, backward))
     else:
         update = norms
-        basis += f"; norms of {optimizer}: {norms * 1e3:.3g} ms more" if norms > 0.0 else ""
+        basis += f"; plus {norms * 1e3:.3g} ms for the norms of {optimizer}" if norms > 0.0 else ""
         forward, backward = scaled(forward, backward, total)
     exchanged = [0 if layer.model_parallel else layer.n_params for layer in model.layers]
     tensors = [(i, n) for i, layer in enumerate(model.layers) if exchanged[i] for _, n in layer.tensors]
@@ -385,10 +385,10 @@ def _step_time(
     if isinstance(compute, Measured):
         if compute.batch_size != batch_size:
             raise ConfigError(
-                f"the step was measured at batch_size = {compute.batch_size}, not {batch_size}; measure "
-                "that batch size too, or give Affine(c0, c1)"
+                f"the step was measured with batch_size = {compute.batch_size}, not {batch_size}; measure "
+                "this batch size too, or use Affine(c0, c1)"
             )
-        return compute.step_time, f"measured step of {compute.step_time * 1e3:.6g} ms at batch {batch_size}"
+        return compute.step_time, f"measured step of {compute.step_time * 1e3:.6g} ms with batch size {batch_size}"
     if isinstance(compute, Affine):
         return compute.step_time(batch_size), f"given {_affine_text(compute)}"
     curve = _measured_curve(model, device, precision) if compute is None else None
@@ -397,7 +397,7 @@ def _step_time(
         error = _worst_error(affine, curve)
         return affine.step_time(batch_size), (
             f"{_affine_text(affine)}, within {error:.1%} of {curve.source}, "
-            f"batch {min(curve.batch_size)} to {max(curve.batch_size)}"
+            f"batch sizes {min(curve.batch_size)} to {max(curve.batch_size)}"
         )
     if isinstance(compute, PerKernel):
         assert device.kernels is not None

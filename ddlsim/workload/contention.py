@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ddlsim.arguments import checked, number
 
-Slower = Annotated[float, number(1.0, hint=" (1.2: a fifth longer; 1: none)")]
+Slower = Annotated[float, number(1.0, hint=" (1.2: 20 % longer; 1: no slowdown)")]
 
 
 @checked

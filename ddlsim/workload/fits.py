@@ -130,11 +130,11 @@ class Fit:
     def __str__(self) -> str:
         verb = "fits" if self.fits else "does not fit"
         have, need = size(self.capacity), size(self.memory.total)
-        lines = [f"{self.question} {verb} {self.device}: needs {need} of {have}", "", str(self.memory)]
+        lines = [f"{self.question} {verb} on {self.device}: needs {need} of {have}", "", str(self.memory)]
         if self.remedies:
-            rows = [("what saves memory, best first", "saves", "needs", "")]
+            rows = [("remedy, best first", "saves", "needs", "")]
             for remedy in self.remedies:
-                ends = "fits" if remedy.fits else "is not enough"
+                ends = "fits" if remedy.fits else "not sufficient"
                 rows.append((remedy.change, size(remedy.saves), size(remedy.memory.total), ends))
             lines += ["", *aligned(rows, left=(0, 3))]
         return "\n".join(lines)
@@ -191,7 +191,7 @@ def fits(
     software, batches = None if stack is None else load_stack(stack), (pipeline, micro_batches, interleave)
     case = _Case(network, precision, batch_size, *batches, holding, machine, software, flash, gradient_dtype)
     if interleave > 1 and pipeline == 1:
-        raise ConfigError(f"interleave = {interleave}: cuts stages of a pipeline into chunks; give pipeline=2 or more")
+        raise ConfigError(f"interleave = {interleave}: requires pipeline parallelism; set pipeline=2 or more")
     memory = case.memory()
     question = f"{network.name} with micro-batches of {batch_size} in {precision} with {optimizer}"
     question += f" under {case.software.name}" if of_kernels else ""
@@ -291,8 +291,10 @@ def _stages(model: Model, pipeline: int) -> list[Model]:
     layers, ranges = model.layers, blocks(model.layers)
     starts = [first for first, _ in ranges] or unit_starts(layers)
     if pipeline > len(starts):
-        kind = "transformer layers" if ranges else "parts between which one tensor is alive"
-        raise ConfigError(f"pipeline = {pipeline}: {model.name} has {len(starts)} {kind}; give at most {len(starts)}")
+        parts = "transformer layers" if ranges else "layers after which it can be cut"
+        raise ConfigError(
+            f"pipeline = {pipeline}: {model.name} has only {len(starts)} {parts}; use at most {len(starts)}"
+        )
     cuts = [0, *(starts[len(starts) * i // pipeline] for i in range(1, pipeline)), len(layers)]
     return [
         dataclasses.replace(model, layers=layers[first:end], structure=(), trainable=False)

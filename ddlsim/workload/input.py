@@ -59,11 +59,11 @@ class Cache:
 
     def __post_init__(self) -> None:
         if self.on == "ssd" and self.read is None:
-            raise ConfigError("Cache: on = 'ssd', but nothing says how fast it reads; give read='2 GB/s'")
+            raise ConfigError("Cache: on = 'ssd' requires the read bandwidth; set read='2 GB/s' or similar")
         if self.on == "ram" and self.read is not None:
-            raise ConfigError(f"Cache: read = {self.read!r} is of SSDs; give on='ssd', or leave it out")
+            raise ConfigError(f"Cache: read = {self.read!r} applies to SSDs only; set on='ssd', or remove read")
         if self.partitioned and (self.policy != "minio" or self.on != "ram"):
-            raise ConfigError("Cache: partitioned goes with policy = 'minio' and on = 'ram', as in CoorDL; change them")
+            raise ConfigError("Cache: partitioned requires policy = 'minio' and on = 'ram', as in CoorDL")
 
     @property
     def nbytes(self) -> float:
@@ -220,29 +220,34 @@ class Input:
     def __post_init__(self) -> None:
         if self.dataset is None and self.sample_bytes is None and self.storage is not None:
             raise ConfigError(
-                f"Input: storage = {self.storage!r}, but nothing says what is read from it; give dataset='imagenet', "
-                "or sample_bytes='110 kB'"
+                f"Input: storage = {self.storage!r} requires the size of a sample; set dataset='imagenet' or "
+                "sample_bytes='110 kB', for example"
             )
         if self.levels and self.storage is None:
             raise ConfigError(
-                "Input: cache has no effect on data that lie in every machine; give storage, a node's name"
+                "Input: cache has no effect if every machine has the data in memory; set storage to the name of a node"
             )
         if self.levels and self.n_samples is None:
-            raise ConfigError("Input: cache needs to know how much there is to be cached; give dataset, or samples")
+            raise ConfigError("Input: cache requires the number of samples; set dataset or samples")
         if self.epoch is not None and not self.levels:
-            raise ConfigError(f"Input: epoch = {self.epoch} says what is in caches, and there are none; leave it out")
+            raise ConfigError(f"Input: epoch = {self.epoch} has no effect without a cache; remove it, or set cache")
         self._check_levels()
 
     def _check_levels(self) -> None:
         for near, far in pairwise(self.levels):
             if "lru" in (near.policy, far.policy):
-                raise ConfigError("Input: cache: of several none can be 'lru', as it changes what others are asked for")
+                raise ConfigError(
+                    "Input: cache: 'lru' cannot be combined with other caches; use 'minio', or a single cache"
+                )
             if near.partitioned or far.partitioned:
-                raise ConfigError("Input: cache: a partitioned one goes alone, with nothing but the storage behind it")
+                raise ConfigError(
+                    "Input: cache: a partitioned cache cannot be combined with other caches; use it alone"
+                )
             if self._held(far) <= self._held(near):
                 raise ConfigError(
-                    f"Input: cache of {far.size} behind one of {near.size} is never asked: it holds no more samples; "
-                    "make it larger, or leave it out"
+                    f"Input: the cache of {far.size} has no effect, because the cache of {near.size} before it holds "
+                    "as "
+                    "many samples; make it larger, or remove it"
                 )
 
     def _held(self, cache: Cache) -> float:

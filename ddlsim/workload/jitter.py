@@ -112,7 +112,7 @@ class Uniform:
 
     def __post_init__(self) -> None:
         if self.high < self.low:
-            raise ConfigError(f"Uniform: high = {self.high!r}: must be finite and at least low = {self.low!r}")
+            raise ConfigError(f"Uniform: high = {self.high!r}: must be finite and not below low = {self.low!r}")
 
     @property
     def mean(self) -> float:
@@ -131,7 +131,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise ConfigError("Trace: values = (): must be at least one factor")
+            raise ConfigError("Trace: values = (): must have at least one factor")
 
     @property
     def mean(self) -> float:

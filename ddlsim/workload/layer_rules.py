@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from ddlsim.errors import ConfigError
 
 Shape = tuple[int, ...]
-Size = Annotated[int | tuple[int, ...], "a whole number, or a list of one for each dimension"]
+Size = Annotated[int | tuple[int, ...], "an integer, or a list with one integer per dimension"]
 MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
 MAX_DIMS = 6  # of what a layer takes
 #: of one sample at any place, and of the parameters of a model: far above the largest models (an hour of 4K video has
@@ -77,18 +77,20 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
     if isinstance(value, int):
         return (value,) * n_dims
     if len(value) != n_dims:
-        raise ConfigError(f"{key} = {list(value)} has {len(value)} numbers but the input {n_dims} spatial sizes")
+        raise ConfigError(
+            f"{key} = {list(value)} has {len(value)} numbers, but the input has {n_dims} spatial dimensions"
+        )
     return value
 
 
 def need_map(in_shape: Shape) -> None:
     if len(in_shape) < 2:
-        raise ConfigError(f"needs (channels, height, width) but gets {in_shape}; move it before 'flatten'")
+        raise ConfigError(f"expects (channels, height, width), but its input is {in_shape}; move it before 'flatten'")
 
 
 def need_tokens(in_shape: Shape) -> None:
     if len(in_shape) != 2:
-        raise ConfigError(f"needs (tokens, features) but gets {in_shape}; put an 'embedding' before it")
+        raise ConfigError(f"expects (tokens, features), but its input is {in_shape}; add an 'embedding' before it")
 
 
 def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_mode: bool) -> Shape:
@@ -96,7 +98,7 @@ def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_
     out = []
     for n, k, s, p in zip(space, kernel, stride, padding, strict=True):
         if n + 2 * p < k:
-            raise ConfigError(f"kernel {kernel} does not fit into the input {space} with padding {padding}")
+            raise ConfigError(f"kernel {kernel} is larger than the input {space} with padding {padding}")
         count = (n + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
         if ceil_mode and (count - 1) * s >= n + p:  # the last window must not start in the right padding
             count -= 1

@@ -122,8 +122,8 @@ class Model:
     def __post_init__(self) -> None:
         if not self.input_shape or math.prod(self.input_shape) > MAX_ELEMENTS:
             raise ConfigError(
-                f"model {self.name!r}: input_shape = {self.input_shape}: must be one size or more, of at most "
-                f"{MAX_ELEMENTS:.0e} elements together"
+                f"model {self.name!r}: input_shape = {self.input_shape}: must have at least one dimension and at most "
+                f"{MAX_ELEMENTS:.0e} elements"
             )
 
     def __repr__(self) -> str:

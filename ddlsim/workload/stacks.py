@@ -155,8 +155,8 @@ def load_stack(name: StackLike) -> Stack:
         if at and framework in _stacks():
             known = ", ".join(each for each in stack_names() if each.partition("@")[0] == framework)
             raise ConfigError(
-                f"stack {name!r}: no such release is bundled, only {known}; "
-                f"fit it to runs: ddlsim calibrate runs.csv --stack {framework} --out {name}.toml"
+                f"stack {name!r} is not bundled; the releases are {known}. To fit another one to measured runs: "
+                f"ddlsim calibrate runs.csv --stack {framework} --out {name}.toml"
             )
         raise unknown_name("stack", str(name), _stacks())
     return _stacks()[str(name)]

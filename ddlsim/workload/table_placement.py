@@ -58,10 +58,11 @@ def exchange_left_out(workload: Workload, n_workers: int, accumulation: int = 1)
     layers = [layer for layer in model.layers if layer.model_parallel]
     names, n_tables = ", ".join(layer.name for layer in layers), sum(len(layer.tensors) for layer in layers)
     return (
-        f"{model.name}: the exchange of {names} is not simulated, so steps come out too short: with its {n_tables} "
-        f"tables shared out over {n_workers} workers, each would send some {nbytes / 1e6:.3g} MB of looked-up vectors "
-        "to the others in the forward pass and as much of their gradients in the backward pass of a step (all-to-all), "
-        f"beside {workload.gradient_nbytes / 1e6:.3g} MB of gradients that are simulated"
+        f"{model.name}: the all-to-all of {names} is not simulated, so steps are too short. With the {n_tables} tables "
+        f"distributed over {n_workers} workers, each worker would send about {nbytes / 1e6:.3g} MB of looked-up "
+        "vectors "
+        "in the forward pass of a step and as many bytes of gradients in the backward pass, in addition to the "
+        f"{workload.gradient_nbytes / 1e6:.3g} MB of gradients that are simulated"
     )
 
 

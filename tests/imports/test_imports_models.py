@@ -115,7 +115,7 @@ BASE = CONFIGS["llama-3.1-8b"]["config"]
         ({"num_hidden_layers": 10**8}, "repeat = 100000000: must be a whole number from 1 to 10000"),
         ({"num_key_value_heads": 5}, "kv_heads = 5: must divide heads = 32"),
         ({"num_attention_heads": 33, "num_key_value_heads": 33},
-         "is no whole number with dim = 4096, heads = 33"),
+         "is not an integer for dim = 4096, heads = 33"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false, not 'yes'"),
         ({"model_type": "mamba"}, "model_type or architectures = 'mamba': must be one of bloom, .*vit"),
         ({"model_type": 3}, "model_type: must be a text, not 3"),
@@ -246,7 +246,7 @@ def test_what_megatron_prints_and_saves(dump: str):
         (f"{GPT}", "--vocab-size: is missing; add it"),
         (GPT.replace(" 24", " x"), "--num-layers: 'x': must be a whole number"),
         (GPT.replace(" 24", " $DEPTH"), "--num-layers: '.DEPTH': must be a whole number .* in place of the variable"),
-        (f"{GPT.replace('16', '15')} --vocab-size 9", "is no whole number with dim = 1024, heads = 15"),
+        (f"{GPT.replace('16', '15')} --vocab-size 9", "is not an integer for dim = 1024, heads = 15"),
         (f"{GPT} --num-layers 12", "--num-layers: has the values 12 and 24; give those of one model"),
         (f"{GPT} --vocab-size 9 --multi-latent-attention", "--multi-latent-attention: makes a model that cannot"),
         (

@@ -92,7 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"jitter": "exponential"}, "jitter = 'exponential': must be an object such as ddlsim.Lognormal(0.1)"),
     ({"jitter": 0.3}, "jitter = 0.3: must be an object such as ddlsim.Lognormal(0.1)"),
     ({"compute": "97 ms"}, "compute = '97 ms': must be a Measured, Affine, PerKernel, Roofline or Traced, such as"),
-    ({"compute": Measured("1 ms", 16)}, "the step was measured at batch_size = 16, not 8"),
+    ({"compute": Measured("1 ms", 16)}, "the step was measured with batch_size = 16, not 8"),
     ({"cluster": two_islands()}, "no path from 'h0' to 'h2'; add a link, or do not use both nodes"),
     (
         {"cluster": two_islands(), "workers": 2, "strategy": ParameterServer()},

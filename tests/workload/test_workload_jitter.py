@@ -153,5 +153,5 @@ def test_order_statistics_known_values():
 def test_order_statistics_errors():
     with pytest.raises(ConfigError, match="k = 5: must be between 1 and n = 4"):
         order_statistics.exponential(4, 5)
-    with pytest.raises(ConfigError, match=r"a = 0\.9: must exceed 1 for a finite expectation"):
+    with pytest.raises(ConfigError, match=r"a = 0\.9: must be greater than 1 for a finite expectation"):
         order_statistics.pareto(10, a=0.9)

@@ -313,8 +313,8 @@ def test_memory_prints_its_terms() -> None:
     [
         (lambda: Holding("adamw"), "optimizer = 'adamw': must be one of .*; did you mean 'adam'?"),
         (lambda: Holding(zero=4), "zero = 4: must be a whole number from 0 to 3"),
-        (lambda: Holding(zero=1), "zero = 1: shares out over shards = 1 rank; give shards=2 or more, or zero=0"),
-        (lambda: Holding(sequence=True), "sequence = True: splits what tensor = 1 leaves whole"),
+        (lambda: Holding(zero=1), "zero = 1: has no effect with shards = 1; set shards=2 or more, or zero=0"),
+        (lambda: Holding(sequence=True), "sequence = True: requires tensor parallelism"),
         (
             lambda: Holding(recompute="some"),
             "recompute = 'some': must be one of none, selective, operators, full, early-stop, segments",
