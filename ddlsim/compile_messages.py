@@ -92,7 +92,7 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
             return
         if part not in self._told and part.seconds > _LONG:
             how_often = "in every run" if self.remark else "once"
-            _say(f"ddlsim: compiling {part.words}, {how_often}; this takes about {part.seconds:.0f} s of CPU time\n")
+            _say(f"ddlsim: compiling {part.words} ({how_often}, about {part.seconds:.0f} s of CPU time)\n")
             if self.remark and not self._told:
                 _say(f"ddlsim: {self.remark}\n")
             self._told.add(part)
@@ -133,7 +133,7 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
 
     def _seconds(self, part: Part) -> str:
         passed, computed = self._times(part)
-        busy = f", of which this process had a core for {computed:.0f} s" if computed < 0.7 * passed - 1.0 else ""
+        busy = f" ({computed:.0f} s of CPU time)" if computed < 0.7 * passed - 1.0 else ""
         return f"{passed:.0f} s{busy}"
 
 

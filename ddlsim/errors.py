@@ -61,7 +61,7 @@ class _Short(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         if abs(x) < 10**30:
             return repr(x)
-        return f"{'-' if x < 0 else ''}10**{int(abs(x).bit_length() * math.log10(2))} or so"
+        return f"{'-' if x < 0 else ''}10**{int(abs(x).bit_length() * math.log10(2))} approximately"
 
     def repr_ndarray(self, x: Any, level: int) -> str:
         return f"an array of shape {x.shape}, {x.dtype}" if x.ndim else repr(x.item())

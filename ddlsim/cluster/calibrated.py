@@ -285,10 +285,10 @@ def unmeasured(note: str, kind: str) -> Beyond:
 
 
 def beyond(value: float, measured: Sequence[float], what: str) -> Beyond:
-    """Return how far a value is outside of the least and the most that were `measured`."""
+    """Return how far a value is outside the range of the `measured` ones."""
     least, most = min(measured), max(measured)
     if least <= value <= most or value <= 0.0 or most <= 0.0:
         return Beyond()
     doublings = math.log2(value / most) if value > most else math.log2(max(least, 1e-300) / value)
     ends = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
-    return Beyond(doublings * PER_DOUBLING**2, (f"extrapolated: {value:.6g} {what}; the measurements cover {ends}",))
+    return Beyond(doublings * PER_DOUBLING**2, (f"extrapolated: {value:.6g} {what} (measured: {ends})",))

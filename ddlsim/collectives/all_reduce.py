@@ -122,7 +122,7 @@ def pipelined_ring(n_ranks: Ranks, n_lanes: Annotated[int, whole(1, 1024)] = 2) 
     alpha + 2 (p-1)/p S beta, as long as alpha is less than S/(4p) beta (`cost.pipelined_ring` has the rest).
     """
     if n_lanes < 1:
-        raise ConfigError(f"pipelined_ring: n_lanes is {n_lanes}; give 1 or more")
+        raise ConfigError(f"pipelined_ring: n_lanes is {n_lanes}; must be at least 1")
     rank = np.arange(n_ranks)
     right = (rank + 1) % n_ranks
     n_pieces = n_lanes * (n_lanes + 1) // 2  # of each of the p chunks
@@ -212,7 +212,7 @@ def parameter_server(n_ranks: Ranks, n_servers: Count = 1) -> Schedule:
     One server is the star; as many as ranks are co-located shards, with the bytes of a ring (Li et al. 2014).
     """
     if not 1 <= n_servers <= n_ranks:
-        raise ConfigError(f"parameter_server: n_servers is {n_servers}; give 1 to {n_ranks}, the ranks")
+        raise ConfigError(f"parameter_server: n_servers is {n_servers}; must be 1 to {n_ranks}, the number of ranks")
     rank, server = (a.ravel() for a in np.indices((n_ranks, n_servers)))
     others = rank != server
     rank, server = rank[others], server[others]

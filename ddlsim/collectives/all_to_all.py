@@ -69,7 +69,9 @@ def nccl(n_ranks: Ranks, n_segments: Segments = 1, rails: Sequence[Ints] | None 
     order = np.concatenate([np.zeros(0, dtype=np.int64), *rails])
     n = len(rails[0]) if len(rails) else 0
     if any(len(rail) != n for rail in rails) or not np.array_equal(np.sort(order), np.arange(n_ranks)):
-        raise ConfigError(f"rails: must hold each of the ranks 0..{n_ranks - 1} once, as many in every machine")
+        raise ConfigError(
+            f"rails: must contain each rank from 0 to {n_ranks - 1} once, with the same number of ranks per machine"
+        )
     m = len(rails)
     n_rounds = min(n_segments, MOST_ROUNDS)
     n_pieces = n_rounds if m <= MOST_ROUNDS else 1  # of each block, so that few machines fill many rounds

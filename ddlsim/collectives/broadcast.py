@@ -24,7 +24,7 @@ def binomial(n_ranks: Ranks, root: Index = 0, *, answer: Index = 0) -> Schedule:
             parent does not go on to its next child: one more alpha a level
     """
     if answer < 0:
-        raise ConfigError(f"binomial: answer is {answer} bytes; give 0 or more")
+        raise ConfigError(f"binomial: answer is {answer} bytes; must be 0 or more")
     silent = reverse(reduce.binomial(n_ranks, root), "broadcast")
     if not answer:
         return silent

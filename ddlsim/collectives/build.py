@@ -122,7 +122,7 @@ def build(
     reason.
     """
     if hosts is not None and len(hosts) != n_ranks:
-        raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; give one per rank")
+        raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; must have one per rank")
     if algorithm == "default":
         algorithm = "ring" if where is None else default_algorithm(*where, kind)
     function = find(algorithm, kind)
@@ -167,7 +167,7 @@ def _call(
     if "groups" in wanted and (hosts is not None or where is not None):
         more["groups"] = groups_of(np.array(hosts)) if where is None else tuple(members(where[0], np.array(where[1])))
     elif "groups" in wanted and parameters["groups"].default is inspect.Parameter.empty:
-        raise ConfigError(f"collective {name!r} must know which ranks share a machine; give hosts")
+        raise ConfigError(f"collective {name!r} requires the machine of each rank; pass hosts")
     try:
         return called(function, n_ranks, **more)
     except TypeError as error:
@@ -184,9 +184,12 @@ def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str) -> bool:
     """Check what a user's function returned; return False if it was too large to be replayed."""
     where = f"collective {name!r} for {n_ranks} ranks"
     if not isinstance(schedule, Schedule):
-        raise ConfigError(f"{where} returned a {type(schedule).__name__}; return a Schedule")
+        raise ConfigError(f"{where} returned a {type(schedule).__name__}; must return a Schedule")
     if (schedule.n_ranks, schedule.kind) != (n_ranks, kind):
-        raise ConfigError(f"{where} returned one for {schedule.n_ranks} ranks of kind {schedule.kind!r}, not {kind!r}")
+        raise ConfigError(
+            f"{where} returned a schedule for {schedule.n_ranks} ranks of kind {schedule.kind!r}; expected {kind!r} "
+            f"for {n_ranks} ranks"
+        )
     try:
         validate(schedule)
         moves = sum(r.repeat * int(r.count.sum()) for lane in schedule.lanes for r in lane)

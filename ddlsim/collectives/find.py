@@ -67,7 +67,7 @@ def parameters_of(function: Collective) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # of some that are written in C
-        raise _no_collective(function, "its parameters are not known") from None
+        raise _no_collective(function, "its signature cannot be determined") from None
 
 
 def called(function: Collective, n_ranks: int, **more: object) -> Schedule:
@@ -95,8 +95,8 @@ def n_segments_for(nbytes: float) -> int:
 def _imported(name: str) -> Collective:
     function = imported(name, "collective", "function")
     if not callable(function):
-        found = type(function).__name__
-        raise ConfigError(f"collective {name!r} is a {found}; name a function n_ranks -> Schedule")
+        type_name = type(function).__name__
+        raise ConfigError(f"collective {name!r} is of type {type_name}; must be a function n_ranks -> Schedule")
     collective: Collective = function
     return collective
 
@@ -110,7 +110,7 @@ def _with_arguments(function: Collective, text: str, arguments: list[int | str])
     values = [*arguments[:at], tuple(words), *numbers] if words or numbers else arguments
     if len(values) > len(names):
         raise ConfigError(
-            f"collective {text!r}: {function.__name__} takes {len(names)} arguments at most; it is "
+            f"collective {text!r}: {function.__name__} takes at most {len(names)} arguments; its signature is "
             f"{function.__name__}{inspect.signature(function)}"
         )
     return functools.partial(function, **dict(zip(names, values, strict=False)))

@@ -59,7 +59,7 @@ def hierarchical(
     n_levels = len(levels.groups) + 1
     names = [inside, *[None] * (n_levels - 1)] if between is None else [inside, between, *further]
     if len(names) > n_levels:
-        raise ConfigError(f"hierarchical: {len(names)} algorithms for {n_levels} levels; name {n_levels} at most")
+        raise ConfigError(f"hierarchical: got {len(names)} algorithms for {n_levels} levels; use at most one per level")
     return _level_by_level(levels.groups[: len(names) - 1], n_ranks, names, levels.algorithms, n_segments)
 
 
@@ -89,8 +89,8 @@ def _level_by_level(
     if not equal:
         sizes = sorted({len(g) for g in groups})
         raise ConfigError(
-            f"hierarchical: inside={name!r} needs groups of equal size, not of {sizes}; "
-            f"use inside='binomial_tree' or place equally many ranks on each machine"
+            f"hierarchical: inside={name!r} requires groups of equal size, but the sizes are {sizes}; "
+            f"use inside='binomial_tree', or place the same number of ranks on each machine"
         )
     if not isinstance(name, tuple):
         if name not in _SHARED:
@@ -111,7 +111,7 @@ def _scattered(levels: Sequence[Sequence[Ints]], n_ranks: int, usual: Sequence[s
         return down(n_ranks)
     if len({len(group) for group in levels[0]}) > 1:
         sizes = sorted({len(group) for group in levels[0]})
-        raise ConfigError(f"hierarchical: needs groups of equal size, not of {sizes}; use 'ring'")
+        raise ConfigError(f"hierarchical: requires groups of equal size, but the sizes are {sizes}; use 'ring'")
     members, between = np.stack(levels[0]), _scattered(levels[1:], len(levels[0]), usual[1:])
     inside = down(members.shape[1])
     schedule = _shared_work(members, inside, between, dataclasses.replace(inside, lanes=()))
@@ -176,9 +176,9 @@ def grouped(groups: Sequence[Ints], n_ranks: int) -> Levels:
 def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:
     arrays = tuple(np.asarray(g, dtype=np.int64) for g in groups)
     if not arrays or any(g.ndim != 1 or len(g) == 0 for g in arrays):
-        raise ConfigError("hierarchical: groups must be lists of ranks, one or more; leave an empty one out")
+        raise ConfigError("hierarchical: groups must be one or more non-empty lists of ranks")
     if not np.array_equal(np.sort(np.concatenate(arrays)), np.arange(n_ranks)):
-        raise ConfigError(f"hierarchical: the groups must hold each rank of 0..{n_ranks - 1} exactly once")
+        raise ConfigError(f"hierarchical: the groups must contain each rank from 0 to {n_ranks - 1} exactly once")
     return arrays
 
 
@@ -213,10 +213,10 @@ def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule
     classes mod A, the exchange steps of A, so that both keep their arithmetic modulo the number of chunks.
     """
     if len(exchange.lanes) > 1 or exchange.copies > 1:
-        raise ConfigError("hierarchical: between groups use an algorithm of one lane and one buffer, e.g. 'ring'")
+        raise ConfigError("hierarchical: the algorithm between groups must have one lane and one buffer, like 'ring'")
     n_inside = members.shape[1]
     if len(down.lanes) > 1 or len(up.lanes) > 1 or down.n_chunks != up.n_chunks or down.n_chunks % n_inside:
-        raise ConfigError("hierarchical: the pair inside must have one lane each, and equal blocks")
+        raise ConfigError("hierarchical: both algorithms inside groups must have one lane and blocks of equal size")
     a, b = down.n_chunks, exchange.n_chunks
     width = a // n_inside
     rounds = [_inside(r, members, a, b) for lane in down.lanes for r in lane]

@@ -25,7 +25,7 @@ def side_by_side(ring: Callable[[int], Schedule], n_ranks: int, rings: Sequence[
     if rings is None or n_ranks == 1:
         return alone
     if not len(rings):
-        raise ConfigError("rings = (): must be one order of the ranks or more")
+        raise ConfigError("rings = (): must contain at least one order of the ranks")
     for order in rings:
         if not np.array_equal(np.sort(np.asarray(order)), np.arange(n_ranks)):
             raise ConfigError(f"rings: {np.asarray(order).tolist()} is no order of the ranks 0..{n_ranks - 1}")

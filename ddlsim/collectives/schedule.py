@@ -260,7 +260,7 @@ def title(schedule: Schedule) -> str:
 def sent(schedule: Schedule) -> str:
     """Return how many times its buffer a rank puts on the wire, and handles, where its multiprocessors are slower."""
     sends, handles = (_times(share) for share in (schedule.bytes_sent(1.0), schedule.bytes_handled(1.0)))
-    slower = "" if sends == handles else f"; its multiprocessors are slower than the links, as if these were {handles}"
+    slower = "" if sends == handles else f" and, limited by its multiprocessors, takes as long as for {handles} times"
     return f"each rank sends {sends} times the bytes of its buffer{slower}"
 
 
@@ -273,7 +273,7 @@ def _times(share: Floats) -> str:
 def cells(schedule: Schedule) -> list[tuple[str, ...]]:
     """Return a row for each of the first rounds as they are written, with a head; the columns :data:`LEFT` hold
     words."""
-    head = ("lane, round", "times", "messages", "buffers on the wire", "handled", "receivers", "message: chunks")
+    head = ("lane, round", "repeats", "messages", "buffers on wire", "handled", "receivers", "message: chunks")
     rows = [(f"{i}, {k}", round) for i, lane in enumerate(schedule.lanes) for k, round in enumerate(lane)]
     return [head, *((name, *_cells(schedule, round)) for name, round in rows[:N_ROUNDS])]
 
@@ -294,7 +294,7 @@ def _cells(schedule: Schedule, round: Round) -> tuple[str, ...]:
     if len(round.src) > N_MESSAGES:
         texts.append("...")
     if round.repeat > 1 and round.shift:
-        texts.append(f"then chunks {round.shift:+d} each time")
+        texts.append(f"chunks {round.shift:+d} after each repetition")
     does = "combine" if round.reduce else "overwrite"
     sent = schedule.message_bytes(1.0, round) * round.repeat
     handled = sent * schedule.handled * (1.0 if round.handled is None else round.handled)

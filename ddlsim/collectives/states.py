@@ -83,7 +83,7 @@ def states(schedule: Schedule) -> Iterator[State]:
     if n_counts > MOST_COUNTS:
         raise ConfigError(
             f"states: {schedule.n_ranks} ranks with {schedule.n_chunks} chunks have {n_counts:,} contributions to "
-            f"count, above {MOST_COUNTS:,}; take fewer ranks or chunks"
+            f"count, more than the limit of {MOST_COUNTS:,}; use fewer ranks or chunks"
         )
     return _played(schedule)
 

@@ -186,8 +186,8 @@ class Engine:
         if details is not None and (details.sharing == "fifo").any():
             if interconnect.splits or details.buffer.any():
                 paths = "several paths per message (spray, interfaces)"
-                what = "a switch buffer (buffer)" if details.buffer.any() else paths
-                raise ConfigError(f"sharing = 'fifo' cannot be combined with {what}; remove it, or set 'max-min'")
+                feature = "a switch buffer (buffer)" if details.buffer.any() else paths
+                raise ConfigError(f"sharing = 'fifo' cannot be combined with {feature}; remove it, or set 'max-min'")
             self.net = with_queues(self.net)
             if details.rendezvous.any():  # senders wait for receivers
                 self.net.counts[st.AHEAD] = 0
@@ -327,7 +327,7 @@ class Engine:
     def share(self) -> None:
         """Count from now on what each party has issued. Raises DdlsimError if something has been started."""
         if not (self.is_new or self.net.counts[st.SHARED]):
-            raise DdlsimError("a network is shared before anything has been started on it, not later")
+            raise DdlsimError("a network can only be shared before anything has been started on it")
         self.net.counts[st.SHARED] = 1
 
     @functools.cached_property
@@ -433,7 +433,9 @@ class Engine:
     def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: Routes) -> None:
         """Say which connections carry the messages of these routes; add those that there are not yet."""
         if self._details is not None and self._details.buffer.any() and (routes.share < 1.0).any():
-            raise ConfigError("buffer: port losses are only modelled for single paths; remove it, or routing = 'spray'")
+            raise ConfigError(
+                "buffer: losses at switch ports are only modelled for single paths; remove buffer, or routing = 'spray'"
+            )
         _, rows = self._extend("ways", len(pairs))
         latency = np.bincount(routes.of, routes.share * self._link_latency[routes.links], len(pairs)).tolist()
         narrowest = np.full(len(pairs), np.inf)

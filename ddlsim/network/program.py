@@ -199,7 +199,7 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     lanes = schedule.lanes
     rounds = [r for lane in lanes for r in lane]
     if sizes is not None and len(sizes) != len(rounds):
-        raise ConfigError(f"nbytes: {len(sizes)} tables for {len(rounds)} rounds; give one per round")
+        raise ConfigError(f"nbytes: {len(sizes)} tables of message sizes for {len(rounds)} rounds; give one per round")
     lane_of = [i for i, lane in enumerate(lanes) for _ in lane]
     n_in_round = np.array([len(r.src) for r in rounds], dtype=np.int64)
     round_of = np.repeat(np.arange(len(rounds), dtype=np.int32), n_in_round)

@@ -262,7 +262,7 @@ def test_a_transport_in_a_file_can_be_ideal(tmp_path):
     ("name", "message"),
     [
         ("office-1gbe+transport=tcp", r"link\.transport = 'tcp': must be one of ideal"),
-        ("office-1gbe+window=64 KiB", r"link: window = 65536\.0 belongs to a transport"),
+        ("office-1gbe+window=64 KiB", r"link: window = 65536\.0 has no effect without a transport"),
         ("star-1024-10g+nhosts=4", r"\+nhosts=4: unknown key 'nhosts'; did you mean 'n_hosts'"),
         ("star-1024-10g+n_hosts=four", r"generator.n_hosts = 'four': must be a whole number"),
         ("star-1024-10g+n_hosts=0", r"n_hosts = 0: must be a whole number from 1"),

@@ -138,7 +138,7 @@ def test_sharing_is_set_beside_the_name_of_a_cluster():
             '"tcp-cubik"',
             r"link\.transport = 'tcp-cubik': must be one of ideal, .*did you mean 'tcp-cubic'",
         ),
-        ('"tcp-cubic"', '"roce"', r"link: loss = 0\.001 is for TCP"),
+        ('"tcp-cubic"', '"roce"', r"link: loss = 0\.001 applies to TCP"),
         ('transport = "tcp-cubic"', "", r"link: connections = 16 has no effect without a transport; set transport to one of 't"),
         ('"9000 B"', '"100 B"', r"link: mtu = 100\.0 is too small for tcp-cubic"),
         ('"9000 B"', '"9000 B"\nframe_header = "90 B"\nframe_payload = "1 kB"', r"mtu and frame_header both define"),
@@ -167,7 +167,7 @@ def test_a_second_table_replaces_only_its_kinds():
 
 def test_a_summary_tells_them(tmp_path):
     text = load(tmp_path, FILE).summary()
-    assert text.count("headers of 66 B per 1448 B, bursts of 4542 B, acknowledgements 0.0218") == 2  # nic, trunk
+    assert text.count("66 B of headers per 1448 B of payload, bursts of 4542 B, acknowledgements 0.0218") == 2  # nic, trunk
     mixed = with_detail(load_cluster("two-racks-oversubscribed"), burst="4 kB", kinds=["trunk"]).summary()
     assert mixed.count("bursts of 4000 B") == 1
 
@@ -195,7 +195,7 @@ def test_the_link_back():
         ('burst = "4542 B"', 'burst = "-1 B"', r"link\.burst.*must be finite and not negative"),
         ('burst = "4542 B"', 'busrt = "4542 B"', r"link: unknown key 'busrt'; did you mean 'burst'\?"),
         ("0.0218", "1.5", r"link\.reverse_load = 1\.5: must be at least 0 and below 1"),
-        ('frame_payload = "1448 B"', "", r"link: frame_header = '66 B' and frame_payload = 0.0 say together"),
+        ('frame_payload = "1448 B"', "", r"link: frame_header = '66 B' and frame_payload = 0.0 must be set together"),
         ("reverse_load = 0.0218", 'kinds = ["nik"]', r"unknown link kind 'nik'; did you mean 'nic'\?"),
     ],
 )
@@ -214,8 +214,8 @@ def test_mistakes_are_named(tmp_path, old, new, error):
         ({"burst": "1 s"}, r"burst: '1 s' is a time, not a size"),
         ({"frame_payload": "9 kB"}, r"must be set together, like '66 B' and '1448 B'"),
         ({"transport": "udp"}, r"with_detail: transport = 'udp'"),
-        ({"warm": True}, r"warm = True belongs to a transport"),
-        ({"mtu": "1500 B"}, r"mtu = 1500\.0 belongs to a transport"),
+        ({"warm": True}, r"warm = True has no effect without a transport"),
+        ({"mtu": "1500 B"}, r"mtu = 1500\.0 has no effect without a transport"),
     ],
 )
 def test_mistakes_in_python_are_named(detail, error):

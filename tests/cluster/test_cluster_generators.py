@@ -266,7 +266,7 @@ def test_overheads_reach_the_arrays():
             ),
             ["n_leaves = 3", "multiple of the 2"],
         ),
-        (lambda: dragonfly(2, (2,), 1, global_links=1, n_hosts=9, **RATE), ["n_hosts = 9", "4 places"]),
+        (lambda: dragonfly(2, (2,), 1, global_links=1, n_hosts=9, **RATE), ["n_hosts = 9", "4 positions"]),
         (lambda: star(2, host=MultiGpu(n_gpus=8, inside="nvswich"), **RATE), ["'nvswich'", "'nvswitch'"]),
         (
             lambda: star(2, host=MultiGpu(n_gpus=8, inside="nvswitch"), **RATE),

@@ -71,7 +71,7 @@ def test_one_dimension_may_stand_without_brackets(tmp_path):
         ("topology: [Ring\nnpus_count: 3\n", r":2: is not valid YAML"),
         ("- a\n", "is it an ASTRA-sim network file"),
         ("!!python/object/apply:os.system ['true']\n", "is not valid YAML"),
-        (network("Ring, Ring", "1000, 1001", "1, 1", "1, 1"), "npus_count gives 1001000 NPUs: 1001000 nodes are more"),
+        (network("Ring, Ring", "1000, 1001", "1, 1", "1, 1"), "npus_count gives 1001000 NPUs: 1001000 nodes exceed"),
         (network("FullyConnected", "100000", "1", "1"), "9999900000 links exceed the limit of 2000000"),
     ],
 )

@@ -128,7 +128,7 @@ PARTS: list[tuple[Callable[[], object], str]] = [
     (lambda: DataSet("d", np.full((2, 1, 2, 2), np.nan, np.float32), np.array([0, 1]), ("a", "b")), "finite numbers"),
     (lambda: LocalSGD(4, algorithm="rign"), "LocalSGD: unknown all_reduce algorithm 'rign'; did you mean 'ring'?"),
     (lambda: ShardedUpdate(all_gather="auto"), "ShardedUpdate: unknown all_gather algorithm 'auto'"),
-    (lambda: AllReduce("no_such_module:f"), "'no_such_module'; write it 'package.module:function'"),
+    (lambda: AllReduce("no_such_module:f"), "'no_such_module'; expected 'package.module:function'"),
     (lambda: AllReduce(algoritm="ring"), "AllReduce: unknown argument 'algoritm'; did you mean 'algorithm'?"),
     (lambda: BackupWorkers(1, restart="no"), "BackupWorkers: restart = 'no': must be True or False"),
     (lambda: AllReduce("ring", "dpp"), "unknown overlap 'dpp'; did you mean 'ddp'?"),
