@@ -98,7 +98,7 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
                 found += [operation] if operation is not None else []
     left_out.tell(found)
     if not found:
-        raise source.error(None, "has no finished ALLREDUCE, ALLGATHER or BROADCAST; is it a timeline of Horovod?")
+        raise source.error(None, "no finished ALLREDUCE, ALLGATHER or BROADCAST found; is it a Horovod timeline?")
     found.sort(key=lambda operation: operation.start_s)
     return HorovodTimeline(tuple(found), tuple(_transfers(found, len(ranks))), len(ranks))
 
@@ -106,11 +106,11 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
 def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> HorovodOperation | None:
     place = f"{source.path}: traceEvents[{event.index}]"
     if not state.stack:
-        raise EntryError(f"{place} ends what has not begun (tensor {tensor!r}); cut there?")
+        raise EntryError(f"{place}: an operation on tensor {tensor!r} ends that has not begun; is the file truncated?")
     begin = state.stack.pop()
     seconds = event.ts - begin.ts
     if not seconds >= 0:
-        raise EntryError(f"{place} ends {begin.name} before it began, or at no time; correct ts")
+        raise EntryError(f"{place}: {begin.name} ends before it begins, or without a time; correct ts")
     if begin.name.startswith("NEGOTIATE_"):
         state.negotiation_s = seconds
     elif _TRANSFER.fullmatch(begin.name):

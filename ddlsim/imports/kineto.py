@@ -201,7 +201,7 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
     Raises :class:`ConfigError` naming the class and both counts if model and trace do not match.
     """
     if not layers:
-        raise ConfigError("the trace has no layers; take it with torch.profiler.profile(with_stack=True)")
+        raise ConfigError("the trace has no layers; record it with torch.profiler.profile(with_stack=True)")
     found: dict[str, list[LayerTime]] = {}
     for layer in layers:
         kind = _type_of(layer)
@@ -211,8 +211,11 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
     for kind in _LEARNED:
         n_model, n_trace = types.count(kind), len(found.get(kind, []))
         if n_model != n_trace:
-            what = f"{n_trace} modules that are {kind!r}, the model {workload.model.name!r} has {n_model}"
-            raise ConfigError(f"the trace calls {what}; take the model that was traced")
+            name = workload.model.name
+            raise ConfigError(
+                f"the trace has {n_trace} modules of type {kind!r}, but the model {name!r} has {n_model}; use the "
+                "model that was traced"
+            )
     forward, backward = workload.forward.copy(), workload.backward.copy()
     for kind, modules in found.items():
         places = np.flatnonzero([name == kind for name in types])
@@ -233,8 +236,11 @@ def _type_of(layer: LayerTime) -> str | None:
     if name == "Identity" or name.endswith("Loss"):
         return None
     if name not in _TYPES:
-        hint = f"leave its time out, or describe the model with known layers ({listed(sorted(_TYPES))})"
-        raise ConfigError(f"the trace has the module {layer.name!r}, of a class that no layer has; {hint}")
+        known = listed(sorted(_TYPES))
+        raise ConfigError(
+            f"the class of module {layer.name!r} in the trace has no corresponding layer; remove the module from "
+            f"layers, or use a model of known layers ({known})"
+        )
     return _TYPES[name]
 
 
@@ -370,7 +376,7 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
     trace = KinetoTrace(tuple(steps), collectives, layers, rank, n_ranks, input_samples(spans), overlap_slowdown(spans))
     left_out.tell(trace.steps or trace.collectives or trace.layers)
     if not (trace.steps or trace.collectives or trace.layers):
-        raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")
+        raise source.error(None, "no ProfilerStep, collective or nn.Module found; is it a trace of a training run?")
     return trace
 
 
@@ -380,7 +386,7 @@ def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
         return 0, 1
     rank, n_ranks = info.get("rank", 0), info.get("world_size", 1)
     if not (isinstance(rank, int) and isinstance(n_ranks, int) and 0 <= rank < n_ranks):
-        what = f"rank = {shown(rank)} of world_size = {shown(n_ranks)} makes no sense"
+        what = f"rank = {shown(rank)} is not valid for world_size = {shown(n_ranks)}"
         raise source.error(None, f"distributedInfo: {what}")
     return rank, n_ranks
 
@@ -392,7 +398,7 @@ def _is_step(event: Event) -> bool:
 def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
     place = f"{source.path}: traceEvents[{event.index}]"
     if event.dur <= 0:
-        raise EntryError(f"{place}: {event.name} takes no time; is the trace complete?")
+        raise EntryError(f"{place}: {event.name} has no duration; is the trace complete?")
     n = float((batch_size or 0) * n_ranks)
     return Timing(
         "kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, variant=event.name, place=place
@@ -466,7 +472,7 @@ def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> 
 def _elements(value: object, place: str) -> float:
     number = finite(value)
     if number is None or number < 0 or number != int(number):
-        raise EntryError(f"{place} = {shown(value)} must be a whole number, not negative; is the trace damaged?")
+        raise EntryError(f"{place} = {shown(value)} must be a non-negative integer; is the trace damaged?")
     return number
 
 
@@ -478,14 +484,18 @@ def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
     number, operation or size of their collectives.
     """
     if not traces:
-        raise ConfigError("fastest_over_ranks: no traces; give one per rank")
+        raise ConfigError("fastest_over_ranks: no traces; pass one per rank")
     rows = [trace.collectives for trace in traces]
     if len({len(row) for row in rows}) > 1:
         counts = ", ".join(str(len(row)) for row in rows)
-        raise ConfigError(f"the traces have {counts} collectives; trace the same steps on every rank")
+        raise ConfigError(
+            f"the traces have different numbers of collectives, {counts}; trace the same steps on every rank"
+        )
     fastest = []
     for same in zip(*rows, strict=True):
         if len({(timing.operation, timing.nbytes) for timing in same}) > 1:
-            raise ConfigError(f"{same[0].place} and {same[-1].place} are not the same collective; trace the same steps")
+            raise ConfigError(
+                f"{same[0].place} and {same[-1].place} are different collectives; trace the same steps on every rank"
+            )
         fastest.append(replace(same[0], seconds=min(timing.seconds for timing in same)))
     return tuple(fastest)

@@ -138,9 +138,11 @@ def check_bus(timing: Timing, algbw: float, busbw: float) -> None:
     """Refuse a row whose busbw says that operation or ranks are others than assumed."""
     factor = bus_factor(timing.operation, timing.n_ranks)
     if not is_bus(factor, algbw, busbw):
-        what = f"busbw = {busbw:g} is not algbw = {algbw:g} times {factor:g}"
-        which = f"which {timing.operation} among {timing.n_ranks} ranks has"
-        raise ConfigError(f"{timing.place}: {what}, {which}; give the right operation and n_ranks")
+        place, operation, n_ranks = timing.place, timing.operation, timing.n_ranks
+        raise ConfigError(
+            f"{place}: busbw = {busbw:g} is not {factor:g} times algbw = {algbw:g}, as expected for {operation} among "
+            f"{n_ranks} ranks; correct operation or n_ranks"
+        )
 
 
 #: the first line of a CSV
@@ -160,7 +162,9 @@ def csv_rows(source: SourceText) -> Iterator[Node]:
             if len(cells) == len(names) + 1 and "nodes" not in names:
                 names.insert(names.index("name") + 1, "nodes")
             if len(cells) != len(names):
-                raise source.error(number, f"has {len(cells)} cells, the heading {len(heading)}; is the line complete?")
+                raise source.error(
+                    number, f"has {len(cells)} cells, but the heading has {len(heading)}; is the line complete?"
+                )
             yield Node(dict(zip(names, cells, strict=True)), f"{source.path}:{number}: ")
 
 
@@ -174,10 +178,10 @@ def rccl_timing(row: Node, operation: str | None, n_ranks: int | None) -> Timing
     name = row["name"].text()
     named = _OPERATIONS.get(re.sub("[^a-z]", "", name.lower()))
     if operation is None and named is None:
-        raise row.error(f"{name} measures no collective of ddlsim; leave it out")
+        raise row.error(f"{name} has no corresponding collective in ddlsim; remove it")
     operation = operation or str(named)
     if row.has("wrong") and row["wrong"].value != "N/A" and row["wrong"].number() > 0:
-        raise row.error(f"{row['wrong'].number():g} wrong values; the run is not valid, repeat it")
+        raise row.error(f"{row['wrong'].number():g} wrong values; the run is invalid, repeat it")
     micros, algbw, busbw = row["time"].positive(), row["algbw"].nonnegative(), row["busbw"].nonnegative()
     gpus = row["gpusperrank"].count() if row.has("gpusperrank") else row["gpus"].count()
     ranks = [row[key].count() * gpus for key in ("ranks", "rankspernode") if row.has(key)] or [gpus]
@@ -264,7 +268,7 @@ def read_nccl_tests(
                         rows.append(_timing(source, row, run, variant))
     left_out.tell(rows)
     if not rows:
-        raise source.error(None, "has no row of nccl-tests (size, count, type, ..., busbw); did the run fail?")
+        raise source.error(None, "no rows of nccl-tests (size, count, type, ..., busbw) found; did the run fail?")
     return tuple(rows)
 
 
@@ -293,29 +297,32 @@ def _tables(source: SourceText, left_out: LeftOut) -> list[Table]:
             table.operation, table.is_head = _operation(source, number, programs.pop()), "test starting" in line
         elif _TYPES.match(line):
             if not columns:
-                raise source.error(number, "has a row but no heading (# size count type ...) above; add the heading")
+                raise source.error(number, "a row without a heading (# size count type ...) above it; add the heading")
             with left_out:
                 table.rows.append(_row(source, number, line, columns, in_place_only))
     for table in tables:
         halves = [row.line for row in table.rows if len(row.times) == 1]
         if 0 < len(halves) < len(table.rows):
-            warn(f"{source.path}:{halves[0]}: {len(halves)} rows have one of the two variants; were they cut?")
+            warn(
+                f"{source.path}:{halves[0]}: {len(halves)} rows have only one of the two variants; is the output "
+                "truncated?"
+            )
     return [table for table in tables if table.rows]
 
 
 def _columns(source: SourceText, number: int, line: str) -> list[str]:
     columns = line.lstrip("# ").split()
     if "cputime" in columns:
-        raise source.error(number, "holds CPU times (cputime); measure again without -C 1")
+        raise source.error(number, "contains CPU times (cputime); measure again without -C 1")
     starts = [i for i, name in enumerate(columns) if name == "time"]
     if not starts or any(columns[i + 1 : i + 3] != ["algbw", "busbw"] for i in starts):
-        raise source.error(number, "is no heading of nccl-tests (size count type ... time algbw busbw); correct it")
+        raise source.error(number, "not a heading of nccl-tests (size count type ... time algbw busbw); correct it")
     return columns
 
 
 def _operation(source: SourceText, line: int | None, program: str) -> str:
     if program in OTHERS:
-        raise source.error(line, f"{program}_perf measures no collective of ddlsim; leave it out")
+        raise source.error(line, f"{program}_perf has no corresponding collective in ddlsim; remove its output")
     return PROGRAMS[program]
 
 
@@ -342,7 +349,7 @@ def _row(source: SourceText, number: int, line: str, columns: list[str], in_plac
     for variant, cells in times.items():
         wrong = cells.get("#wrong", "0")
         if wrong not in ("N/A", "0"):
-            raise source.error(number, f"{wrong} wrong values ({variant}); the run is not valid, repeat it")
+            raise source.error(number, f"{wrong} wrong values ({variant}); the run is invalid, repeat it")
     # where an operation has no in-place form, its cells are empty
     times = {variant: cells for variant, cells in times.items() if cells["time"] != "N/A"}
     return Row(number, words, dict(zip(columns[: starts[0]], words, strict=False)), times)
@@ -357,7 +364,9 @@ def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int |
     if not ranks:
         fitting = suggested(table)
         hint = f" (busbw / algbw is that of {' or '.join(fitting)})" if fitting else ""
-        raise source.error(line, f"no '# Rank' lines say how many ranks took part{hint}; give n_ranks (--ranks)")
+        raise source.error(
+            line, f"the number of ranks is unknown, because there are no '# Rank' lines{hint}; set n_ranks (--ranks)"
+        )
     if operation is not None and operation == table.operation and not (table.is_head or fits(table, operation, ranks)):
         operation = None  # documents show commands, and the output of one of them
     if operation is None:
@@ -367,7 +376,9 @@ def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int |
             fitting = named
         if len(fitting) != 1:
             what = f"fit {' and '.join(fitting)} alike" if fitting else f"fit no operation among {ranks} ranks"
-            raise source.error(line, f"no line names the program, and the rows {what}; give operation (--operation)")
+            raise source.error(
+                line, f"the name of the program is missing, and the rows {what}; set operation (--operation)"
+            )
         operation = fitting[0]
     return _Run(operation, ranks, n_hosts if ranks == listed else 0, table.n_reps)
 
@@ -412,7 +423,9 @@ def _read_json(
         match = _PROGRAM.search(" ".join(arg.text() for arg in root["args"].items()))
         operation = _operation(source, None, match[1]) if match and match[1] in PROGRAMS else None
     if operation is None:
-        raise source.error(None, "does not say which program ran (args with all_reduce_perf or so); give operation")
+        raise source.error(
+            None, "the name of the program (args with all_reduce_perf or similar) is missing; set operation"
+        )
     n_reps: int | None = None
     groups: dict[str, list[str]] = {}
     if root.has("config"):
@@ -423,7 +436,7 @@ def _read_json(
             groups = _json_groups(config)
     hosts = next(iter(groups.values()), [])
     if not (n_ranks or hosts):
-        raise source.error(None, "does not say how many ranks took part (config.devices); give n_ranks (--ranks)")
+        raise source.error(None, "the number of ranks (config.devices) is missing; set n_ranks (--ranks)")
     n_hosts = len(set(hosts)) if n_ranks in (None, len(hosts)) else 0
     run = _Run(operation, n_ranks or len(hosts), n_hosts, n_reps)
     for result in root["results"].items():
@@ -433,7 +446,7 @@ def _read_json(
                     rows.append(_json_row(result, key, variant, run))
     if not rows:
         left_out.tell(rows)
-        raise source.error(None, "has an empty list of results; did the run fail?")
+        raise source.error(None, "the list of results is empty; did the run fail?")
     return rows
 
 
@@ -460,9 +473,9 @@ def _json_groups(config: Node) -> dict[str, list[str]]:
 def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:
     body = result[key]
     if body.has("cpu_time"):
-        raise body.error("holds CPU times (cpu_time); measure again without -C 1")
+        raise body.error("contains CPU times (cpu_time); measure again without -C 1")
     if body.has("nwrong") and body["nwrong"].number() > 0:
-        raise body.error(f"{body['nwrong'].number():g} wrong values; the run is not valid, repeat it")
+        raise body.error(f"{body['nwrong'].number():g} wrong values; the run is invalid, repeat it")
     seconds, low, high = body["time"].positive() * 1e-6, None, None
     if result.has(f"{key}_per_iter"):  # per-iteration timing: the median is the better figure
         each = result[f"{key}_per_iter"]

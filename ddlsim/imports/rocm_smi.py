@@ -74,21 +74,23 @@ def read_rocm_smi(
     machine.links += [(a, b, "smp", smp, latency) for a, b in itertools.combinations(machine.cpus, 2)]
     joined = [pair for pair, kind in sorted(tables.links.items()) if kind == "XGMI"]
     if joined and xgmi_bandwidth is None:
-        hint = "RCCL takes 24 GB/s a link, 36 on MI200, 48 on MI300"
-        what = "does not say how fast XGMI is; give xgmi_bandwidth (--bandwidth), of all links between two GPUs"
-        raise source.error(None, f"{what}: {hint}")
+        hint = "RCCL assumes 24 GB/s per link, 36 on MI200, 48 on MI300"
+        what = "the speed of XGMI is missing; set xgmi_bandwidth (--bandwidth), the total of all links between two GPUs"
+        raise source.error(None, f"{what} ({hint})")
     if not joined and xgmi_bandwidth is not None:
-        raise source.error(None, "has no XGMI; leave xgmi_bandwidth out")
+        raise source.error(None, "xgmi_bandwidth has no effect, because there is no XGMI; remove it")
     if joined:
         xgmi = positive(xgmi_bandwidth, "bandwidth", "xgmi_bandwidth")
         near = nonnegative(xgmi_latency, "time", "xgmi_latency")
         direct = [pair for pair in joined if tables.hops.get(pair, "1") == "1"]
         machine.links += [(f"gpu{a}", f"gpu{b}", "xgmi", xgmi, near) for a, b in direct]
     if n_hosts == 1 and nic_bandwidth is not None:
-        raise source.error(None, f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts")
+        raise source.error(
+            None, f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove it"
+        )
     if n_hosts != 1:
         if nic_bandwidth is None:
-            raise source.error(None, "says nothing of NICs; give nic_bandwidth")
+            raise source.error(None, "the file does not list NICs; set nic_bandwidth")
         machine.switches.append("nic")
         machine.links.append(("nic", machine.cpus[0], "pcie", pcie, latency))
         machine.ports = [("nic", positive(nic_bandwidth, "bandwidth", "nic_bandwidth"))]
@@ -102,11 +104,13 @@ def _read(source: SourceText) -> _Tables:
     else:
         _read_tables(tables)
     if not tables.links and len(tables.gpus) != 1:
-        raise source.error(None, "has no table of link types; save rocm-smi --showtopo (with --json or without)")
+        raise source.error(
+            None, "no table of link types found; save the output of rocm-smi --showtopo (with or without --json)"
+        )
     for pair in itertools.combinations(sorted(tables.gpus), 2):
         kind, hops = tables.links.get(pair), tables.hops.get(pair, "1")
         if kind not in ("XGMI", "PCIE") or not re.fullmatch(r"[0-9]{1,3}|N/A", hops):
-            what = "is missing" if kind is None else f"is {kind!r} over {hops!r} hops; known are XGMI and PCIE"
+            what = "is missing" if kind is None else f"is {kind!r} over {hops!r} hops; must be XGMI or PCIE"
             raise source.error(None, f"GPU{pair[0]} - GPU{pair[1]} {what}; is the table complete?")
     return tables
 

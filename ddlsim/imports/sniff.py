@@ -30,7 +30,7 @@ def _chakra(
     plan = read_chakra(path, n_ranks=n_ranks, flops=flops, memory_bandwidth=memory_bandwidth)
     numbered = re.search(r"\.\d+\.(?:et|json)(?:\.gz)?$", str(path))
     if plan.n_ranks == 1 and n_ranks is None and len(plan.collectives) and numbered:
-        warn(f"{path}: has no other ranks beside it, so its collectives are among one; give n_ranks if all do the same")
+        warn(f"{path}: found no other ranks, so collectives have one rank; set n_ranks if all ranks run this trace")
     return plan
 
 
@@ -101,20 +101,20 @@ _LOOK = 2**24  # characters
 _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"^\s*(?:graph|Creator)\s.*\n*(?:.*\n){0,60}\s*node\s*\[", re.MULTILINE), "GML", "save it as GraphML"),
     (re.compile(r"^duration: [\d.]+ sec|algo throughput: |all_reduce_bench\.py", re.MULTILINE),
-     "the output of an all_reduce_bench.py of torch.distributed, whose rows have no fixed form",
+     "the output of an all_reduce_bench.py for torch.distributed, which has no fixed format",
      "write it as CSV (throughput)"),
     (re.compile(r"#bytes\s+#iterations\s+BW peak|RDMA_Write|---\s*\n\s*Send BW Test"), "perftest (ib_write_bw)",
      "measure with OSU or nccl-tests"),
     (re.compile(r"^\[ ID\]\S* Interval\s+Transfer\s+B\w+", re.MULTILINE), "iperf without totals, or iperf 2",
      "measure with iperf3 -J"),
     (re.compile(r'"(?:scheduling-policy|topologies-per-dim|logical-dims|memory-type)"\s*:'),
-     "another of ASTRA-sim's files",
-     "give its analytical network (topology, npus_count, ...)"),
-    (re.compile(r'"workload_graph"\s*:|"NodeType"\s*:'), "the JSON of Chakra's feeder", "give the trace itself (.et)"),
+     "another file of ASTRA-sim",
+     "use its analytical network (topology, npus_count, ...)"),
+    (re.compile(r'"workload_graph"\s*:|"NodeType"\s*:'), "the JSON of Chakra's feeder", "use the trace itself (.et)"),
     (re.compile(r'"(?:architectures|model_type)"\s*:'), "the configuration of a model",
-     "give it where a model stands, as in ddlsim show model FILE"),
-    (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "keep what the program itself printed"),
-    (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "save nvidia-smi topo -m"),
+     "pass it as a model, as in ddlsim show model FILE"),
+    (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "save the output of the program itself"),
+    (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "use nvidia-smi topo -m"),
 )  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def _kind(source: SourceText) -> str:
     if is_throughput_table(source):
         return "throughput"
     start = " ".join(source.text[:200].split())[:60]
-    raise source.error(None, f"begins with {start!r}, which is none of {listed(KINDS)}; is it the right file?")
+    raise source.error(None, f"begins with {start!r}, which matches none of {listed(KINDS)}; is it the right file?")
 
 
 @checked
@@ -170,10 +170,8 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
     for name, value in (facts or {}).items():
         argument = {"bandwidth": _BANDWIDTH, "latency": _LATENCY}.get(name, {}).get(chosen, name)
         if argument not in names:
-            what = f"{path}: is read as {chosen}, which takes"
-            if not names:
-                raise ConfigError(f"{what} no facts; leave {name} out")
-            raise ConfigError(f"{what} {', '.join(sorted(names))}; leave {name} out")
+            known = ", ".join(sorted(names)) if names else "no facts"
+            raise ConfigError(f"{path}: is read as {chosen}, which accepts {known}; remove {name}")
         arguments[argument] = value
     try:
         if chosen == "graphml" and not arguments.get("ignore_unknown"):
@@ -204,7 +202,7 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
         raise type(error)(f"{error} (ddlsim's own clusters end in .toml, .json or .graphml)") from None
     if kind not in TOPOLOGIES:
         kinds = listed(["toml", "json", *TOPOLOGIES])
-        raise ConfigError(f"{path}: is {kind}, no topology; a cluster is one of {kinds}")
+        raise ConfigError(f"{path}: a {kind} file is not a topology; must be one of {kinds}")
     cluster = read_any(path, kind=kind, facts=facts)
     assert isinstance(cluster, Cluster)
     return cluster

@@ -69,7 +69,7 @@ class LeftOut:
         if self.errors and not kept:
             raise self.errors[0]
         if self.errors:
-            warn(f"{len(self.errors)} entries left out, the first: {self.errors[0]}")
+            warn(f"{len(self.errors)} entries skipped; the first: {self.errors[0]}")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def read_bytes(path: Path) -> bytes:
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}; is the file complete?") from None
     if len(data) > MAX_NBYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_NBYTES >> 20} MiB; cut out the part to read")
+        raise ConfigError(f"{path}: is larger than {MAX_NBYTES >> 20} MiB; extract the part to read")
     return data
 
 
@@ -163,14 +163,14 @@ def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> 
     n = text.count("\ufffd")
     if not log or n > FEW + MOST_BROKEN * len(text):
         raise ConfigError(f"{path}: line {line}: is not text in UTF-8 (byte {at}, 0x{data[at]:02x}); right file?")
-    return text, (f"{path}: {n} broken characters replaced, the first in line {line} (byte {at})",)
+    return text, (f"{path}: {n} invalid characters replaced, the first in line {line} (byte {at})",)
 
 
 def positive_number(source: SourceText, line: int, word: str, what: str) -> float:
     """Convert `word` to a finite float above 0. Raises EntryError with line, column and value."""
     number = nonnegative_number(source, line, word, what)
     if number == 0.0:
-        raise source.entry_error(line, f"{what} = {shown(word)} must be above 0; leave this row out")
+        raise source.entry_error(line, f"{what} = {shown(word)} must be above 0; remove this row")
     return number
 
 
@@ -181,6 +181,6 @@ def nonnegative_number(source: SourceText, line: int, word: str, what: str) -> f
     except ValueError:
         raise source.entry_error(line, f"{what} = {shown(word)} is not a number; is the line complete?") from None
     if not (number >= 0.0 and in_range(number)):
-        rule = f"must be finite and not negative (at most {LARGEST:g})"
-        raise source.entry_error(line, f"{what} = {shown(word)} {rule}; leave this row out")
+        rule = f"must be from 0 to {LARGEST:g}"
+        raise source.entry_error(line, f"{what} = {shown(word)} {rule}; remove this row")
     return number

@@ -54,10 +54,11 @@ class Timing:
         for name in ("nbytes", "n_samples", "n_ranks", "n_hosts", "seconds", "min_s", "max_s", "n_reps"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and in_range(value)):
-                rule = f"must be finite and not negative (at most {LARGEST:g})"
-                raise EntryError(f"{self.place}: {name} = {shown(value)}: {rule}; leave this entry out")
+                raise EntryError(
+                    f"{self.place}: {name} = {shown(value)}: must be from 0 to {LARGEST:g}; remove this entry"
+                )
         if self.seconds == 0:
-            raise EntryError(f"{self.place}: {self.operation} takes no time; leave this entry out")
+            raise EntryError(f"{self.place}: {self.operation} has no duration; remove this entry")
 
     @property
     def bandwidth(self) -> float:
@@ -94,9 +95,9 @@ def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version
     experiment, operation = _experiment(timing)
     hosts = timing.n_hosts or n_hosts
     if not hosts:
-        raise ConfigError(f"{timing.place}: does not say on how many machines; give n_hosts (--hosts)")
+        raise ConfigError(f"{timing.place}: the number of machines is unknown; set n_hosts (--hosts)")
     if not timing.n_ranks:
-        raise ConfigError(f"{timing.place}: does not say how many ranks took part; leave this row out")
+        raise ConfigError(f"{timing.place}: the number of ranks is unknown; remove this row")
     if timing.operation == "round_trip":
         low, high = (None if value is None else value / 2 for value in (timing.min_s, timing.max_s))
         timing = replace(timing, seconds=timing.seconds / 2, min_s=low, max_s=high)
@@ -104,9 +105,9 @@ def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version
     if experiment == "step":
         batch = round(timing.n_samples / timing.n_ranks)
         if batch < 1 or model is None:
-            raise ConfigError(f"{timing.place}: a step needs {'model' if batch else 'a batch size'}; give it")
+            raise ConfigError(f"{timing.place}: a step requires {'model' if batch else 'a batch size'}; set it")
     elif timing.nbytes < 1:
-        raise ConfigError(f"{timing.place}: {timing.operation} without a size; leave this row out")
+        raise ConfigError(f"{timing.place}: {timing.operation} has no message size; remove this row")
     parts = [timing.tool, timing.variant, "" if timing.statistic == "median" else f"{timing.statistic}, not median"]
     nbytes, trained = (0, model or "") if experiment == "step" else (round(timing.nbytes), "")
     backend, repetitions, note = _BACKENDS.get(timing.tool, ""), timing.n_reps or 1, "; ".join(filter(None, parts))
@@ -125,5 +126,6 @@ def _experiment(timing: Timing) -> tuple[str, str]:
     if (timing.tool, timing.operation) == ("iperf3", "bidirectional"):
         return "point_to_point", "both_ways"
     raise ConfigError(
-        f"{timing.place}: {timing.operation} ({timing.tool}) has no row in the table of measurements; leave it out"
+        f"{timing.place}: {timing.operation} ({timing.tool}) cannot be represented in the table of measurements; "
+        "remove it"
     )

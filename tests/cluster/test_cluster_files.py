@@ -389,17 +389,17 @@ GRAPHML = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedef
         ("<graphml", ["not valid XML", "complete?"]),
         (
             '<!DOCTYPE x [<!ENTITY a "b">]>' + GRAPHML.format('<node id="&a;"/>'),
-            ["DTD or an entity", "refused"],
+            ["DTDs and entity declarations", "not allowed"],
         ),
         (GRAPHML.format('<node id="a"/><edge source="a" target="b"/>'), ["'b'", "add the node"]),
         (
             GRAPHML.format('<node id="a"/><node id="b"/><edge source="a" target="b"/>'),
-            ["does not say how fast it is", "--bandwidth"],
+            ["the edge has no speed", "--bandwidth"],
         ),
         (GRAPHML.format("<node/>"), ["<node>", "'id' is missing"]),
         (
             GRAPHML.format('<data key="d"/><node id="a"><data key="zz">1</data></node>'),
-            ["'zz'", "declared by no <key>"],
+            ["'zz'", "has no declaration"],
         ),
     ],
 )
