@@ -85,7 +85,7 @@ def test_an_imported_cluster_is_run_by_its_file(call):
     ("words", "message"),
     [
         (("nope.txt",), "nope.txt: no such file"),
-        (("topo.txt", "--operation", "all_reduce"), "is read as nvidia-smi, which takes"),
+        (("topo.txt", "--operation", "all_reduce"), "is read as nvidia-smi, which accepts"),
         (("topo.txt", "--bandwidth", "25 GB/s", "--device", "v1000"), "unknown device 'v1000'; did you mean 'v100'?"),
         (("topo.txt", "--set", "pcie"), "--set 'pcie': write name=value"),
         (("topo.txt", "--kind", "nvidia"), "unknown kind 'nvidia'; did you mean 'nvidia-smi'?"),

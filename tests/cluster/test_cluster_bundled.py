@@ -349,5 +349,5 @@ def test_importing_clusters_is_cheap():
 
 
 def test_a_folder_that_is_missing():
-    with pytest.raises(ConfigError, match="'nowhere' is missing"):
+    with pytest.raises(ConfigError, match="'nowhere' was not found"):
         bundled_files("nowhere")

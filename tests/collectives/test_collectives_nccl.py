@@ -153,7 +153,7 @@ def test_nvswitches_of_hopper_add_up(n, measured):
     ("dgx-h100-pod", 16, "nvls_tree", "LL", "it with the protocol 'Simple' only"),
     ("dgx-h100-pod+switch_reduces=true", 8, "collnet_chain", None, "no switches that can reduce"),
     ("dgx-a100-pod", 16, "collnet_direct", None, "no switches that can reduce"),
-    ("p40-8", 8, "ring", "LL128", "no NVLinks between GPUs.*LL128 is off"),
+    ("p40-8", 8, "ring", "LL128", "no NVLinks between GPUs.*disables LL128"),
 ])  # fmt: skip
 def test_what_cannot_run_says_what_is_lacking(name, n, algorithm, protocol, lacking):
     assert nccl_time(name, 8 * 2**30, ranks=n).algorithm != algorithm or protocol is not None

@@ -80,10 +80,10 @@ def test_timings_become_rows_of_the_projects_table():
     ("row", "message"),
     [
         (timing(n_hosts=0, place="a.txt:3"), "a.txt:3: the number of machines is unknown; set n_hosts"),
-        (timing(n_ranks=0), "how many ranks"),
+        (timing(n_ranks=0), "the number of ranks is unknown"),
         (timing(operation="barrier"), "barrier .* cannot be represented"),
         (timing(tool="osu", operation="stream"), "stream .* cannot be represented"),
-        (timing(nbytes=0.0), "without a size"),
+        (timing(nbytes=0.0), "has no message size"),
         (timing(operation="step"), "a step requires a batch size"),
         (timing(operation="step", n_samples=64.0), "a step requires model"),
     ],

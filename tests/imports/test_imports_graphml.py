@@ -201,7 +201,7 @@ def test_a_topology_is_taken_wherever_a_cluster_is(tmp_path):
         for rate in ("10 Mbit/s", "1 Gbit/s")
     ]
     assert all(one > 0 for one in seconds)
-    with pytest.raises(ConfigError, match=r"topo\.xml: is read as graphml, which takes bandwidth, ignore"):
+    with pytest.raises(ConfigError, match=r"topo\.xml: is read as graphml, which accepts bandwidth, ignore"):
         ddlsim.load_cluster(f"{path}+n_hosts=2")
     with pytest.raises(ConfigError, match=r"expected \+name=value for a value"):
         ddlsim.load_cluster(f"{path}+bandwidth")
@@ -212,9 +212,9 @@ def test_a_topology_is_taken_wherever_a_cluster_is(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('target="n3"', 'target="n9"', r":\d+: <edge>: ends at 'n9', which is no node"),
+        ('target="n3"', 'target="n9"', r":\d+: <edge>: ends at 'n9', which is not a node"),
         ('id="n1"', 'id="n0"', r":\d+: <node>: id = 'n0' appears twice"),
-        ("<graph ", "<port ", "is not valid XML"),
+        ("<graph ", "<port ", "not valid XML"),
         ('<data key="d35">', '<data key="d77">', "key = 'd77' has no declaration; add a <key>"),
         ('<node id="n3">', '<hyperedge/><node id="n3">', "<hyperedge>: have no meaning for a cluster"),
         ("</graph>", "</graph><graph/>", "contains 2 graphs; must contain exactly one"),

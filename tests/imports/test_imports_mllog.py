@@ -125,11 +125,11 @@ def test_two_accuracies_at_a_time(tmp_path, value, metrics):
     [
         ([*LINES, entry(60000, "run_start")], r"result_0\.txt:13: a second run starts \(the first ended in line 12\)"),
         ([*LINES[:8], entry(30000, "run_start"), LINES[-1]], r":9: a second .* \(the first was killed after line 7\)"),
-        ([LINES[1][:-5]], ":1: is not valid JSON after :::MLLOG"),
-        ([LINES[1].replace('"key":', '"key"')], ":1: is not valid JSON after :::MLLOG"),
+        ([LINES[1][:-5]], ":1: not valid JSON after :::MLLOG"),
+        ([LINES[1].replace('"key":', '"key"')], ":1: not valid JSON after :::MLLOG"),
         ([entry(0, "throughput", "fast")], r":1: value: 'fast' is not a number"),
         ([entry(0, "throughput", 0)], ":1: value: 0 must be above 0"),
-        ([entry(0, "global_batch_size", 2.5)], "must be a whole number"),
+        ([entry(0, "global_batch_size", 2.5)], "must be an integer"),
         ([entry("now", "run_start")], "time_ms.* is not a number"),
         (["hello"], "no ':::MLLOG"),
     ],
@@ -194,7 +194,7 @@ def test_evaluations_after_run_stop_count_when_training_got_there(tmp_path):
     unknown = read_mllog(write(tmp_path, [*lines, entry(700000, "eval_accuracy", 70.0, samples_count=7)]))
     assert unknown.accuracies[-1] == (40.0, 7, 70.0)
     late = entry(700000, "eval_accuracy", 70.0, samples_count=1536, metric="FID")
-    with pytest.warns(UserWarning, match="1 entries skipped; the first: .*:10: value: evaluates a point after run_stop"):
+    with pytest.warns(UserWarning, match="1 entries skipped; the first: .*:10: value: evaluates a point after"):
         assert read_mllog(write(tmp_path, [*lines, late])).accuracies == run.accuracies
 
 
@@ -211,7 +211,7 @@ def test_power_logs_are_no_runs(tmp_path):
     """As the logging library's power_measurement.py writes them (mlperf_logging/mllog/examples/power)."""
     lines = [entry(0, "power_measurement_start"), *(entry(1000 * i, "power_reading", 300.0) for i in range(9)),
              entry(9000, "power_measurement_stop")]  # fmt: skip
-    with pytest.raises(ConfigError, match=r"result_0\.txt: this is an MLPerf power log; read the corresponding result_\*\.txt"):
+    with pytest.raises(ConfigError, match=r"result_0\.txt: this is an MLPerf power log; read the corresponding"):
         read_mllog(write(tmp_path, lines))
     with pytest.raises(ConfigError, match=r"no ':::MLLOG \{...\}' lines of a run"):
         read_mllog(write(tmp_path, [entry(0, "seed", 3)]))

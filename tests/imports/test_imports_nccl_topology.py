@@ -206,10 +206,10 @@ def test_a_fused_file_gives_all_machines(tmp_path):
         ('dev="1" sm', 'dev="0" sm', r"topo\.xml:11: <gpu>: dev = '0' appears twice"),
         ('numaid="1"', 'numaid="0"', r":24: <cpu>: numaid = '0' appears twice"),
         ('link_width="8"', 'link_width="x8"', r":10: <pci>: link_width = 'x8' is not a number"),
-        ('count="4"', 'count="four"', r":7: <nvlink>: count = 'four' is not a whole number"),
+        ('count="4"', 'count="four"', r":7: <nvlink>: count = 'four' is not an integer"),
         ('target="0000:48:00.0" ', "", r":7: <nvlink>: the attribute 'target' is missing"),
-        ("<gpu", "<gpv", "is not valid XML"),
-        ("<system", "<graphs", "is not valid XML"),
+        ("<gpu", "<gpv", "not valid XML"),
+        ("<system", "<graphs", "not valid XML"),
     ],
 )
 def test_what_is_refused_is_named_with_its_line(tmp_path, old, new, message):
@@ -254,16 +254,19 @@ def test_xgmi_links_join_amd_gpus(tmp_path, gcn, one):
 
 
 def test_xgmi_of_an_unknown_architecture_is_noted(tmp_path):
-    assert "unknown xGMI speed of gfx950; assuming 24 GB/s per link, as RCCL does" in read(tmp_path, AMD.replace("GCN", "gfx950")).notes
+    assert (
+        "unknown xGMI speed of gfx950; assuming 24 GB/s per link, as RCCL does"
+        in read(tmp_path, AMD.replace("GCN", "gfx950")).notes
+    )
 
 
 def test_unknown_links_are_refused_or_counted(tmp_path):
     text = AMD.replace("GCN", "910").replace("<xgmi", "<uplink")
     with pytest.raises(ConfigError, match=r":5: <uplink>: unknown element; known elements in <gpu>: c2c, nvlink, xgmi"):
         read(tmp_path, text)
-    with pytest.warns(UserWarning, match="left out 3 <uplink>, which NCCL does not know"):
+    with pytest.warns(UserWarning, match="skipped 3 <uplink>, which NCCL does not define"):
         made = read(tmp_path, text, ignore_unknown=True)
-    assert "left out 3 <uplink>, which NCCL does not know" in made.notes
+    assert "skipped 3 <uplink>, which NCCL does not define" in made.notes
 
 
 def test_a_link_to_itself_is_refused(tmp_path):

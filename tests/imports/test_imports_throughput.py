@@ -70,10 +70,10 @@ def test_what_is_refused_is_named_with_its_line(tmp_path, text, arguments, messa
     ("old", "new", "message"),
     [
         ("1480.5", "fast", ":3: images/s = 'fast' is not a number"),
-        ("vgg16,8", "vgg16,8.5", ":3: gpus = '8.5' must be a whole number"),
+        ("vgg16,8", "vgg16,8.5", ":3: gpus = '8.5' must be an integer"),
         ("vgg16,16,32,2710", "vgg16,16,32", ":4: has 3 cells, but the heading has 4"),
-        ("1480.5", "-3", ":3: images/s = '-3' must be finite and not negative"),
-        ("1480.5", "inf", ":3: images/s = 'inf' must be finite and not negative"),
+        ("1480.5", "-3", ":3: images/s = '-3' must be from 0"),
+        ("1480.5", "inf", ":3: images/s = 'inf' must be from 0"),
     ],
 )
 def test_a_cell_that_cannot_be_used_does_not_cost_the_others(tmp_path, old, new, message):

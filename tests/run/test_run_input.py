@@ -327,7 +327,7 @@ def test_a_storage_that_nobody_reads_changes_nothing(name):
         for on in (plain, beside)
     ]
     assert times[0] == times[1]
-    with pytest.raises(ConfigError, match="a storage cannot be added to a grid .*; use the name of one of its hosts"):
+    with pytest.raises(ConfigError, match=r"a storage cannot be added to a grid .*; use the name of one of its hosts"):
         with_storage("torus-2d", "nfs0", read="1 GB/s", at="h0", bandwidth="1 GB/s")
 
 

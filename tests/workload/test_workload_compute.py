@@ -239,7 +239,7 @@ def test_prices_are_dated_and_per_device():
             assert re.fullmatch(r"20\d\d-\d\d", price.date)
             assert 0.3 < 3600.0 * price.price / price.n_devices < 20.0
             assert price.source
-    with pytest.raises(ConfigError, match=r"'ovh' has no price for device 'h100' .* aws, azure, coreweave, gcp, oci"):
+    with pytest.raises(ConfigError, match=r"no price of 'ovh' for device 'h100'; .* aws, azure, coreweave, gcp, oci"):
         h100.price_in("ovh")
     with pytest.raises(ConfigError, match=r"the catalogue has no price of 'aws' for device 'p40'; .* '3.06 USD/h'$"):
         load_device("p40").price_in("aws")
@@ -262,7 +262,7 @@ def test_check_memory():
     assert _memory_warning(64) is None
     warning = _memory_warning(512)
     assert warning is not None
-    assert "resnet50 with batch size 512 in fp32 needs about 44.0 GB but v100 has 17.2 GB" in warning
+    assert "resnet50 with batch size 512 in fp32 needs about 44.0 GB, but v100 has 17.2 GB" in warning
     largest = int(warning.rsplit(" ", 1)[1])
     assert _memory_warning(largest) is None
     assert _memory_warning(largest + 1) is not None

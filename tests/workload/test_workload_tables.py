@@ -58,7 +58,7 @@ def test_a_run_says_that_the_exchange_of_tables_is_left_out(recommender):
     assert result.warnings == (
         "recommender: the all-to-all of branch2.embedding_bag1 is not simulated, so steps are too short. With the 5 "
         "tables distributed over 4 workers, each worker would send about 0.48 MB of looked-up vectors in the forward "
-        "pass of a step and as many bytes of gradients in the backward pass, in addition to the 0.000356 MB of gradients "
+        "pass of a step and as many bytes of gradients in the backward pass, in addition to the 0.000356 MB of"
         "that are simulated",
     )
     assert "warning       recommender: the all-to-all of branch2.embedding_bag1 is not simulated" in str(result)
@@ -79,7 +79,7 @@ def test_dlrm_fits_where_its_tables_are_shared_out():
         return ddlsim.simulate(cluster, "dlrm", batch_size=1_200_000, workers=workers, steps=1, warmup=0).warnings
 
     (alone,) = warnings(1)
-    assert "needs about 18.1 GB but p100 has 17.2 GB" in alone
+    assert "needs about 18.1 GB, but p100 has 17.2 GB" in alone
     (together,) = warnings(4)
     assert "is not simulated" in together
     largest = int(alone.rsplit(" ", 1)[1])
