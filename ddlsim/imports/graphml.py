@@ -199,7 +199,7 @@ class _Reader:
         """Return what was left out."""
         if not self.ignored:
             return []
-        return ["left out: " + ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))]
+        return ["skipped: " + ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))]
 
     def _attributes(self, element: Element, known: set[str]) -> dict[str, str]:
         kinds = (_name(element), "all")

@@ -121,6 +121,6 @@ def test_what_is_left_out_is_a_warning_of_one_line(call, tmp_path, monkeypatch):
     code, _, err = call("import", "net.graphml", "--bandwidth", "1 Gbit/s", "--ignore-unknown", "--latency", "1 ms")
     assert code == 0
     assert err == (
-        "warning: net.graphml: left out: 1 attributes 'colour7'\nnote: left out: 1 attributes 'colour7'\n"
+        "warning: net.graphml: skipped: 1 attributes 'colour7'\nnote: skipped: 1 attributes 'colour7'\n"
         "note: 1 of 1 edges have no speed in the file; their bandwidth is 1 Gbit/s\n"
     )

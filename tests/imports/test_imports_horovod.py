@@ -90,7 +90,7 @@ def test_names_with_ends_of_lines_and_tabs_as_they_are(tmp_path, end):
         ([{**BEGIN, "pid": 9}, {"ph": "E", "ts": 4, "pid": 9}], r"traceEvents\[37\]: ALLREDUCE ends before it begins"),
         ([{**BEGIN, "pid": 9}, {"ph": "E", "ts": "x", "pid": 9}], r"traceEvents\[37\]: ALLREDUCE ends before it"),
         ([{"ph": "X", "name": "0", "ts": 5, "dur": -1, "pid": 9}], r"traceEvents\[36\].dur = -1 must be"),
-        ([3], r"traceEvents\[36\] is no object"),
+        ([3], r"traceEvents\[36\] is not an object"),
     ],
     ids=["end", "backwards", "no-time", "negative", "no-object"],
 )

@@ -99,7 +99,7 @@ def test_a_run_repeats_the_notes(tmp_path: Path):
     path = tmp_path / "config.json"
     path.write_text(_text("qwen2.5-0.5b").replace("}", ', "max_position_embeddings": 32768}'))
     result = simulate("dgx-h100-pod", f"{path}+layers=2", AllReduce(), workers=2, batch_size=1, precision="bf16")
-    assert any("of the 32,768 that the model reads" in note for note in result.notes)
+    assert any("supports up to 32,768" in note for note in result.notes)
 
 
 BASE = CONFIGS["llama-3.1-8b"]["config"]

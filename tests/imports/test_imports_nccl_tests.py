@@ -203,7 +203,7 @@ def test_rows_of_rccl_tests_that_cannot_be_used(tmp_path, changes, message):
     for text in (json.dumps({**RCCL, **changes}), as_csv([{**RCCL, **changes}])):
         with pytest.raises(ConfigError, match=message):
             read_any(write(tmp_path, text, "x.out"))
-    with pytest.warns(UserWarning, match="1 entries left out"):
+    with pytest.warns(UserWarning, match="1 entries skipped"):
         assert len(read_any(write(tmp_path, json.dumps([RCCL, {**RCCL, "time": "nan"}]), "x.json"))) == 1
 
 

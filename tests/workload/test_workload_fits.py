@@ -72,7 +72,8 @@ def test_what_fits_has_no_remedies() -> None:
     stack = ddlsim.load_stack("pytorch")
     assert answer.memory == memory_of(ddlsim.load_model("gpt2"), 8, "fp16", Holding("adam", flash=True, stack=stack))
     assert answer.capacity == 40 * GIB
-    line = f"gpt2 with micro-batches of 8 in fp16 with adam under pytorch fits on a100-40g: needs"
+    needed = size(answer.memory.total)
+    line = f"gpt2 with micro-batches of 8 in fp16 with adam under pytorch fits on a100-40g: needs {needed}"
     assert str(answer).splitlines()[0] == f"{line} of 42.95 GB"
 
 

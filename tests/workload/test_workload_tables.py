@@ -58,8 +58,8 @@ def test_a_run_says_that_the_exchange_of_tables_is_left_out(recommender):
     assert result.warnings == (
         "recommender: the all-to-all of branch2.embedding_bag1 is not simulated, so steps are too short. With the 5 "
         "tables distributed over 4 workers, each worker would send about 0.48 MB of looked-up vectors in the forward "
-        "pass of a step and as many bytes of gradients in the backward pass, in addition to the 0.000356 MB of"
-        "that are simulated",
+        "pass of a step and as many bytes of gradients in the backward pass, in addition to the 0.000356 MB of "
+        "gradients that are simulated",
     )
     assert "warning       recommender: the all-to-all of branch2.embedding_bag1 is not simulated" in str(result)
     assert result.to_dict()["warnings"] == list(result.warnings)
