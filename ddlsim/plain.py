@@ -51,7 +51,7 @@ def decoded(data: bytes, where: str = "") -> str:
         start = error.start + (3 if data[:3] == b"\xef\xbb\xbf" else 0)  # the decoder does not count the mark
         line = data.count(b"\n", 0, start) + 1
         raise ConfigError(
-            f"{_at(where)}line {line}: is not text in UTF-8 (byte {start}, 0x{data[start]:02x}); save it as UTF-8"
+            f"{_at(where)}line {line}: invalid UTF-8 (byte {start}, 0x{data[start]:02x}); save the file as UTF-8"
         ) from None
 
 
@@ -123,7 +123,7 @@ def checked(value: object, where: str = "") -> None:
             rule = "is no number" if math.isnan(part) else f"must be 0, or from {SMALLEST:g} to {LARGEST:g} in size"
             raise ConfigError(f"{_at(where)}{place[1:60]} = {part}: {rule}; correct it")
         elif isinstance(part, int) and not _LEAST <= part <= _MOST:
-            raise ConfigError(f"{_at(where)}{place[1:60]}: a whole number of more than 64 bits; {_FEWER}")
+            raise ConfigError(f"{_at(where)}{place[1:60]}: an integer of more than 64 bits; {_FEWER}")
         elif isinstance(part, datetime.date | datetime.time):
             rule = "no field takes a date or a time; write a text in quotes"
             raise ConfigError(f"{_at(where)}{place[1:60]} = {part}: {rule}")

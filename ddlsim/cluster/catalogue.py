@@ -54,7 +54,7 @@ def load_cluster(source: ClusterLike) -> Cluster:
     if stem in bundled:
         return _load_bundled(bundled[stem], tuple(settings), os.stat(bundled[stem]).st_mtime_ns)
     if path.suffix or len(path.parts) != 1:  # no bundled cluster has a name like that
-        raise ConfigError(f"{path}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
+        raise ConfigError(f"{path}: no such file; use a path or a bundled cluster (see: ddlsim topologies)")
     raise unknown_name("cluster", stem, bundled)
 
 
@@ -65,7 +65,7 @@ def _load_bundled(path: Path, settings: tuple[str, ...], changed: int) -> Cluste
 
 
 def _load_file(path: Path, settings: Sequence[str]) -> Cluster:
-    data = read_bytes(path, "no such file; give a path or a bundled cluster (see: ddlsim topologies)")
+    data = read_bytes(path, "no such file; use a path or a bundled cluster (see: ddlsim topologies)")
     if path.suffix not in _OWN:
         from ddlsim.imports import read_topology
 

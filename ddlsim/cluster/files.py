@@ -177,7 +177,7 @@ def _call(make: Callable[..., Any], table: Mapping[str, object], place: str, **m
     arguments = dict(table)
     source = arguments.pop("source", None)
     if not isinstance(source, str | None):
-        raise ConfigError(f"{place}.source = {shown(source)}: must be a text")
+        raise ConfigError(f"{place}.source = {shown(source)}: must be a string")
     for key in more.keys() & arguments.keys():
         raise unknown_name("key", key, PLAIN.arguments_of(make).keys() - more, place)
     checked_arguments = PLAIN.arguments(make, arguments, place)
@@ -466,7 +466,7 @@ def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
         check_size(len(graph) + len(names), 0, f"nodes.{i}")
         for node in names:
             if node in graph:
-                raise ConfigError(f"nodes.{i}.names: {shown(node)} is taken already; choose another name")
+                raise ConfigError(f"nodes.{i}.names: {shown(node)} is already taken; choose another name")
             graph.add_node(node, **{str(key): value for key, value in table.items() if key != "names"})
 
 
@@ -483,7 +483,7 @@ def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
         keys: Any = table.get("keys", [None] * len(links))
         is_list = isinstance(keys, list | tuple) and len(keys) == len(links)
         if not is_list or not all(key is None or type(key) is int for key in keys):
-            raise ConfigError(f"edges.{i}.keys = {shown(keys)} must be {len(links)} whole numbers, one for each link")
+            raise ConfigError(f"edges.{i}.keys = {shown(keys)} must be {len(links)} integers, one per link")
         n_links += len(links)
         check_size(0, n_links, f"edges.{i}")
         data = {str(key): value for key, value in table.items() if key not in ("links", "keys")}
@@ -496,21 +496,23 @@ def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
 
 def _check_new(name: str, ports: dict[str, list[str]], place: str) -> None:
     if name in ports:
-        raise ConfigError(f"{place}.name = {name!r} is taken already; choose another name")
+        raise ConfigError(f"{place}.name = {name!r} is already taken; choose another name")
 
 
 def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place: str) -> None:
     ends = [_matching(pattern, ports, f"{place}.between") for pattern in link.between]
     if link.shared and link.reverse_bandwidth is not None:
         raise ConfigError(
-            f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} has no effect on a shared link; remove one"
+            f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} cannot be combined with shared; remove one of them"
         )
     n_ports = [sum(len(ports[name]) for name in names) for names in ends]
     n_cables = max(n_ports[0] * len(ends[1]), n_ports[1] * len(ends[0]))  # at most: each pair has one for each NIC
     check_size(0, graph.number_of_edges() + 2 * n_cables, f"{place}.between = {link.between!r}")
     for a, b in itertools.product(*ends):
         if a == b:
-            raise ConfigError(f"{place}.between = {link.between!r} joins {a!r} to itself; name two nodes")
+            raise ConfigError(
+                f"{place}.between = {link.between!r} connects {a!r} to itself; specify two different nodes"
+            )
         n_switches = sum(graph.nodes[ports[end][0]]["kind"] == "switch" and ports[end] == [end] for end in (a, b))
         kind = link.kind or ("link", "nic", "trunk")[n_switches]
         rest: Any = {key: getattr(link, key) for key in ("efficiency", "reverse_bandwidth", "shared")}

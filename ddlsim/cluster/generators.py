@@ -95,7 +95,7 @@ class _Plain(_Fabric):
     def link(self) -> Link:
         back = self.reverse_bandwidth
         if self.shared and back is not None:
-            raise ConfigError(f"reverse_bandwidth = {back!r} has no effect on a shared link; remove one")
+            raise ConfigError(f"reverse_bandwidth = {back!r} cannot be combined with shared; remove one of them")
         reverse = None if back is None else si(back, "bandwidth")
         return replace(super().link, reverse_bandwidth=reverse, shared=self.shared)
 

@@ -117,8 +117,7 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     n_places = sum(kind != "switch" for kind in nodes["node_kind"])  # a switch may join several tori
     if routing == "dimension-order" and math.prod(grid) != n_places:
         raise ConfigError(
-            f"{where}: routing = 'dimension-order' needs grid = [sizes] whose product is the number of nodes, "
-            f"{n_places}"
+            f"{where}: routing = 'dimension-order' requires a grid whose product is the number of nodes, {n_places}"
         )
     links = _link_columns(graph, index, where)
     hosts = zip(nodes["host_of"].tolist(), nodes["node_kind"], strict=True)
@@ -132,7 +131,9 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     about: dict[str, Any] = {"name": name, "title": title, "routing": routing, "grid": tuple(grid), **texts}
     cluster = Cluster(node_names=names, **about, **nodes, **links)
     if not cluster.is_endpoint.any():
-        raise ConfigError(f"{where}: all {len(names)} nodes are switches; give some kind = 'host' or 'gpu'")
+        raise ConfigError(
+            f"{where}: all {len(names)} nodes are switches; at least one must have kind = 'host' or 'gpu'"
+        )
     return _with_fixed_routes(cluster, graph.graph.get("routes", ()), where)
 
 
@@ -189,7 +190,8 @@ def _cost_columns(graph: nx.Graph[Any], host_of: list[int], n_hosts: int, where:
             at = host_of[node] if key == "price" else node
             if not np.isnan(columns[key][at]) and columns[key][at] != number:
                 raise ConfigError(
-                    f"{place}: price = {data[key]!r} differs from the price at another node of the same machine"
+                    f"{place}: price = {data[key]!r} differs from the price at another node of the same machine; "
+                    "remove one of them"
                 )
             columns[key][at] = number
     fields = {"price": "host_price", "device_price": "device_price", "power": "switch_power"}

@@ -234,7 +234,7 @@ def _grid_links(cluster: Cluster) -> Ints:
                 if (node, other) not in link_of:
                     names = cluster.node_names[node], cluster.node_names[other]
                     raise ConfigError(
-                        f"{where}: grid = {list(shape)} needs a link from {names[0]!r} to {names[1]!r}; "
+                        f"{where}: grid = {list(shape)} requires a link from {names[0]!r} to {names[1]!r}; "
                         f"add it or use routing = 'shortest'"
                     )
                 table[node, dim, way] = link_of[node, other]

@@ -57,7 +57,7 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     port = f"{storage.name}.port"
     for name in (storage.name, port):
         if name in graph:
-            raise ConfigError(f"{where}: name = {name!r} is taken already; choose another name")
+            raise ConfigError(f"{where}: name = {name!r} is already taken; choose another name")
     told, detail = _usual_link(graph, at)
     bandwidth, latency = storage.bandwidth, storage.latency
     if bandwidth is None and told is None:

@@ -38,12 +38,16 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     if not isinstance(algorithm, str):
         return algorithm
     if len(algorithm) > 1000:
-        raise ConfigError(f"collective {shown(algorithm)} is not a name; write 'ring' or 'hierarchical(ring, ring)'")
+        raise ConfigError(
+            f"collective {shown(algorithm)} is not a valid name; write it like 'ring' or 'hierarchical(ring, ring)'"
+        )
     match = _CALL.fullmatch(algorithm)
     if re.fullmatch(r"\s*[\w-]+\s*", algorithm) and "-" in algorithm:
         raise unknown_name(f"{kind} algorithm", algorithm, known)
     if match is None:
-        raise ConfigError(f"collective {shown(algorithm)} is not a name; write 'ring' or 'hierarchical(ring, ring)'")
+        raise ConfigError(
+            f"collective {shown(algorithm)} is not a valid name; write it like 'ring' or 'hierarchical(ring, ring)'"
+        )
     name = match["name"]
     if names_code(name):
         function = _imported(name)

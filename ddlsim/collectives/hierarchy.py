@@ -161,7 +161,9 @@ def torus_2d(
     if rows is not None:
         columns = n_ranks // max(rows, 1) if columns is None else columns
         if rows < 1 or rows * columns != n_ranks:
-            raise ConfigError(f"torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks; change the shape")
+            raise ConfigError(
+                f"torus_2d: {rows} x {columns} does not equal the number of ranks, {n_ranks}; change the shape"
+            )
         if levels.places is None or levels.places.shape != (rows, columns):
             levels = Levels((tuple(singles.reshape(rows, columns)),))
     inner = levels.groups[: 1 if levels.places is None else levels.places.ndim - 1]

@@ -309,10 +309,12 @@ def nccl_time(
             "ranks"
         )
     if nodes is not None and not (len(set(nodes)) == len(nodes) and np.isin(nodes, loaded.workers).all()):
-        raise ConfigError(f"nccl_time: nodes = {nodes}: must be different workers of {loaded.name!r}")
+        raise ConfigError(f"nccl_time: nodes = {nodes}: must be distinct workers of {loaded.name!r}")
     n_ranks = len(nodes) if nodes is not None else len(loaded.workers) if ranks is None else ranks
     if not 2 <= n_ranks <= len(loaded.workers):
-        raise ConfigError(f"ranks = {n_ranks}: must be 2 to {len(loaded.workers)}, the workers of {loaded.name!r}")
+        raise ConfigError(
+            f"ranks = {n_ranks}: must be 2 to {len(loaded.workers)}, the number of workers of {loaded.name!r}"
+        )
     _check(kind, algorithm, protocol)
     at = tuple(int(node) for node in (loaded.workers[:n_ranks] if nodes is None else nodes))
     place = site(loaded, at, None if bandwidth is None else si(bandwidth, "bandwidth"))

@@ -372,12 +372,15 @@ def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int |
     if operation is None:
         fitting = [name for name in OPERATIONS if fits(table, name, ranks)]
         if len(fitting) > 1 and len(named := operations_in_name(source.path, fitting)) == 1:
-            warn(f"{source.path}: the rows fit {' and '.join(fitting)} alike; by the file's name it is {named[0]}")
+            operations, assumed = " and ".join(fitting), named[0]
+            warn(f"{source.path}: the rows are consistent with {operations}; assuming {assumed}, as in the file's name")
             fitting = named
         if len(fitting) != 1:
-            what = f"fit {' and '.join(fitting)} alike" if fitting else f"fit no operation among {ranks} ranks"
+            operations = " and ".join(fitting) if fitting else f"no operation among {ranks} ranks"
             raise source.error(
-                line, f"the name of the program is missing, and the rows {what}; set operation (--operation)"
+                line,
+                f"the name of the program is missing, and the rows are consistent with {operations}; set operation "
+                "(--operation)",
             )
         operation = fitting[0]
     return _Run(operation, ranks, n_hosts if ranks == listed else 0, table.n_reps)

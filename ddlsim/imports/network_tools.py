@@ -33,7 +33,7 @@ _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 
 @checked
 def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
-    """Read iperf3 output: per direction, all bytes received by the parallel streams, and the time they took.
+    """Read iperf3 output, with one row per direction: the bytes received by all streams, and the time they took.
 
     If the file has several runs, those that failed (iperf3 writes an error), were truncated or received nothing are
     skipped with a warning that counts them. Raises :class:`ConfigError` if no run is left, or if the file is not from
@@ -144,7 +144,7 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
 
 @checked
 def read_ping(path: str | Path) -> tuple[Timing, ...]:
-    """Read ping output: per host, the median of the printed replies, or the average in the summary (``ping -q``).
+    """Read ping output, with one row per host: the median of the replies, or the average in the summary (``ping -q``).
 
     ``nbytes`` is the size of the ICMP message (data and 8 bytes of header), which is sent in both directions.
 

@@ -383,7 +383,7 @@ def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _
 
 def _add_point(platform: _Platform, element: Element, name: str, within: list[_Zone], speed: float | None) -> None:
     if name in platform.home:
-        raise element.error(f"id = {name!r} is taken already; choose another name")
+        raise element.error(f"id = {name!r} is already taken; choose another name")
     platform.home[name] = within
     within[-1].points[name] = element
     if speed is None:
@@ -402,7 +402,7 @@ def _note_state(platform: _Platform, element: Element) -> None:
 
 def _add_link(platform: _Platform, element: Element, name: str, bandwidth: str, latency: str) -> None:
     if name in platform.links:
-        raise element.error(f"id = {name!r} is taken already; choose another name")
+        raise element.error(f"id = {name!r} is already taken; choose another name")
     platform.links[name] = element
     platform.capacity[name] = (_bandwidth(element, bandwidth), _latency(element, latency))
 

@@ -141,7 +141,9 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
         try:
             text = data.decode("utf-16")
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: is not text ({error.reason}, byte {error.start}); is it complete?") from None
+            raise ConfigError(
+                f"{path}: not a text file ({error.reason}, byte {error.start}); is it complete?"
+            ) from None
     else:
         try:
             text = data.decode("utf-8-sig")
@@ -151,7 +153,7 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
             else:
                 text, notes = _replaced(path, data, error, log)
     if "\0" in text:
-        raise ConfigError(f"{path}: is not text (it has zero bytes); is it the right file?")
+        raise ConfigError(f"{path}: not a text file (it contains zero bytes); is it the right file?")
     return SourceText(path, text, notes)
 
 
@@ -162,7 +164,7 @@ def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> 
     text = data.decode("utf-8-sig", errors="replace")
     n = text.count("\ufffd")
     if not log or n > FEW + MOST_BROKEN * len(text):
-        raise ConfigError(f"{path}: line {line}: is not text in UTF-8 (byte {at}, 0x{data[at]:02x}); right file?")
+        raise ConfigError(f"{path}: line {line}: invalid UTF-8 (byte {at}, 0x{data[at]:02x}); is it the right file?")
     return text, (f"{path}: {n} invalid characters replaced, the first in line {line} (byte {at})",)
 
 

@@ -38,7 +38,7 @@ class Completions(NamedTuple):
 
 
 class Network:
-    """Messages and collectives on the channels of a cluster, under max-min fair sharing.
+    """A simulated network, on which messages and collectives share the channels of a cluster by max-min fairness.
 
     Time passes only in :meth:`advance`.
 

@@ -302,7 +302,9 @@ def make_workload(
         if precision not in ELEMENT_NBYTES:
             raise unknown_name("precision", precision, ELEMENT_NBYTES)
         names = ", ".join(name for name in ELEMENT_NBYTES if has_products(name, device.peak_flops))
-        raise ConfigError(f"precision: {device.name} has no matrix products in {precision}, only in {names}")
+        raise ConfigError(
+            f"precision: {device.name} does not support matrix products in {precision}; supported: {names}"
+        )
     if gradient_dtype not in GRADIENT_TYPES:
         raise unknown_name("gradient_dtype", gradient_dtype, GRADIENT_TYPES)
     if optimizer is not None and optimizer not in OPTIMIZER_RULES:

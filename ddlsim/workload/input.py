@@ -187,7 +187,7 @@ CachesLike = Annotated[Cache | Sequence[Cache], by(_levels)]
 class Input:
     """Input pipeline: samples are read from storage or caches, prepared on CPU cores and copied to the device.
 
-    dataset        "imagenet", "cifar10" or "coco2017", which set `samples` and `sample_bytes`; None: set them here
+    dataset        "imagenet", "cifar10" or "coco2017", which set `samples` and `sample_bytes`; None: specify them
     storage        node of the cluster that stores the data; the machines that read from it share its bandwidth and its
                    links. None: every machine has the data in memory.
     samples        samples in the data set; required for caches only

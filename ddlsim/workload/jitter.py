@@ -163,7 +163,7 @@ def slowed_duration(work: float, begin: float, slow: Iterable[Slow]) -> float:
             return now + left * factor - begin
         left -= (edge - now) / factor
         now = edge
-    raise AssertionError("the last edge is infinite")
+    raise AssertionError("unreachable: the last interval does not end")
 
 
 def slow_intervals(slow: Iterable[Slow]) -> list[tuple[float, float]]:

@@ -432,7 +432,10 @@ class Conv(Spec):
         need_map(in_shape)
         n_in, space = in_shape[0], in_shape[1:]
         if n_in % self.groups or self.channels % self.groups:
-            raise ConfigError(f"groups = {self.groups} must divide {n_in} input channels and {self.channels}")
+            raise ConfigError(
+                f"groups = {self.groups}: must divide the number of input channels, {n_in}, and of output channels, "
+                f"{self.channels}"
+            )
         kernel = spread("kernel", self.kernel, len(space))
         stride = spread("stride", self.stride, len(space))
         padding = spread("padding", self.padding, len(space))

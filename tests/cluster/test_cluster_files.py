@@ -137,7 +137,7 @@ def test_bundled_clusters_come_back_from_toml(tmp_path, name):
     ("text", "message"),
     [
         ('[[nodes]]\nname = "a"\n', r"nodes\.0\.names = None must be a list of names"),
-        ('[[nodes]]\nnames = ["a", "a"]\n', r"nodes\.0\.names: 'a' is taken already"),
+        ('[[nodes]]\nnames = ["a", "a"]\n', r"nodes\.0\.names: 'a' is already taken"),
         ('[[nodes]]\nnames = ["a"]\nspeeed = 1.0\n', "unknown attribute 'speeed'; did you mean 'speed'"),
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = ["a"]\n', r"edges\.0\.links = \['a'\] must be a list of pairs"),
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = [["a", "bb"]]\n', r"edges\.0\.links: unknown node 'bb'"),
@@ -433,7 +433,7 @@ def test_unknown_format_and_unreadable_text(tmp_path, odd):
         odd.save(path)
     binary = tmp_path / "x.toml"
     binary.write_bytes(b"\xff\xfe")
-    _expect_one_line(binary, ["line 1", "is not text in UTF-8", "byte 0"])
+    _expect_one_line(binary, ["line 1", "invalid UTF-8", "byte 0"])
     folder = tmp_path / "dir.toml"
     folder.mkdir()
     _expect_one_line(folder, ["cannot be read"])

@@ -322,7 +322,7 @@ def test_races_are_refused():
         ("parameter_server(5)", "n_servers is 5; must be 1 to 4"),
         ("parameter_server(0)", "n_servers = 0: must be a whole number of at least 1"),
         ("ring(3)", "ring takes at most 0 arguments"),
-        ("torus_2d(3, 2)", "3 rows x 2 columns are not 4 ranks"),
+        ("torus_2d(3, 2)", "3 x 2 does not equal the number of ranks, 4"),
         ("torus_2d(0)", "torus_2d: rows = 0: must be a whole number of at least 1"),
         ("no_such_package:ring", "No module named 'no_such_package'"),
         ("test_collectives_check:nothing", "has no attribute 'nothing'"),

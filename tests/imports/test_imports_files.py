@@ -99,7 +99,7 @@ def test_a_broken_byte_in_a_log_is_replaced_and_said(tmp_path):
     path.write_bytes(LATENCY.replace("v5.6", "v5.6\n# Größe").encode("latin-1"))
     assert read_osu(path)[0].nbytes == 8
     assert read_text(path, log=True).notes == (f"{path}: 2 invalid characters replaced, the first in line 2 (byte 32)",)
-    with pytest.raises(ConfigError, match=r"log: line 2: is not text in UTF-8 \(byte 32, 0xf6\)"):
+    with pytest.raises(ConfigError, match=r"log: line 2: invalid UTF-8 \(byte 32, 0xf6\)"):
         read_text(path)
 
 
@@ -112,7 +112,7 @@ def test_notes_of_a_log_reach_the_result(tmp_path):
 def test_many_broken_bytes_are_no_log(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(LATENCY.encode() + b"\xff" * 50)
-    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+    with pytest.raises(ConfigError, match="invalid UTF-8"):
         read_text(path, log=True)
 
 

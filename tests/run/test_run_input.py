@@ -311,7 +311,7 @@ def test_a_bundled_cluster_with_storage():
     assert len(named.workers) == len(ddlsim.load_cluster("office-1gbe").workers)
     with pytest.raises(ConfigError, match="the cluster has 80 switches between machines"):
         ddlsim.load_cluster("fat-tree-k8-10g+storage=1 GB/s")
-    with pytest.raises(ConfigError, match="name = 'h0' is taken already"):
+    with pytest.raises(ConfigError, match="name = 'h0' is already taken"):
         with_storage("office-1gbe", "h0", read="1 GB/s")
     with pytest.raises(ConfigError, match="unknown node 'swich'; did you mean 'switch'"):
         with_storage("office-1gbe", "nfs0", read="1 GB/s", at="swich")

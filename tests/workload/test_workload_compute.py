@@ -277,7 +277,7 @@ def test_check_memory():
         (lambda: make_workload(RESNET50, V100, 1, speed=0.0), "speed = 0.0: must be finite and above 0"),
         (
             lambda: make_workload(RESNET50, V100, 1, precision="tf32"),
-            "precision: v100 has no matrix products in tf32, only in fp32, fp16",
+            "precision: v100 does not support matrix products in tf32; supported: fp32, fp16",
         ),
         (
             lambda: make_workload(RESNET50, V100, 1, gradient_dtype="fp8"),

@@ -66,7 +66,7 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 3, groups = 2 }]',
-        "layers[0]: conv 'conv1': groups = 2 must divide 3 input channels and 4",
+        "layers[0]: conv 'conv1': groups = 2: must divide the number of input channels, 3",
     ),
     (
         HEAD + 'layers = [{ type = "dense", units = 4 }]',
@@ -195,5 +195,5 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         load_model(tmp_path)
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+    with pytest.raises(ConfigError, match="invalid UTF-8"):
         load_model(binary)
