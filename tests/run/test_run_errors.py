@@ -67,7 +67,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"device": "v10"}, "unknown device 'v10'; did you mean 'v100'?"),
     ({"device": 5}, "device = 5: must be a name such as 'v100', a device file or a Device"),
     ({"device": "v100", "precision": "fp61"}, "precision = 'fp61': must be one of fp32, tf32, fp16, bf16, fp8, "),
-    ({"device": "k80", "precision": "fp16"}, "precision: k80 does not support matrix products in fp16; supported: fp32"),
+    ({"device": "k80", "precision": "fp16"}, "precision: k80 does not support matrix products in fp16; supported: f"),
     ({"gradient_dtype": "fp8"}, "gradient_dtype = 'fp8': must be 'fp32', 'fp16' or 'bf16'; did you mean 'fp32'?"),
     ({"batch_size": 0}, "batch_size = 0: must be a whole number of at least 1"),
     ({"batch_size": 1.5}, "batch_size = 1.5: must be a whole number of at least 1"),
