@@ -25,14 +25,10 @@ def cluster_names() -> list[str]:
 def load_cluster(source: ClusterLike) -> Cluster:
     """Load a cluster from a bundled name, a file or a networkx graph.
 
-    source  one of:
-
-            - a bundled name (see :func:`cluster_names`)
-            - the path of a ``.toml`` file, or of a networkx graph in ``.json`` (node-link) or ``.graphml``
-            - the path of a topology file written by another tool, recognised by its content
-              (:data:`ddlsim.imports.sniff.TOPOLOGIES`)
-            - a networkx graph
-            - a :class:`Cluster`, which is returned unchanged
+    source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, of a networkx graph in ``.json``
+            (node-link) or ``.graphml``, or of a topology file written by another tool, recognised by its content
+            (:data:`ddlsim.imports.sniff.TOPOLOGIES`); a networkx graph; or a :class:`Cluster`, which is returned
+            unchanged
 
     Append ``+key=value`` to a name or path to override a key of the file's [generator], [host] or [link] table, as in
     ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``. For the file of another tool,

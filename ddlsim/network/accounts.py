@@ -19,15 +19,15 @@ from ddlsim.network.state import Bools, Floats, Ints, Net, Places, Records
 class Accounts(NamedTuple):
     """Totals in bytes and seconds that must be consistent with each other and with the channels.
 
-    nbytes, busy     (n_channels,) bytes carried, and seconds in which the channel was busy
-    issued           bytes of all messages issued by senders
-    delivered        bytes of messages delivered to receivers
-    in_flight        bytes of messages that are waiting, flowing or being received
-    issued_crossings sum over issued messages of bytes times channels on the route
-    left_crossings   the part of `issued_crossings` that has not yet been carried
-    passed           (n_channels,) bytes passed through token buckets at once, which add no busy time
-    capacity         (n_channels,) bytes/s without traffic in the opposite direction; the maximum if faults change it
-    burst            (n_channels,) size of the token bucket in bytes; 0: none
+    nbytes, busy      (n_channels,) bytes carried, and seconds in which the channel was busy
+    issued            bytes of all messages issued by senders
+    delivered         bytes of messages delivered to receivers
+    in_flight         bytes of messages that are waiting, flowing or being received
+    issued_crossings  sum over issued messages of bytes times channels on the route
+    left_crossings    the part of `issued_crossings` that has not yet been carried
+    passed            (n_channels,) bytes passed through token buckets at once, which add no busy time
+    capacity          (n_channels,) bytes/s without traffic in the opposite direction; the maximum if faults change it
+    burst             (n_channels,) size of the token bucket in bytes; 0: none
     """
 
     nbytes: Floats

@@ -25,9 +25,9 @@ _FIRST = 1 << 62  # puts messages before collectives
 class Completions(NamedTuple):
     """Messages and collectives that finished at the same time.
 
-    time  seconds
-    ids   (n,) ids of collectives, or the negative ids that :meth:`Network.send` returned for messages
-    ranks (n,) the rank that finished the collective
+    time   seconds
+    ids    (n,) ids of collectives, or the negative ids that :meth:`Network.send` returned for messages
+    ranks  (n,) the rank that finished the collective
 
     Messages come first, in the order in which they were sent, then collectives by id and rank.
     """

@@ -63,7 +63,8 @@ class Stack:
     split_loss_nbytes
                     the same with the vocabulary split over a tensor group
     loss_reserved   bytes per logit that the allocator has reserved at this peak but that are free
-    copies_gathered whether weights are gathered into a separate buffer on its own stream and copied from there (FSDP2)
+    copies_gathered
+                    whether weights are gathered into a separate buffer on its own stream and copied from there (FSDP2)
     keeps_operands  whether inputs of 8-bit products are kept in 8 bits for the backward pass
     keeps_gathered  whether inputs gathered by a tensor group are kept instead of gathered again in the backward pass
     keeps_outputs   whether pipeline stages keep each output that they send until its backward pass, have a buffer for

@@ -324,7 +324,10 @@ def test_the_rows_tell_the_operation_where_no_line_names_the_program(tmp_path, o
 
 @pytest.mark.parametrize(
     ("operation", "n_ranks", "message"),
-    [("all_gather", 8, "consistent with all_gather and all_to_all"), ("all_reduce", 2, "consistent with all_reduce and p2p")],
+    [
+        ("all_gather", 8, "consistent with all_gather and all_to_all"),
+        ("all_reduce", 2, "consistent with all_reduce and p2p"),
+    ],
 )
 def test_rows_that_fit_two_operations_are_asked_about(tmp_path, operation, n_ranks, message):
     path = write(tmp_path, headless(operation, n_ranks, checked=False), "job.log")
