@@ -49,13 +49,17 @@ def _arrays(value: object) -> list[Array]:
 
 @checked
 def check_compressor(compressor: object, *, n: Count = 203, steps: Count = 20, agreed: Sequence[str] = ()) -> None:
-    """Raise ConfigError unless a compressor keeps its contract on vectors of `n` elements.
+    """Check that a compressor fulfils its contract on vectors of `n` elements.
 
-    What is decoded is a finite float32 vector (n,), from the payload alone; arguments stay as they are; the bytes are
-    those of the buffers and those expected, in each of `steps` exchanges; same streams give same bytes; gradients that
-    cannot be compressed (NaN, float64) are refused.
+    Raises ConfigError unless all of these hold:
 
-    agreed   fields of the payload that every worker knows already, which do not travel
+    - Decoding needs only the payload and returns a finite float32 vector (n,).
+    - Arguments are not modified.
+    - In each of `steps` exchanges, the reported bytes equal those of the buffers, and the expected ones.
+    - Equal random streams give equal bytes.
+    - Gradients that cannot be compressed (NaN, float64) raise an error.
+
+    agreed   fields of the payload that all workers know in advance and that are not sent
     """
     coder = cast(AnyCompressor, compressor)
     owner, vector, state = title(coder), _gradient(n, 1), coder.init(n, 7)
@@ -128,7 +132,10 @@ def _exchanged(coder: AnyCompressor, n: int) -> list[Array]:
 
 @checked
 def check_optimizer(rule: object, *, n: Count = 6) -> None:
-    """Raise ConfigError unless an update rule is pure, keeps shape and type, and counts its updates."""
+    """Check that an update rule is pure, preserves shape and type, and counts its updates.
+
+    Raises ConfigError otherwise.
+    """
     optimizer, owner = cast(Optimizer, rule), type(rule).__name__
     for dtype in (np.float32, np.float64):
         rng = np.random.default_rng(1)
@@ -157,11 +164,16 @@ def check_optimizer(rule: object, *, n: Count = 6) -> None:
 
 @checked
 def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> None:
-    """Raise ConfigError unless a layer keeps the rules of custom layers.
+    """Check that a layer fulfils the contract of custom layers.
 
-    Its gradients must agree with central differences of its outputs in float64: sample by sample, or for a whole batch
-    in training if the layer has buffers. Its shapes and tensors must be those of its cost. Randomness must come from
-    `rng` only. :func:`ddlsim.simulate` raises the same error before it trains such a layer.
+    Raises ConfigError unless all of these hold:
+
+    - Its gradients agree with central differences of its outputs in float64: per sample, or for a whole batch in
+      training if the layer has buffers.
+    - Its shapes and tensors are those of its cost.
+    - Its random numbers come from `rng` only.
+
+    :func:`ddlsim.simulate` performs the same check before it trains such a layer.
     """
     held_to_rules(layer, in_shape, n)
 
@@ -175,14 +187,19 @@ def check_strategy(
     compresses: bool = True,
     decides: bool = False,
 ) -> None:
-    """Raise ConfigError unless a strategy keeps the rules of all strategies. Half a second of runs that learn digits.
+    """Check that a strategy fulfils the contract of all strategies, with half a second of training runs.
 
-    The seed decides everything; it promises no more updates than steps make; it runs on a part of the cluster and,
-    where it has collectives, on another fabric. Every run checks by itself that bytes, seconds and updates add up.
+    Raises ConfigError unless all of these hold:
 
-    alone       one worker is plain SGD bit for bit; False where the rule differs from it
-    compresses  it runs compressed; False where it refuses
-    decides     values decide what it does when, so that it has to learn in all of these runs
+    - Runs with the same seed are equal, runs with different seeds are not.
+    - It promises no more updates than its steps make.
+    - It runs on a part of the cluster and, if it has collectives, with another fabric.
+
+    Every run also checks that bytes, seconds and updates are consistent.
+
+    alone       whether training with one worker equals plain SGD bit for bit
+    compresses  whether it supports compression
+    decides     whether its control flow depends on values, so that it must train in all of these runs
     """
     rule, owner, updates = cast(Strategy, strategy), type(strategy).__name__, contract.of(strategy).updates
 

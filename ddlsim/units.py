@@ -87,10 +87,10 @@ def _without_exponent(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def parse(text: str, dimension: str, where: str = "") -> float:
-    """Return `text` as an SI float of the given `dimension` (a key of :data:`DIMENSIONS`).
+    """Convert `text` to an SI float of the given `dimension` (a key of :data:`DIMENSIONS`).
 
-    Raises :class:`UnitError` when the unit is missing, unknown or of another dimension, or when the number
-    is not :func:`in_range`; `where` names the field in it.
+    Raises :class:`UnitError` if the unit is missing, unknown or of another dimension, or if the number is not
+    :func:`in_range`. The message begins with `where`, the name of the field.
     """
     from quantiphy import InvalidNumber
 
@@ -123,12 +123,12 @@ def parse(text: str, dimension: str, where: str = "") -> float:
 
 
 def si(value: float | str, dimension: str) -> float:
-    """Return a number as it is, a text with a unit as :func:`parse` reads it."""
+    """Convert a text with a unit with :func:`parse`; return a number unchanged."""
     return parse(value, dimension) if isinstance(value, str) else float(value)
 
 
 def quantity_text(value: float | str, dimension: str) -> str:
-    """Return a number in SI units, or a text with a unit, as the shortest text that says it exactly."""
+    """Return the shortest text with a unit that represents a number in SI units exactly."""
     number = si(value, dimension)
     units = dict.fromkeys((*_WRITTEN.get(dimension, ()), *DIMENSIONS[dimension][1]))
     numbers = ((number / parse(f"1 {unit}", dimension), unit) for unit in units)

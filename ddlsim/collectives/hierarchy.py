@@ -40,20 +40,21 @@ def hierarchical(
     levels: Levels | None = None,
     n_segments: Segments = 1,
 ) -> Schedule:
-    """On every level reduce inside groups, all-reduce between them, spread inside (Cho et al. 2017; BlueConnect).
+    """Reduce inside groups, all-reduce between them, broadcast inside, on every level (Cho et al. 2017; BlueConnect).
 
-    inside      "ring", "halving_doubling", "direct", or a (reduce-scatter, all-gather) pair of functions: the
-                members of a group share the work, and n all-reduces run between the groups in parallel.
-                "binomial_tree", "chain": only the first member of a group talks to other groups.
-                None: what suits the links, or "binomial_tree" if the groups are of unequal size
-    between     any all-reduce of one lane, among all groups: two levels. None: what suits each level's links
-    further     algorithms of more levels: all but the outermost as `inside`
-    groups      the ranks of each group (machine), together all ranks, where no `levels` are given
-    levels      of a cluster (:mod:`ddlsim.cluster.levels`)
-    n_segments  for inner algorithms that are pipelined
+    inside      "ring", "halving_doubling", "direct", or a (reduce-scatter, all-gather) pair of functions: the n members
+                of a group share the work, and n all-reduces run between the groups in parallel. "binomial_tree",
+                "chain": only the first member of a group communicates with other groups. None: chosen by the links, or
+                "binomial_tree" if the groups have unequal sizes
+    between     any all-reduce with one lane, between all groups, which makes two levels. None: chosen by the links of
+                each level
+    further     algorithms of more levels; all but the outermost as `inside`
+    groups      ranks of each group (machine), together all ranks, if no `levels` are given
+    levels      levels of a cluster (:mod:`ddlsim.cluster.levels`)
+    n_segments  segments of pipelined inner algorithms
 
-    With rings, groups of n, m groups: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2. Raises
-    ConfigError for groups that do not fit, unknown names, and more names than levels.
+    With rings, groups of n, m groups: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2. Raises ConfigError for
+    groups that do not contain all ranks once, unknown names, and more names than levels.
     """
     levels = levels or grouped(groups, n_ranks)
     n_levels = len(levels.groups) + 1
@@ -146,12 +147,13 @@ def torus_2d(
     groups: Sequence[Ints] | None = None,
     levels: Levels | None = None,
 ) -> Schedule:
-    """Rings along the rows, then along the columns, then along the rows (Mikami et al. 2018).
+    """Rings along the rows, then along the columns, then along the rows again (Mikami et al. 2018).
 
-    With X columns, Y rows: 2(X-1) a1 + 2 (X-1)/X S b1 + 2(Y-1) a2 + 2 (Y-1)/Y S/X b2. The shape is the one given
-    (consecutive ranks form a row, where the network does not have this shape); else that of the network's `levels`, in
-    all dimensions; else a row is a machine (`groups`), if machines hold several ranks; else the most nearly square one.
-    Raises ConfigError for a shape that does not hold n_ranks.
+    With X columns, Y rows: 2(X-1) a1 + 2 (X-1)/X S b1 + 2(Y-1) a2 + 2 (Y-1)/Y S/X b2.
+
+    The shape is `rows` x `columns` if given; consecutive ranks form a row unless the network has this shape. Otherwise
+    it is that of the network's `levels`, in all dimensions; else a row is a machine (`groups`) if machines have several
+    ranks; else the shape closest to a square. Raises ConfigError if the shape does not match n_ranks.
     """
     singles = np.arange(n_ranks)[:, None]
     groups = _checked_groups(groups or tuple(singles), n_ranks)

@@ -289,17 +289,17 @@ def nccl_time(
     algorithm: str | None = None,
     protocol: str | None = None,
 ) -> NcclTime:
-    """Return what NCCL's tuner expects a collective on the cluster's first workers to take.
+    """Estimate the time of a collective on the cluster's first workers, as NCCL's tuner does.
 
-    nbytes     buffer per rank, bytes or text such as "100 MB"
-    kind       "all_reduce", "reduce_scatter" or "all_gather" (a tree only for all-reduce)
+    nbytes     buffer per rank, in bytes or text such as "100 MB"
+    kind       "all_reduce", "reduce_scatter" or "all_gather" (trees for all-reduce only)
     ranks      number of workers; None: all
-    nodes      numbers of the nodes that the ranks are at, instead of the first workers
-    bandwidth  of the bus, bytes/s or text such as "230 GB/s"; None: :func:`bus_bandwidth`
-    algorithm, protocol   only this one ("ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"; "LL",
-               "LL128", "Simple")
+    nodes      nodes of the ranks, instead of the first workers
+    bandwidth  bus bandwidth in bytes/s or text such as "230 GB/s"; None: :func:`bus_bandwidth`
+    algorithm, protocol   fixed choices: "ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"; "LL",
+               "LL128", "Simple"
 
-    Raises ConfigError for unknown names, fewer than 2 ranks or more than there are, and sizes that make no sense.
+    Raises ConfigError for unknown names, invalid sizes, and for fewer than 2 ranks or more than there are workers.
     """
     loaded = load_cluster(cluster)
     size = si(nbytes, "bytes")
