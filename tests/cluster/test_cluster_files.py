@@ -141,7 +141,7 @@ def test_bundled_clusters_come_back_from_toml(tmp_path, name):
         ('[[nodes]]\nnames = ["a"]\nspeeed = 1.0\n', "unknown attribute 'speeed'; did you mean 'speed'"),
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = ["a"]\n', r"edges\.0\.links = \['a'\] must be a list of pairs"),
         ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = [["a", "bb"]]\n', r"edges\.0\.links: unknown node 'bb'"),
-        ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = []\nkeys = [1]\n', r"keys = \[1\] must be 0 whole numbers"),
+        ('[[nodes]]\nnames = ["a"]\n[[edges]]\nlinks = []\nkeys = [1]\n', r"keys = \[1\] must be 0 integers"),
         ('[[nodes]]\nnames = ["a", "b"]\n[[edges]]\nlinks = [["a", "b"]]\n', "bandwidth is missing"),
         ('[generator]\ntype = "star"\n[[nodes]]\nnames = ["a"]\n', r"nodes and \[generator\] exclude each other"),
     ],

@@ -316,7 +316,7 @@ def test_races_are_refused():
     ("algorithm", "message"),
     [
         ("rnig", "unknown all_reduce algorithm 'rnig'; did you mean 'ring'"),
-        ("ring)", "is not a name"),
+        ("ring)", "is not a valid name"),
         ("hierarchical", "'hierarchical' requires the machine of each rank; pass hosts"),
         ("parameter_server(9)", "n_servers is 9; must be 1 to 4"),
         ("parameter_server(5)", "n_servers is 5; must be 1 to 4"),

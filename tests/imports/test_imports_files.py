@@ -34,7 +34,7 @@ def test_encodings_and_compression(tmp_path, data):
     ("data", "message"),
     [
         (b"\x7fELF\x00\x00", "zero bytes"),
-        (b"\xc3\x28", "is not text"),
+        (b"\xc3\x28", "invalid UTF-8|not a text file"),
         (gzip.compress(b"x" * 5000)[:20], "cannot be read"),
     ],
     ids=["binary", "encoding", "cut"],

@@ -244,7 +244,7 @@ def test_zones_of_host_links_and_a_backbone(tmp_path):
         (DOGBONE, '<link id="1"', '<peer id="1"', r"xml:6: <peer>: is not supported"),
         (DOGBONE, '<link id="2" ', '<link id="2" bandwidth_file="x" ', r"xml:7: <link>: bandwidth_file"),
         (DOGBONE, "SPLITDUPLEX", "FATPIPE", r"xml:7: <link>: sharing_policy = 'FATPIPE' is not supported"),
-        (DOGBONE, '<host id="S2"', '<host id="S1"', r"xml:5: <host>: id = 'S1' is taken"),
+        (DOGBONE, '<host id="S2"', '<host id="S1"', r"xml:5: <host>: id = 'S1' is already taken"),
         (TWO, "gw_src=\"n-a_router\"", 'gw_src="n-b_router"', r"xml:8: .*'n-b_router' is not in the zone 'a'"),
         (TWO, '<ASroute src="a" dst="b"', '<ASroute src="a" dst="c"', r"xml:8: <ASroute>: 'c' is not a zone"),
         (ROUTERS, '<route src="r" dst="b">', '<route src="r" dst="b" symmetrical="NO">', None),

@@ -225,7 +225,7 @@ def test_message_sizes_can_be_given_one_by_one():
     ("tables", "message"),
     [
         ([], "0 tables of message sizes for 1 rounds; pass one table per round"),
-        ([np.ones((1, 3))], r"round 0 has shape \(1, 3\); give \(3, 1\), a row per repetition"),
+        ([np.ones((1, 3))], r"round 0 has shape \(1, 3\); must have shape \(3, 1\), with one row per repetition"),
         ([np.array([[1.0], [np.nan], [1.0]])], "round 0 contains a size that is not finite"),
         ([np.array([[1.0], [-1.0], [1.0]])], "round 0 contains a size"),
     ],
