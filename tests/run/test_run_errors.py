@@ -191,7 +191,7 @@ def test_a_batch_that_does_not_fit_is_a_warning() -> None:
     result = simulate(cluster, "vgg16", batch_size=4096, steps=1, warmup=0)
     (warning,) = result.warnings
     need = 12 * 138357544 + 4 * result.workloads[0].model.activation_nbytes / 4 * 4096
-    assert f"vgg16 with batch size 4096 in fp32 needs about {need / 1e9:.1f} GB but v100 has 17.2 GB" in warning
+    assert f"vgg16 with batch size 4096 in fp32 needs about {need / 1e9:.1f} GB, but v100 has 17.2 GB" in warning
     largest = int(warning.rsplit(" ", 1)[1])
     assert simulate(cluster, "vgg16", batch_size=largest, steps=1, warmup=0).warnings == ()
     assert simulate(cluster, "vgg16", batch_size=largest + 1, steps=1, warmup=0).warnings
