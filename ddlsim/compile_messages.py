@@ -72,7 +72,7 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
         self.muted = False  # another part of the program reports instead
         self.remark = ""  # why what is compiled is not kept
         self._told: set[Part] = set()
-        self._spent: dict[Part, tuple[float, float]] = {}  # s so far, in which the process computed so many
+        self._spent: dict[Part, tuple[float, float]] = {}  # elapsed and CPU s so far
         self._next_line = 0.0
         self._began = (0.0, 0.0)
         self._over = threading.Event()

@@ -1,23 +1,23 @@
 """Calibrated clusters: latencies, bandwidths and overheads scaled to measured values.
 
-A measured value belongs to the *reference route* of a class of links, which anybody can look up:
+A measured value applies to the *reference route* of a class of links:
 
-between   links between hosts; the route leads from the first worker of the first host to that of the second one
-inside    links inside hosts; the route joins the first two workers of the first host that has two
+between   links between hosts; the route from the first worker of the first host to that of the second host
+inside    links inside hosts; the route between the first two workers of the first host with at least two
 
-``latency`` is the sum over the links of the class on that route (s), ``bandwidth`` the least rate at which they carry a
-large message's own bytes (bytes/s), which is what a program measures: on routes with frames the headers come on top of
-it, so the links' capacity is larger (:func:`payload_rate`). All links of the class are scaled by the same factor, so
-what the file says about their proportions stays: a trunk that is four times as wide as a network card remains so.
-Inside hosts only links of the kinds on the reference route change their bandwidth: what NVLinks do says nothing about
-PCIe. Latencies decide between routes of as many hops, so those of all kinds are scaled.
+``latency`` is the sum over the links of the class on this route (s), ``bandwidth`` the smallest rate at which they
+carry the payload of a large message (bytes/s), as measured by programs. On routes with frames, headers add to the
+payload, so the capacity of the links is larger (:func:`payload_rate`). All links of the class are scaled by the same
+factor, which preserves their proportions: a trunk with four times the bandwidth of a network card keeps four times its
+bandwidth. Inside hosts, only links of the kinds on the reference route change their bandwidth, because NVLink rates say
+nothing about PCIe. Latencies of all kinds are scaled, because they decide between routes with the same number of hops.
 
-A simulation deviates from what it is a model of, and a fit to one operation does not tell by how much another one does
-(Kennedy and O'Hagan 2001, Journal of the Royal Statistical Society B 63(3)). How far off predictions of each kind have
-been is data: `deviations/learned.toml`, which ``python -m accuracy.deviations`` writes from the measurements of the
-accuracy page. It holds one-sided 97.5 % quantiles, because what is not modelled mostly makes a run slower. Besides,
-each message may take up to as much longer or shorter as the latency of the measured ones (:data:`PER_MESSAGE`). Beyond
-the measured range the variance grows with the doublings, as that of a random walk does.
+A simulation deviates from reality, and a fit to one operation does not tell how far another operation deviates (Kennedy
+and O'Hagan 2001, Journal of the Royal Statistical Society B 63(3)). The deviations of earlier predictions of each kind
+are in `deviations/learned.toml`, which ``python -m accuracy.deviations`` writes from the measurements of the accuracy
+page. It contains one-sided 97.5 % quantiles, because effects that are not modelled mostly make a run slower. In
+addition, each message may be faster or slower by up to the latency of the measured ones (:data:`PER_MESSAGE`). Beyond
+the measured range, the variance grows with the number of doublings, as in a random walk.
 """
 
 from __future__ import annotations

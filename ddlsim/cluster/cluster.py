@@ -234,7 +234,7 @@ class Cluster:
         """Nominal bytes/s of each channel (bandwidth * efficiency), shape (n_channels,).
 
         This includes payload and, on links with frames, frame headers. Routes, rings and algorithms are chosen by
-        nominal rates, as in real systems, where nobody knows in advance which links are slow.
+        nominal rates, as in real systems, where slow links are not known in advance.
         """
         n_channels = int(self.link_channel.max()) + 1 if self.n_links else 0
         capacity = np.zeros(n_channels)

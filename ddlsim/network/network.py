@@ -60,7 +60,7 @@ class Network:
         self._engine.routes_of.append([])
         self._engine.pairs_of.append([])
         self._n_sent = 0
-        #: messages get every so manieth number; those between are for compiled callers
+        #: distance between the handles of successive messages; those in between are for compiled callers
         self.stride = 1
 
     @property

@@ -1,8 +1,8 @@
 """Variability of compute times: random factors per step, and slow-downs.
 
-Each distribution is a frozen dataclass with ``mean`` and ``sample(stream, n)``, which draws n factors, shape
-(n,), that multiply a step's compute time; the stream is one of :mod:`ddlsim.streams`. Drawing n factors at once or in
-pieces gives the same sequence.
+Each distribution is a frozen dataclass with ``mean`` and ``sample(stream, n)``, which returns n factors, shape (n,), by
+which the compute times of steps are multiplied. The stream comes from :mod:`ddlsim.streams`. Sampling n factors at once
+or in parts gives the same sequence.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class NoJitter:
     mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return np.ones(n)
 
 
@@ -42,6 +43,7 @@ class Lognormal:
     mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         variance = math.log1p(self.cv**2)
         return np.exp(math.sqrt(variance) * stream.standard_normal(n) - 0.5 * variance)
 
@@ -55,6 +57,7 @@ class Gamma:
     mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return stream.standard_gamma(self.cv**-2, n) * self.cv**2
 
 
@@ -67,9 +70,11 @@ class ShiftedExponential:
 
     @property
     def mean(self) -> float:
+        """Expected value of the factors."""
         return 1.0 + self.mean_extra
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return 1.0 + self.mean_extra * stream.standard_exponential(n)
 
 
@@ -81,6 +86,7 @@ class Exponential:
     mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return stream.standard_exponential(n)
 
 
@@ -96,9 +102,11 @@ class Pareto:
 
     @property
     def mean(self) -> float:
+        """Expected value of the factors."""
         return self.a / (self.a - 1.0)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return np.exp(stream.standard_exponential(n) / self.a)
 
 
@@ -116,9 +124,11 @@ class Uniform:
 
     @property
     def mean(self) -> float:
+        """Expected value of the factors."""
         return 0.5 * (self.low + self.high)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return self.low + (self.high - self.low) * stream.random(n)
 
 
@@ -135,9 +145,11 @@ class Trace:
 
     @property
     def mean(self) -> float:
+        """Expected value of the factors."""
         return math.fsum(self.values) / len(self.values)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return np.array(self.values)[(stream.random(n) * len(self.values)).astype(np.int64)]
 
 
