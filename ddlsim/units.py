@@ -115,7 +115,7 @@ def parse(text: str, dimension: str, where: str = "") -> float:
             raise UnitError(f"{at} is out of range ({SMALLEST:g} to {LARGEST:g} {si_unit}); write it like {example!r}")
         return float(quantity) * factors[unit]
     if not unit:
-        raise UnitError(f"{at} has no unit; write a {noun} like {example!r} (meaning {si_unit})")
+        raise UnitError(f"{at} has no unit; write a {noun} like {example!r} (SI unit: {si_unit})")
     for other, (_, other_factors, _) in DIMENSIONS.items():
         if unit in other_factors:
             raise UnitError(f"{at} is a {_NOUN.get(other, other)}, not a {noun}; write it like {example!r}")
