@@ -1,4 +1,4 @@
-"""Compile a schedule into the flat program that the kernel executes.
+"""Compilation of schedules into flat programs that the kernel executes.
 
 Rounds become per-thread steps (a thread is one rank in one lane): a step is entered by a rank that sends or
 receives in the round; its messages are contiguous, so that entering a step is a loop over a range.
