@@ -62,7 +62,7 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     bandwidth, latency = storage.bandwidth, storage.latency
     if bandwidth is None and told is None:
         raise ConfigError(
-            f"{where}: bandwidth is missing, and no machine is connected to {at!r} from which it could be copied; "
+            f"{where}: bandwidth is missing, and no machine is connected to {at!r} whose link it could default to; "
             "set it"
         )
     usual: Mapping[str, Any] = told or {}

@@ -173,7 +173,7 @@ def _call(
     except TypeError as error:
         if _is_own(function):
             raise
-        raise ConfigError(f"collective {name!r} cannot be called as n_ranks -> Schedule: {error}") from error
+        raise ConfigError(f"collective {name!r} must be callable as function(n_ranks) -> Schedule: {error}") from error
 
 
 def _is_own(function: Collective) -> bool:

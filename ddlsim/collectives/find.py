@@ -88,7 +88,7 @@ def called(function: Collective, n_ranks: int, **more: object) -> Schedule:
 
 def _no_collective(function: Collective, reason: str) -> ConfigError:
     name = getattr(function, "__name__", shown(function))
-    return ConfigError(f"collective {name!r} cannot be called as n_ranks -> Schedule: {reason}")
+    return ConfigError(f"collective {name!r} must be callable as function(n_ranks) -> Schedule: {reason}")
 
 
 def n_segments_for(nbytes: float) -> int:
@@ -100,7 +100,7 @@ def _imported(name: str) -> Collective:
     function = imported(name, "collective", "function")
     if not callable(function):
         type_name = type(function).__name__
-        raise ConfigError(f"collective {name!r} is of type {type_name}; must be a function n_ranks -> Schedule")
+        raise ConfigError(f"collective {name!r} is of type {type_name}; must be a function(n_ranks) -> Schedule")
     collective: Collective = function
     return collective
 

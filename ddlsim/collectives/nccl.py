@@ -335,7 +335,7 @@ def least(place: Site, kind: str, size: float, algorithm: str | None, protocol: 
     ]
     if times:
         return min(times, key=lambda time: time.seconds)
-    wanted = " by ".join(repr(word) for word in (algorithm, protocol) if word is not None)
+    wanted = " with ".join(repr(word) for word in (algorithm, protocol) if word is not None)
     raise ConfigError(
         f"algorithm = {wanted}: not available, because {name!r} has {_lacking(algorithm, protocol, place)}"
     )

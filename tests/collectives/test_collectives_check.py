@@ -327,7 +327,7 @@ def test_races_are_refused():
         ("no_such_package:ring", "No module named 'no_such_package'"),
         ("test_collectives_check:nothing", "has no attribute 'nothing'"),
         ("test_collectives_check:RING", "is of type Schedule; must be a function"),
-        (lambda n: 42, "n_ranks -> Schedule: it returned 42"),
+        (lambda n: 42, "(n_ranks) -> Schedule: it returned 42"),
         (lambda n: all_reduce.ring(n + 1), "returned a schedule for 5 ranks of kind 'all_reduce'"),
         (lambda n: reduce.binomial(n), "of kind 'reduce'; expected 'all_reduce'"),
         (lambda n: first_round(all_reduce.ring(n), repeat=2), "counted 0 times instead of 1"),
@@ -352,7 +352,7 @@ def test_arguments_by_keyword_can_be_written_in_a_text_too():
 
 @pytest.mark.parametrize("function", [lambda: RING, lambda n, more: RING, max])
 def test_a_function_that_cannot_be_called_with_a_number_of_ranks_is_refused(function):
-    with pytest.raises(ConfigError, match="cannot be called as n_ranks -> Schedule"):
+    with pytest.raises(ConfigError, match=r"must be callable as function\(n_ranks\) -> Schedule"):
         build(function, 4)
 
 
