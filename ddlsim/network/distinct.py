@@ -1,4 +1,4 @@
-"""Which of many small numbers differ, without sorting them."""
+"""Distinct values of many small integers, without sorting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python side of what executes tasks: it makes collectives and messages when their time has come."""
+"""The Python side of the task executor: it creates collectives and messages when they are due."""
 
 from __future__ import annotations
 
@@ -207,8 +207,8 @@ class Executor:
                 outside.completed(*self.network.completed(n))
             else:
                 raise DdlsimError(
-                    f"task {argument} would start anew before all of its step have ended: ranks are more steps apart "
-                    "than are simulated; let ranks wait for each other more often"
+                    f"task {argument} would restart before its previous step has finished, because ranks are further "
+                    "apart than the number of simulated steps; synchronise ranks more often"
                 )
 
     def end_instant(self) -> None:
