@@ -204,15 +204,15 @@ def _row(row: Measurement, path: Path, case: str, what: str) -> Row:
 
 
 def left_one_out(path: Path = DATA) -> str:
-    """Return what each number of nodes is predicted at with the standard deviation that the others tell."""
+    """Return the standard deviations, and the error of each number of nodes with that of the other numbers."""
     unshaped = [row for row in read(path) if row.operation == "all_reduce" and math.isinf(row.rate)]
-    found = [f"the source says {DEVIATION:.1%}, these rows {deviation_told(lambda n: True, path) or 0.0:.1%}"]
+    found = [f"{DEVIATION:.1%} in the source and {deviation_told(lambda n: True, path) or 0.0:.1%} in these rows"]
     for n in sorted({row.n_nodes for row in unshaped if row.backend == "nccl"}):
         others = deviation_told(lambda nodes, n=n: nodes != n, path)
         if others is not None:
             own = [row for row in unshaped if (row.backend, row.n_nodes) == ("nccl", n)]
             errors = [predicted(row, path, WHISKERS * others).value / row.seconds - 1.0 for row in own]
-            found.append(f"{n} nodes by the {others:.1%} of the others: {mean(errors):+.1%}")
+            found.append(f"with the {others:.1%} of the other rows, {n} nodes are {mean(errors):+.1%} off")
     return "; ".join(found)
 
 

@@ -119,13 +119,17 @@ def table(path: Path = DATA, first: int = 0) -> Table:
             if rings:
                 found.rows += ring_rows(name, rings)
             for n in case["data"]:
-                found.omit(name, f"{n} GPUs, default algorithm", "NVLS above 4 GPUs, whose switch adds up: not a ring")
+                found.omit(
+                    name,
+                    f"{n} GPUs, default algorithm",
+                    "above 4 GPUs NCCL uses NVLS, where the switch reduces: not a ring",
+                )
                 if n not in rings:
                     found.omit(name, f"{n} GPUs, ring", "no figure is stated")
         elif columns.startswith("n: [alpha"):
-            found.omit(name, "alpha and beta", "a fit, and for n = 2 and 4 faster than the wire allows")
+            found.omit(name, "alpha and beta", "a fit, which for n = 2 and 4 is faster than the link allows")
         else:
-            found.omit(name, ", ".join(map(str, case["data"])), "single figures: nothing is left to calibrate on")
+            found.omit(name, ", ".join(map(str, case["data"])), "single figures, so no row is left for calibration")
     return found
 
 

@@ -15,9 +15,9 @@ __all__ = ["left_out"]
 
 #: what the data file does not say of itself
 REASONS = {
-    "ffn_horovod_theta_knl": "its losses are those of stragglers, of which no row of one node tells",
-    "mlsl_zenith_resnet50": "efficiencies only, at batches per node that shrink from some number of nodes on",
-    "dawnbench_resnet50_93top5": "seconds to an accuracy, under training schedules that differ",
+    "ffn_horovod_theta_knl": "its losses are caused by stragglers, about which no one-node row has information",
+    "mlsl_zenith_resnet50": "only efficiencies, with batches per node that shrink beyond some number of nodes",
+    "dawnbench_resnet50_93top5": "seconds to an accuracy, under different training schedules",
 }
 
 

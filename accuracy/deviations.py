@@ -151,15 +151,16 @@ def written(rows: Sequence[Scored]) -> str:
 
 
 def words(rows: Sequence[Scored], judge: Callable[[Sequence[Scored]], list[Row]]) -> str:
-    """Return coverage, misses on the slow side, half width and mean error over all rows, in words."""
+    """Return coverage, misses on the slow side, half-width and mean error of all rows as sentences, without the last
+    period."""
     judged = judge(rows)
     inside, half = covered(judged) or (math.nan, math.nan)
     ends = [(row, row.interval) for row in judged if row.interval is not None]
     slow = sum(row.measured > high if row.unit in TIMES else row.measured < low for row, (low, high) in ends)
     missed = round((1.0 - inside) * len(judged))
     return (
-        f"{inside:.1%} of {len(judged)} rows in their intervals ({slow} of the {missed} misses are slower), half the "
-        f"width {half:.1%} in the median, mean error {mean_error(judged):.1%}"
+        f"{inside:.1%} of {len(judged):,} rows lie in their intervals, and {slow} of the {missed} misses are slower "
+        f"than predicted. The median half-width is {half:.1%}, and the mean error is {mean_error(judged):.1%}"
     )
 
 

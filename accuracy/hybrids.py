@@ -128,7 +128,7 @@ def counts(row: Row) -> bool:
 
 
 def remark() -> str:
-    """Return what it depends on the small batches, and on the batches that are not stated."""
+    """Return how the result depends on the speed of small batches, and on the batches that are not stated."""
     plain = [row for row in (_row(point, small=False) for point in read()) if counts(row)]
     other = {
         (point.model, batch): predict(Point(point.name, point.cluster, point.model, batch, point.nodes, 1.0, False))
@@ -137,8 +137,8 @@ def remark() -> str:
     }  # fmt: skip
     says = ", ".join(f"{value:.1f} ({model}, batch {batch})" for (model, batch), value in other.items())
     return (
-        f"Without the loss of small batches the mean would be {mean_error(plain):.1%}. The rows were known when it was "
-        f"added. With half and twice the batches that are assumed: {says}."
+        f"Without the lower speed of small batches, the mean error would be {mean_error(plain):.1%}. The rows were "
+        f"known when this effect was added. With half and twice the assumed batches, the speed-ups would be {says}."
     )
 
 

@@ -126,7 +126,7 @@ def h100_rows(most: int = MOST) -> list[Row]:
 def left_out() -> list[Omitted]:
     """Return the rows on H100 that are not predicted."""
     return [
-        Omitted(row["model"], f"{row['gpus']} GPUs", "two steps take minutes to simulate")
+        Omitted(row["model"], f"{row['gpus']} GPUs", "simulating two steps takes minutes")
         for row in read("h100")
         if row["gpus"] > MOST
     ]

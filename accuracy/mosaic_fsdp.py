@@ -213,10 +213,10 @@ def remark() -> str:
     measured, predicted = ([getattr(row, name) / n for row, n in several] for name in ("measured", "predicted"))
     order = spearmanr(measured, predicted).statistic
     return (
-        f"Matrix products at {gemm:.3g} of the device's rate, element-wise kernels move {elementwise:.3g} times what "
-        f"fused ones would, Triton's attention reaches {h100:.3g} (H100) and {a100:.3g} (A100) of the peak. The "
-        f"{len(of_one)} rows that these four numbers are fitted to are {np.mean(of_one):.1%} off on average. Rank "
-        f"correlation of the predicted tokens/s of a GPU with the measured: {order:.3f}."
+        f"Matrix products run at {gemm:.3g} of the device's rate. Element-wise kernels move {elementwise:.3g} times as "
+        f"many bytes as fused ones would. Triton's attention reaches {h100:.3g} (H100) and {a100:.3g} (A100) of the "
+        f"peak. The {len(of_one)} rows to which these four numbers are fitted have a mean error of "
+        f"{np.mean(of_one):.1%}. The rank correlation of predicted and measured tokens/s per GPU is {order:.3f}."
     )
 
 

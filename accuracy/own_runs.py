@@ -21,6 +21,7 @@ from accuracy import judge, mosaic_fsdp
 from accuracy.rows import Row, covered, show
 from ddlsim import simulate
 from ddlsim.cluster.calibrated import Beyond
+from ddlsim.readable import count
 from ddlsim.validation import MeasuredRun, StackFit, calibrate_stack
 from ddlsim.validation.intervals import with_stack
 from ddlsim.validation.stack_fit import experiment_of
@@ -115,17 +116,18 @@ def rows() -> list[Row]:
 
 
 def remark() -> str:
-    """Return what was fitted, and how many intervals hold without the errors of earlier predictions."""
+    """Return the fitted numbers, and the coverage of intervals without the errors of earlier predictions."""
     fits = {**{machine: fitted_mosaic(machine) for machine in MACHINES}, "fms-fsdp": fitted_fms()}
     numbers = "; ".join(
-        f"{name}: {', '.join(f'{key} {value:.3g}' for key, value in fit.fit.values.items())} from {len(fit.runs)} runs"
+        f"{', '.join(f'{key} {value:.3g}' for key, value in fit.fit.values.items())} for {name} from "
+        f"{count(len(fit.runs), 'run')}"
         for name, fit in fits.items()
     )
     share = covered(mosaic_rows(learned=False) + fms_rows(learned=False))
     assert share is not None
     return (
-        f"{numbers}. Without the errors of earlier predictions of FSDP {share[0]:.0%} of the intervals hold, with half "
-        f"a width of {share[1]:.1%}."
+        f"Fitted numbers: {numbers}. Without the errors of earlier predictions of FSDP, {share[0]:.0%} of the "
+        f"intervals contain the measured value, with a median half-width of {share[1]:.1%}."
     )
 
 

@@ -129,11 +129,13 @@ def read(case: Mapping[str, Any]) -> tuple[tuple[Run, ...], list[Omitted]]:
     """
     algorithm, topology, model = (case.get(name) for name in ("algorithm", "topology", "model"))
     if not (isinstance(algorithm, Mapping) and str(algorithm.get("scaling", "")).startswith("weak")):
-        raise UnpredictableError("not stated to be weak scaling, with the same batch on every device")
+        raise UnpredictableError(
+            "the source does not say that this is weak scaling, with the same batch on every device"
+        )
     if not isinstance(model, Mapping):
-        raise UnpredictableError("several models in one case, without a step time of each on one machine")
+        raise UnpredictableError("several models in one case, without a one-machine step time of each")
     if model.get("name") not in MODELS:
-        raise UnpredictableError(f"there is no model {model.get('name')!r} among those of this page")
+        raise UnpredictableError(f"model {model.get('name')!r} is not described")
     batch, per_node = number(case.get("worker"), "batch"), int(number(topology, "gpus_per_node"))
     omitted: list[Omitted] = []
     measured = case.get("measured") or []
@@ -307,7 +309,7 @@ def table(path: Path = DATA, most: float = math.inf, machine: bool = True) -> Ta
         for n in sorted(run.measured):
             what = f"{n} GPU" if n == 1 else f"{n} GPUs"
             if n < max(known) and n not in known:
-                found.omit(run.name, what, "fewer devices than what calibrates; predicted from one device")
+                found.omit(run.name, what, "fewer devices than the calibrated row; predicted from one device")
             elif n <= most:
                 found.add(run.name, what, partial(_row, run, n, what, known, machine))
     return found

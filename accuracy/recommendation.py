@@ -177,17 +177,17 @@ def left_out(path: Path = DATA) -> list[Omitted]:
 
 
 def remark() -> str:
-    """Return what it depends on where the bottom MLP is, and that products are made in waves."""
+    """Return how the result depends on the two mechanisms that were added after the rows were known."""
     one = {_key(point): point for point in read() if point.gpus == 1}
     point = next((point for point in read() if point.gpus > 1 and _key(point) in one), None)
     if point is None:
         return ""
     plain = predict(point, calibrated(one[_key(point)])) / point.measured - 1.0
     return (
-        f"With the same efficiency of products at both batches the first prediction of {point.gpus} GPUs would be "
-        f"{plain:+.1%} off. The rows of several GPUs were known when the step was modelled: that all wait in the "
-        "all-to-all for the GPU with the bottom MLP, and the waves, were added because of them. Both are as the code "
-        "and the manual say, and have no constant to fit."
+        f"With the same efficiency of products at both batch sizes, the error of the first prediction of {point.gpus} "
+        f"GPUs would be {plain:+.1%}. The rows with several GPUs were known when the step was modelled, and two "
+        "mechanisms were added because of them: all GPUs wait in the all-to-all for the GPU with the bottom MLP, and "
+        "products are computed in waves. Both follow the code and the manual, and neither has a constant to fit."
     )
 
 

@@ -14,100 +14,141 @@ from accuracy.deviations import FILE, halves, scored, series_left_out, words, wr
 from accuracy.families import FAMILIES, Family
 from accuracy.rows import Omitted, Row, bias, covered, mean_error, skill
 from ddlsim.output_files import write_text
+from ddlsim.readable import count
 from ddlsim.report.drawing import COLOURS, MARKERS, figure, save
 
 __all__ = ["main", "page", "picture"]
 
 MANY = 100  #: rows above which a section has a line per case instead
-SHOWN = 6  #: misses of one cause that are named
+SHOWN = 6  #: misses of one cause that are listed
 NEAR, SHARE = 0.15, 0.6  #: error of a gain and its arms that is near, share of gains that must be
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# Accuracy
 
 {verdict}
 
-| measurements | goal | mean error | bias | median | worst | rows | if nothing changed | skill | intervals cover | |
+| measurements | goal | mean error | bias | median | worst | rows | rule of thumb | skill | coverage | result |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 READING = """
 ## How to read the table
 
-- **Rows** are measured figures that nothing was calibrated on. Each family says which of its rows calibrate it; those
-  count nowhere. A goal is reached if the mean error of the rows is within it. Of families that scale out, rows inside
-  one machine stand in a line of their own and are not judged; of gains, six in ten must be within 15 %, the gain
-  (ratio - 1) and the steps without and with the technique.
-- **Mean error** is the mean of |predicted - measured| / measured, **bias** the mean with its sign: of times, above 0
-  is too slow; of rates, too fast.
-- **If nothing changed** is the error of a rule of thumb: everything stays as it was calibrated (the step time of one
-  machine or device, perfect scaling where the batch of a device changes, no gain of a technique). **Skill** is that
-  error over ours; below 1 the rule is better.
-- **Intervals cover**: how many 95 % intervals have the measured figure in them ([below](#how-often-intervals-hold)).
+- **Rows** are measured figures that were not used for calibration. The page of a family says which rows calibrate it;
+  those are not counted.
+- **Result.** A goal is reached if the mean error of the counted rows does not exceed it. For families that scale out,
+  rows inside one machine have a separate line and are not judged. For gains of techniques, three errors of a row must
+  be within 15 %: that of the gain (ratio - 1), and those of the steps without and with the technique. This must hold
+  for six in ten rows.
+- **Mean error** is the mean of |predicted - measured| / measured. **Bias** is the mean with sign: above 0, predicted
+  times are too long, or predicted rates too high.
+- **Rule of thumb** is the mean error of assuming that nothing changes: the calibrated step time of one machine or
+  device stays the same, scaling is perfect if the batch per device changes, and a technique gains nothing. **Skill** is
+  this error divided by ours. Below 1, the rule of thumb is better.
+- **Coverage** is the share of 95 % intervals that contain the measured figure
+  ([below](#how-often-intervals-hold)).
 
-Constants that are not calibrated are data-sheet values and those of NCCL's topology model (`accuracy/machines.py`),
-the same for all cases. No constant was tuned to a row that counts. But the mechanisms were modelled by people who knew
-these rows; [choices that rows suggested](#choices-made-after-seeing-rows) are listed. Cases the authors have not seen
-are better judges.
+Constants that are not calibrated are data-sheet values and those of NCCL's topology model (`accuracy/machines.py`).
+They are the same for all cases, and none was tuned to a counted row. However, the authors of the models knew these
+rows, and made some [choices](#choices-made-after-seeing-rows) because of them. Cases that the authors have not seen are
+a better test.
 
-The measurements lie in `accuracy/data/`, with their sources. `make accuracy` (some minutes) simulates everything again
-and writes this page, the pages of the families and their pictures. Figures of the data files that are not predicted are
-[listed with the reason](accuracy/not_predicted.md).
+The measurements and their sources are in `accuracy/data/`. `make accuracy` takes some minutes: it repeats all
+simulations and writes this page, the pages of the families and their pictures. Figures in the data files that are not
+predicted are [listed with the reason](accuracy/not_predicted.md).
 """
 INTERVALS = """
 ## How often intervals hold
 
-Intervals claim 95 %. Where no measurement of the same operation says how far off a prediction is, they rest on how far
-predictions of the same kind were off ([learned deviations](calibration.md#learned-deviations),
-`deviations/learned.toml`). No series is judged by itself: its intervals rest on all other series, as for an unseen
-system or algorithm. Over all series, rows that do not count included: {series}.
+Intervals are meant to contain 95 % of the measured figures. If no measurement of the same operation shows how far off
+a prediction is, the interval is based on the errors of earlier predictions of the same kind
+([learned deviations](calibration.md#learned-deviations), `deviations/learned.toml`).
 
-If half of the rows, drawn at random, judge the other half, as for further settings of the systems and algorithms
-here: {halves}.
+**New systems.** The intervals of a series are based on all other series, as for a new system or algorithm. Over all
+series, including rows that are not counted above, {series}.
 
-Curves through measured sizes (NCCL sweeps) are judged by sizes that were left out.
+**New settings of these systems.** The intervals of one random half of the rows are based on the other half:
+{halves}.
+
+Curves through measured sizes (NCCL sweeps) are tested on sizes that were left out.
 """
 CHOICES = """
 ## Choices made after seeing rows
 
-Each has a physical or documented reason, but its authors had seen the rows that it improves:
+Each of these choices has a physical or documented reason, but its authors had seen the rows that it improves.
 
-- Weak scaling: that TensorFlow's replicated variables are reduced after the backward pass, which six rows here
-  suggested, was withdrawn: other rows refute it. Fixed times of updates (Paddle in mixed precision, TensorFlow's
-  distributed sessions) come from rows of eight devices. MXNet's servers work at 10 GB/s, one thread's memory traffic
-  (since 1.5 at 60 GB/s where its code uses all cores: the version is that of ByteScheduler's Dockerfile), and its
-  devices copy at a rate that the one-machine row gives. That devices of a machine share their input and are not equally
-  fast was looked for because rows of one machine were too fast; both figures are those of code and of others.
-- Strong scaling: the fixed part c0 of a series of two rows is that of other series of its model.
-- Gains: nothing overlaps in the DGC case, and a backbone stands in for its detector; ByteScheduler's batch of 32 is not
-  stated, its credit is the best of two, and its machines copy at a rate calibrated on their one-machine row.
-- NCCL sweeps are linear in the size between two calibrated sizes. Gloo on AWS: connections, window and slow start are
-  Linux's and AWS's, which of them count was seen in point-to-point rows only. NCCL on AWS: that unshaped interfaces are
-  unequal was looked for because these rows were too fast, the more machines the more; their spread is that of others'
-  measurements, and which direction has it follows these. Intervals: that curves through all sizes
-  deviate by half of what leaving a size out gives, which kinds of prediction there are, and that a kind counts as
-  twenty rows of the one below it, was chosen on visible rows.
-- Mini-cluster: rows below 64 KiB and two-way rows under cubic do not count; asynchronous workers of equal speed start
-  spread over a cycle, as together they were off by 12 to 38 %, and at random if their pushes do not fit into a cycle
-  one after the other, as spread they were 28 % too fast. Which windows count in an incast was seen in other pushes
-  between namespaces (`incast.csv`), and how often BBR times out in longer ones (`incast_bbr.csv`).
-- DLRM: all wait for the GPU with the bottom MLP, and products are made in waves. torchgpipe: when activations are
-  computed again. Memory: which activations stay was read in PyTorch's formulas because the row of U-Net (6, 72) did not
-  fit, and what the allocator reserves is simulated because AmoebaNet-D's rows were 35 and 54 % too low. Das: small
-  batches lose speed, and two batches that are not stated.
-- DeepSpeed: gradients are summed after all passes and stages wait while tensors travel (its code says so).
-- Software stacks. Which numbers a stack has (a share of the rate of products, traffic of element-wise work) was seen
-  in the visible rows; `python -m accuracy.stacks fit` fits them. After rows had been seen: operands of MXFP8 are read
-  twice (its rows are slower than per-tensor FP8), NVFP4 keeps 15 % of the layers in bf16 (NVIDIA's paper; the row was
-  25 % too fast), slices of TPUs sum after the backward pass and hide collectives of tensor groups (MaxText's
-  configuration and XLA's papers; rows were 12 % off both ways), Megatron-Bridge keeps gradients in bf16 and
-  recomputes as many layers as memory needs (the layout says neither), Megatron of March 2024 has FlashAttention-2,
-  power limits an H100 at 500 W by a square root, and LLM Foundry has a stack beside PyTorch's FSDP. torchtitan's
-  layouts with tensor groups and pipelines were 4 to 41 % off in speed or memory; since then they shard weights over
-  replicas, have as many micro-batches as stages, and recompute without last products, as its code does by default. Its
-  peak memory was multiplied by a fitted number; now it consists of what PyTorch's code keeps.
+**Weak scaling**
+
+- Six rows here suggested that TensorFlow's replicated variables are reduced after the backward pass. This choice was
+  withdrawn, because other rows refute it.
+- Fixed times of updates (Paddle in mixed precision, TensorFlow's distributed sessions) come from rows with eight
+  devices.
+- MXNet's servers work at 10 GB/s, the memory traffic of one thread. From version 1.5 on, they work at 60 GB/s where the
+  code uses all cores. ByteScheduler's version is taken from its Dockerfile. MXNet's devices copy at a rate calibrated
+  on the one-machine row.
+- Devices of a machine share their input and differ in speed. Both effects were examined because the predictions for one
+  machine were too fast. Their figures come from code and from other publications.
+
+**Strong scaling**
+
+- For a series of two rows, the fixed part c0 is that of other series of the same model.
+
+**Gains of techniques**
+
+- In the DGC case nothing overlaps, and a backbone stands in for the detector.
+- ByteScheduler's batch of 32 is not stated by its source, its credit is the better of two, and its machines copy at a
+  rate calibrated on their one-machine row.
+
+**Collectives**
+
+- NCCL sweeps are linear in the size between two calibrated sizes.
+- Gloo on AWS uses the connections, window and slow start of Linux and AWS. Which of these settings
+  matter was decided on point-to-point rows only.
+- NCCL on AWS: unequal interfaces were examined because the predictions without rate limits were too fast, increasingly
+  so with more machines. Their spread comes from other measurements. That it applies to one direction was
+  chosen from these rows.
+
+**Intervals**
+
+- Curves through all sizes are assumed to deviate by half of the error at a size that is left out.
+- Predictions are divided into kinds, and a kind has the weight of twenty rows of the kind below it.
+
+**Mini-cluster**
+
+- Rows below 64 KiB and two-way rows under cubic are not counted.
+- Asynchronous workers of equal speed start at times that are spread over a cycle, because the error was 12 to 38 % when
+  they started together. If their pushes do not fit into a cycle one after the other, they start at random times,
+  because they were 28 % too fast when spread.
+- Two choices come from other pushes between namespaces: which windows matter in an incast (`incast.csv`), and how often
+  BBR times out (longer pushes, `incast_bbr.csv`).
+
+**Other models**
+
+- DLRM: all GPUs wait for the one with the bottom MLP, and products are computed in waves.
+- torchgpipe: the time at which activations are recomputed was chosen after seeing rows.
+- Memory: PyTorch's formulas were read to see which activations stay in memory, because the row of U-Net (6, 72) did not
+  fit. What the allocator reserves is simulated, because the rows of AmoebaNet-D were 35 and 54 % too low.
+- Das: small batches are slower. Two batches are assumed, because the source does not state them.
+- DeepSpeed: gradients are reduced after all passes, and stages wait while tensors are in flight, as in its code.
+
+**Software stacks**
+
+- These rows showed which numbers a stack needs, such as a share of the rate of products or the traffic of element-wise
+  work. `python -m accuracy.stacks fit` fits these numbers.
+- MXFP8 reads operands twice, because its rows are slower than per-tensor FP8.
+- NVFP4 keeps 15 % of the layers in bf16, as in NVIDIA's paper; the row was 25 % too fast.
+- Slices of TPUs reduce gradients after the backward pass and hide collectives of tensor groups, as in MaxText's
+  configuration and XLA's papers; rows were off by 12 % in both directions.
+- Megatron-Bridge keeps gradients in bf16 and recomputes as many layers as memory requires; its layout states neither.
+- Megatron of March 2024 has FlashAttention-2.
+- The speed of an H100 with a power limit is assumed to be proportional to the square root of its power above 120 W.
+- LLM Foundry has its own stack, separate from that of PyTorch's FSDP.
+- torchtitan's layouts with tensor groups and pipelines were 4 to 41 % off in speed or memory. They now shard weights
+  over replicas, have as many micro-batches as stages, and skip the last products in recomputation, as torchtitan does
+  by default. Peak memory is the sum of what PyTorch's code keeps; before, it was multiplied by a fitted number.
 """
 NOT_PREDICTED = """# What is not predicted
 
-Figures of the data files behind the [accuracy page](../accuracy.md) that no prediction stands beside.
+This table lists the figures in the data files of the [accuracy page](../accuracy.md) that are not predicted.
 
 | case | figures | reason |
 | --- | --- | --- |
@@ -141,7 +182,7 @@ def summary(family: Family, rows: Sequence[Row], left_out: Mapping[int, Row] | N
     title = f"[{family.title}](accuracy/{family.key}.md)"
     if not judged_rows:
         fitted = statistics.fmean(abs(row.error) for row in rows)
-        words = f"not judged: calibrated on all {len(rows)} rows, {fitted:.1%} there"
+        words = f"not judged: all {len(rows)} rows are calibrated (mean error {fitted:.1%})"
         return f"| {title} | {family.limit:.0%} {'| ' * 5}| 0 {'| ' * 3}| {words} |\n"
     line = f"| {title} | {family.limit:.0%} {_figures(judged_rows)} | {verdict(family, rows)} |\n"
     if len(inside) in (0, len(counted)):
@@ -157,12 +198,12 @@ def verdict(family: Family, rows: Sequence[Row]) -> str:
     enough = len(near) >= SHARE * len(ratios)  # most gains must be right in both arms, not only on average
     reached = "reached" if mean_error(out) <= family.limit and enough else "**missed**"
     if ratios:
-        reached += f": {len(near)} of {len(ratios)} gains and both steps within 15 %, the sign of {len(wrong)} wrong"
+        reached += f": {len(near)} of {len(ratios)} gains with both steps within 15 %, {len(wrong)} with the wrong sign"
     return reached
 
 
 def _figures(rows: Sequence[Row]) -> str:
-    """Return the cells of a line: errors, their number, and what they are beside a rule of thumb."""
+    """Return the cells of a line: errors, their number, the rule of thumb, and the coverage of intervals."""
     errors = [abs(row.error) for row in rows]
     worst = max((row.error for row in rows), key=abs)
     comparable = [row for row in rows if isfinite(row.unchanged)]
@@ -179,8 +220,8 @@ def section(family: Family, rows: Sequence[Row]) -> str:
     """Return a family's page."""
     parts = [
         f"# {family.title}\n\n",
-        f"[All families](../accuracy.md). `python -m accuracy.{family.script}` prints these rows.\n\n",
-        f"Calibrated on: {family.calibration}\n\n",
+        f"See [all families](../accuracy.md). `python -m accuracy.{family.script}` prints these rows.\n\n",
+        f"**Calibration.** {family.calibration}\n\n",
         f"![measured against predicted](../pictures/accuracy_{family.key}.png)\n\n",
     ]
     if len(rows) > MANY:
@@ -232,43 +273,49 @@ def _arms_are_near(row: Row) -> bool:
 
 
 def gains(rows: Sequence[Row]) -> str:
-    """Return how near gains are, in the steps without and with the technique, where rows are ratios."""
+    """Return a paragraph about the errors of gains and of their two steps, "" if no row is a ratio."""
     ratios, near, wrong = judged(rows)
     if not ratios:
         return ""
     names = ", ".join(f"{row.case} {row.what} ({row.measured:.3g}, predicted {row.predicted:.3g})" for row in wrong)
     exact, steps = sum(map(_gain_is_near, ratios)), sum(map(_arms_are_near, ratios))
-    arms = [(name, [row.arm_errors[i] for row in ratios if row.arms]) for i, name in enumerate(("without", "with"))]
+    arms = [
+        (name, [row.arm_errors[i] for row in ratios if row.arms])
+        for i, name in enumerate(("without the technique", "with it"))
+    ]
     biases = " and ".join(
         f"{statistics.mean(map(abs, errors)):.1%} {name} (bias {statistics.mean(errors):+.1%})"
         for name, errors in arms
         if errors
     )
+    mean = f" The mean error of the steps is {biases}." if biases else ""
     return (
-        "\nThe errors are those of ratios, and of the steps without and with the technique. "
-        f"Of {len(ratios)} gains, ratio - 1, {exact} are within 15 % of the measured gain, {steps} within 15 % in both "
-        f"steps, {len(near)} in all three; steps are off by {biases} on average. The direction is wrong in "
-        f"{len(wrong)}{': ' + names if wrong else ''}.\n"
+        "\nThe table lists the errors of the ratios, and of the steps without and with the technique. Of "
+        f"{len(ratios)} gains (ratio - 1), {exact} are within 15 % of the measured gain, {steps} have both steps "
+        f"within 15 %, and {len(near)} meet both conditions.{mean} The sign of the gain is wrong in "
+        f"{count(len(wrong), 'row')}{': ' + names if wrong else ''}.\n"
     )
 
 
 def misses(family: Family, rows: Sequence[Row]) -> str:
-    """Return the predictions that are further off than the family's target (of gains: off in an arm), with
-    what explains them."""
+    """Return a list of the predictions that miss the family's goal (for gains: in the gain or in one of its steps),
+    grouped by the explanation."""
     ratios, near, _ = judged(rows)
     by_cause: dict[str, list[Row]] = {}
     for row in predictions(family, rows):
         if row not in near if row in ratios else abs(row.error) > family.limit:
             by_cause.setdefault(family.cause(row), []).append(row)
     if not by_cause:
-        return "\nNo prediction is further off than the target for the mean.\n"
-    target = "the target for the mean" if not ratios else f"{NEAR:.0%}, the gain or one of its two steps"
-    lines = [f"\nFurther off than {target}:\n\n"]
+        return "\nNo prediction has an error above the goal for the mean.\n"
+    which = (
+        "exceeds the goal for the mean" if not ratios else f"exceeds {NEAR:.0%} for the gain or for one of its steps"
+    )
+    lines = [f"\nRows whose error {which}, with the explanation:\n\n"]
     for cause, missed in by_cause.items():
         named = sorted(missed, key=lambda row: -abs(row.error))[:SHOWN]
         where = "; ".join(f"{row.case}, {row.what} ({row.error:+.1%})" for row in named)
         where += f"; and {len(missed) - SHOWN} more" if len(missed) > SHOWN else ""
-        lines.append(f"- {where}: {cause}.\n")
+        lines.append(f"- {cause} Rows: {where}.\n")
     return "".join(lines)
 
 
@@ -330,17 +377,16 @@ def page(measured: Sequence[tuple[Family, list[Row]]]) -> str:
 
 
 def answer(measured: Sequence[tuple[Family, list[Row]]]) -> str:
-    """Return the first sentences: how many families reach their goals, and which miss them by most."""
+    """Return the first sentences: how many families reach their goals, and the largest misses relative to the goal."""
     counted = [(family, predictions(family, rows), rows) for family, rows in measured]
     counted = [(family, found, rows) for family, found, rows in counted if found]
     missed = [(family, found) for family, found, rows in counted if not verdict(family, rows).startswith("reached")]
     missed.sort(key=lambda each: -mean_error(each[1]) / each[0].limit)
-    worst = "; ".join(
-        f"[{family.title}](accuracy/{family.key}.md), {mean_error(found):.0%}" for family, found in missed[:3]
-    )
+    worst = [f"[{family.title}](accuracy/{family.key}.md) ({mean_error(found):.0%})" for family, found in missed[:3]]
     return (
         f"{len(counted) - len(missed)} of {len(counted)} families of measurements are predicted within their goals "
-        f"({sum(len(found) for _, found, _ in counted):,} rows that nothing was calibrated on). Furthest off: {worst}."
+        f"({sum(len(found) for _, found, _ in counted):,} rows that were not used for calibration)."
+        + (f" The largest mean errors, relative to the goal, are those of {'; '.join(worst)}." if worst else "")
     )
 
 

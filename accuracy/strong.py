@@ -86,7 +86,7 @@ def _name(case: Mapping[str, Any]) -> str:
     model = case.get("model")
     name = model.get("name") if isinstance(model, Mapping) else None
     if name not in MODELS:
-        raise UnpredictableError(f"there is no model {name!r} among those of this page")
+        raise UnpredictableError(f"model {name!r} is not described")
     return MODELS[name]
 
 
@@ -106,7 +106,7 @@ def read(path: Path = DATA, omitted: Table | None = None) -> list[Series]:
                 point = Point(int(n), round(batch / n), batch / number(row, "throughput"))
                 accumulates = re.search(r"(\S+) uses \d+ accumulation", str(case.get("note")))
                 if accumulates is not None and accumulates[1] in where.split():
-                    raise UnpredictableError("gradients are accumulated; of how many samples at once is not stated")
+                    raise UnpredictableError("gradients are accumulated, but the size of a micro-batch is not stated")
                 by_machine.setdefault(_machine(where), []).append(point)
             except UnpredictableError as error:
                 left.omit(str(case["id"]), f"{where}, {row.get('n')} GPUs", str(error))

@@ -106,16 +106,16 @@ def families() -> dict[str, list[Row]]:
 
 
 def remark() -> str:
-    """Return mean and bias of each family, with the rows that were fitted apart."""
+    """Return mean error and bias of each family, and the mean error of its fitted rows, as a list."""
     texts = []
     for key, name in FAMILIES.items():
         own = families()[key]
         judged = [row for row in own if not row.fitted_on]
         bias = sum(row.error for row in judged) / len(judged)
-        text = f"{name}: {mean_error(own):.1%} (bias {bias:+.1%}, {len(judged)} rows)"
+        text = f"- {name}: {mean_error(own):.1%} (bias {bias:+.1%}, {len(judged)} rows)"
         given = [abs(row.error) for row in own if row.fitted_on]
         texts.append(text + (f", {sum(given) / len(given):.1%} on {len(given)} fitted rows" if given else ""))
-    return "; ".join(texts) + "."
+    return "\n".join(["Mean errors by machine:\n", *texts])
 
 
 def fitted(family: str) -> tuple[float, float]:

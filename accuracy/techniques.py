@@ -177,7 +177,7 @@ def onebit_adam(case: Case, found: Table) -> list[Row]:
     per_node, gbps = int(number(topology, "gpus_per_node")), number(topology, "effective_gbps")
     model = {"BERT-Large": "bert-large", **MODELS}.get(case["model"]["name"])
     if model is None:
-        raise UnpredictableError(f"there is no model {case['model']['name']!r} among those of this page")
+        raise UnpredictableError(f"model {case['model']['name']!r} is not described")
     rows = {row["n"]: row for row in stated(case, found, "n", "throughput_adam", "throughput_1bit")}
     if per_node not in rows:
         raise UnpredictableError("no row of one full machine")
@@ -255,7 +255,7 @@ def named(case: Case) -> str:
     """Return the catalogue's name of a case's model."""
     name = case["model"]["name"] if isinstance(case.get("model"), Mapping) else None
     if name not in MODELS:
-        raise UnpredictableError(f"there is no model {name!r} among those of this page")
+        raise UnpredictableError(f"model {name!r} is not described")
     return MODELS[name]
 
 

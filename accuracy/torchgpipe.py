@@ -201,14 +201,15 @@ def left_out(path: Path = DATA) -> list[Omitted]:
 
 
 def remark() -> str:
-    """Return what the calibration says."""
+    """Return the calibrated efficiencies, and how they depend on the time of recomputation."""
     calibrated = [case for case, what in read() if what == CALIBRATES[RUNS[case, what].model]]
     each = ", ".join(f"{case} {efficiency_of(case):.3f}" for case in calibrated)
     return (
-        f"Efficiencies: {each}. That of AmoebaNet-D comes from a row with recomputation, the others from rows without. "
-        "torchgpipe means to compute again before the gradient arrives (torchgpipe/checkpoint.py), and launches that "
-        "when it has launched all of the stage behind: if it always came in time, AmoebaNet-D's efficiency would be "
-        "0.352 and the mean error 7.2 %. Both were computed before the formula of GPipe was kept."
+        f"The calibrated efficiencies are {each}. That of AmoebaNet-D comes from a row with recomputation, and the "
+        "others from rows without.\n\n"
+        "torchgpipe intends to recompute before the gradient arrives (torchgpipe/checkpoint.py), but launches the "
+        "recomputation only after all of the next stage. If it always finished in time, AmoebaNet-D's efficiency would "
+        "be 0.352 and the mean error 7.2 %. Both figures were computed before the formula of GPipe was adopted."
     )
 
 

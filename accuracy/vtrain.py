@@ -95,18 +95,19 @@ def correlations(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
 
 
 def remark() -> str:
-    """Return the rank correlations, and what stays open."""
+    """Return the rank correlations, errors of other models, and the assumption about rings."""
     rows = multi_rows()
     ranks = ", ".join(f"{value:.2f} ({case})" for case, value in correlations(rows))
     errors = np.abs([row.error for row in rows])
     nccl = np.mean([abs(row.error) for row in multi_rows("default")])
     return (
-        f"Rank correlation over the layouts of a model: {ranks}; wanted is 0.95. The median error is "
-        f"{np.median(errors):.1%}. On the same rows vTrain's authors claim 14.7 % (with kernels profiled one by one); "
-        "a single efficiency of all GPUs, fitted, gives 17.9 %, three fitted terms 13.2 %. Replicas sum in rings that "
-        "leave a machine through one adapter (`ring`). No source says that these machines did; with the channels that "
-        f"NCCL builds over all adapters (`default`, the strategy's) the mean would be {nccl:.1%}, as replicas with "
-        "several GPUs in a machine measure slower sums than even one adapter explains."
+        f"The rank correlation over the layouts of a model is {ranks}; the goal is 0.95. The median error is "
+        f"{np.median(errors):.1%}. On the same rows, vTrain's authors report a mean error of 14.7 % (with kernels "
+        "profiled one by one). A single fitted efficiency of all GPUs gives 17.9 %, and three fitted terms 13.2 %.\n\n"
+        "Replicas are assumed to reduce gradients in rings that leave a machine through one adapter (`ring`). No "
+        "source says that these machines did. With the channels that NCCL builds over all adapters (`default`, the "
+        f"default of the strategy), the mean error would be {nccl:.1%}: the measured reductions of replicas with "
+        "several GPUs in a machine are slower than even one adapter explains."
     )
 
 

@@ -42,6 +42,11 @@ def test_toml_block_is_a_cluster(tmp_path):
     assert cluster.title in README
 
 
+def test_the_accuracy_is_that_of_the_accuracy_page():
+    page = (Path(__file__).parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert re.search(r"\d+ of \d+ families of measurements", page)[0] in README
+
+
 def test_counts_in_the_table_are_true():
     assert f"{len(ddlsim.cluster_names())} bundled" in README
     assert f"| models | {len(ddlsim.model_names())}:" in README

@@ -206,6 +206,10 @@ def generate(table: Mapping[str, object], host: Interior) -> tuple[Graph, list[s
         raise ConfigError(f"generator.type is missing; add one of {listed(sorted(GENERATORS))}")
     if not isinstance(kind, str) or kind not in GENERATORS:
         raise unknown_name("type", str(kind), GENERATORS, "generator")
+    taken = PLAIN.arguments_of(GENERATORS[kind]).keys()
+    for other, owner in (("link", AllLinksTable), ("host", MultiGpu)):
+        for key in parameters.keys() & {field.name for field in fields(owner)} - taken - {"source"}:
+            raise ConfigError(f"generator.{key}: {key!r} is a key of [{other}]; move it to that table")
     return _call(GENERATORS[kind], parameters, "generator", host=host)
 
 

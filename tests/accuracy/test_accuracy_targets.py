@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from accuracy import aws, collectives, hybrids, memory, published, recommendation, strong, techniques
-from accuracy.families import FAMILIES, Family
-from accuracy.report import section, summary
+from accuracy.families import FAMILIES, NOT_EXPLAINED, Family
+from accuracy.report import CHOICES, READING, section, summary
 from accuracy.rows import Row, covered, mean_error, skill
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -133,10 +133,22 @@ def test_page_is_up_to_date(key: str) -> None:
     assert all(line.rsplit(" |", 2)[0].rpartition("|")[0] in PAGE for line in lines)  # intervals are those left out
 
 
+def test_pages_have_the_texts_of_the_report() -> None:
+    """Also those of families that take long: calibration, and an explanation for every miss."""
+    assert READING in PAGE
+    assert CHOICES in PAGE
+    for family in FAMILIES:
+        page = page_of(family.key)
+        assert f"**Calibration.** {family.calibration}\n" in page
+        explanations = {NOT_EXPLAINED, *(explanation for _, _, explanation in family.causes)}
+        found = [line.partition(" Rows: ")[0].removeprefix("- ") for line in page.splitlines() if " Rows: " in line]
+        assert explanations.issuperset(found), family.key
+
+
 def test_every_large_miss_has_a_cause() -> None:
     """Weak scaling: whatever is further off than the target for the mean is explained in the report."""
     for row in weak_rows():
-        assert row.fitted_on or abs(row.error) <= 0.07 or FAMILY["weak"].cause(row) != "not explained", row
+        assert row.fitted_on or abs(row.error) <= 0.07 or FAMILY["weak"].cause(row) != NOT_EXPLAINED, row
 
 
 def test_sources_are_named() -> None:
@@ -165,4 +177,4 @@ def test_hybrids_of_data_and_model_parallelism() -> None:
     assert mean_error(counted) <= 0.07
     assert max(abs(row.error) for row in counted) <= 0.14
     for row in rows:
-        assert abs(row.error) <= 0.10 or FAMILY["das"].cause(row) != "not explained", row
+        assert abs(row.error) <= 0.10 or FAMILY["das"].cause(row) != NOT_EXPLAINED, row

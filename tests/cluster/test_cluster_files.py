@@ -245,6 +245,8 @@ def _edit(text, old, new):
         ("title = 'x'", ["no machines", "[generator]"]),
         (_edit(STAR, "n_hosts", "n_host"), ["generator", "'n_host'", "did you mean 'n_hosts'?"]),
         (_edit(STAR, "n_hosts = 4\n", ""), ["generator", "'n_hosts' is missing"]),
+        (_edit(STAR, "n_hosts = 4", 'n_hosts = 4\nsharing = "fifo"'), ["generator.sharing", "[link]", "move it"]),
+        (_edit(STAR, "n_hosts = 4", "n_hosts = 4\nn_gpus = 2"), ["generator.n_gpus", "[host]", "move it"]),
         (_edit(STAR, '"star"', '"stra"'), ["generator", "'stra'", "did you mean 'star'?"]),
         (_edit(STAR, 'type = "star"\n', ""), ["generator.type", "missing", "leaf-spine"]),
         (_edit(STAR, "n_hosts = 4", 'n_hosts = "4"'), ["generator.n_hosts", "'4'", "whole number"]),
