@@ -1,4 +1,4 @@
-"""Optional dependencies: what to install where one is missing."""
+"""Optional dependencies: errors that name the extra to install."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from ddlsim.errors import ConfigError
 
-#: package -> (what needs it, the extra that installs it)
-_EXTRAS = {"matplotlib": ("drawing pictures", "plots"), "scipy": ("fitting to measurements", "fit")}
+#: package -> (what cannot be done without it, the extra that installs it)
+_EXTRAS = {"matplotlib": ("draw plots", "plots"), "scipy": ("fit or optimise parameters", "fit")}
 
 
 @contextmanager
@@ -31,4 +31,4 @@ def check_installed(package: str) -> None:
 
 def _missing(package: str) -> ConfigError:
     task, extra = _EXTRAS[package]
-    return ConfigError(f"{task} needs {package}, which is not installed: pip install 'ddlsim[{extra}]'")
+    return ConfigError(f"cannot {task} without {package}, which is not installed: pip install 'ddlsim[{extra}]'")
