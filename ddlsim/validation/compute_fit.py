@@ -12,7 +12,8 @@ import numpy as np
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError
 from ddlsim.extras import needs
-from ddlsim.validation.log_fit import Floats, spread_of, t_quantile
+from ddlsim.run.seeds import t_quantile
+from ddlsim.validation.log_fit import Floats, spread_of
 from ddlsim.workload.compute import Affine, Measured
 
 

@@ -28,11 +28,12 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import Beyond
 from ddlsim.extras import needs
+from ddlsim.run.seeds import t_quantile
 from ddlsim.runtime.costs import Parts
 from ddlsim.runtime.costs import columns as columns_of
 from ddlsim.runtime.costs import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
-from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of, t_quantile
+from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of
 
 MAX_PIECES = 3
 
