@@ -114,6 +114,7 @@ def test_tokens_of_all_workers(tmp_path: Path) -> None:
         read_runs(path)
 
 
+@pytest.mark.slow  # a whole program, which fits a stack
 def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(GPU_RUNS)
     words = ["calibrate", str(tmp_path / "runs.csv"), "--stack", "fsdp-eager"]
