@@ -1,4 +1,4 @@
-"""Traffic of others on the cluster's links."""
+"""Background traffic on the cluster's links."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ Part = Annotated[float | str, quantity("time", "5 s")]
 @checked
 @dataclass(frozen=True)
 class Background:
-    """A flow of bytes from one node to another, beside a run: backups, other people's jobs.
+    """Background traffic: a flow of bytes between two nodes, such as a backup or the traffic of other users.
 
-    It shares links with messages as one more flow does, max-min fairly, and leaves aside what it has no use for.
-    (Routers with one queue serve in proportion to what arrives instead: there a limited flow takes a smaller share than
-    this. docs/jobs.md has measured rows.)
+    The flow shares links max-min fairly with the run's messages, like any other flow, and leaves unused bandwidth to
+    them. (Routers with a single queue share in proportion to the arrival rates instead, so a rate-limited flow gets a
+    smaller share there than in the simulation; docs/jobs.md has measurements.)
 
     source, target  names of nodes, such as "h0" and "h9"
-    rate            limit in bytes/s, or text such as "40 Gbit/s"; None: as much as the links give it
-    start, end      when it flows
-    on, off         it flows for `on`, and not for `off` seconds, over and over from `start` on; None: all the time
-    trace           CSV file with the columns time_s and rate ("2 Gbit/s", or bytes/s): what it sends from then on,
-                    counted from `start`; instead of rate, on and off
-    name            in tables; by default "source -> target"
+    rate            upper limit in bytes/s, or text such as "40 Gbit/s"; None: limited only by the links
+    start, end      start and end of the flow, in s
+    on, off         duty cycle: from `start` on, the flow repeatedly sends for `on` s and pauses for `off` s; None: it
+                    sends all the time
+    trace           CSV file with the columns time_s (s after `start`) and rate ("2 Gbit/s", or bytes/s): the rate from
+                    that time on; replaces rate, on and off
+    name            name in tables; by default "source -> target"
 
-    Raises ConfigError for times out of order, and for a trace that cannot be read.
+    Raises ConfigError if times are out of order or the trace cannot be read.
     """
 
     source: str
@@ -71,17 +72,17 @@ class Background:
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         return self.name or f"{self.source} -> {self.target}"
 
     def limit(self, widest: float) -> float:
-        """Return the bytes/s that it never exceeds, on links that give it at most the `widest`."""
+        """Return the peak rate in bytes/s, on links with a bandwidth of at most `widest`."""
         if self.rates:
             return max(rate for _, rate in self.rates)
         return widest if self.rate is None else si(self.rate, "bandwidth")
 
     def shares(self) -> Iterator[tuple[float, float]]:
-        """Yield, by time, (s, share of its limit from then on)."""
+        """Yield (s, share of the peak rate from that time on) pairs, in order of time."""
         end = si(self.end, "time")
         for time, share in self._endless():
             if time >= end:
@@ -91,7 +92,10 @@ class Background:
             yield end, 0.0
 
     def phases(self) -> list[tuple[float, float, Background]]:
-        """Return (s, s, the traffic as it is meanwhile, from 0 s on for ever); empty where it never begins or ends."""
+        """Return (start, end, traffic during that time) triples; empty for a flow that covers the whole run.
+
+        The traffic of each triple is one that starts at 0 s and never ends.
+        """
         start, end = si(self.start, "time"), si(self.end, "time")
         lasting = replace(self, start=0.0, end=math.inf, trace=None)
         if not self.rates:

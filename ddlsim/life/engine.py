@@ -1,4 +1,4 @@
-"""The failure engine: what machines that fail do to a training, on one clock, with one pool of spares.
+"""The failure engine: the course of a training run with failing machines, on one clock, with one pool of spares.
 
 :class:`Outages` are the failures of a run by time, and the machines that they take out of service. What the workers do
 meanwhile is a policy: all wait and go back to a checkpoint (:func:`live`), the others form a new group
@@ -40,28 +40,29 @@ HOPELESS = 100_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Life:
-    """What a training did with its time. Times in s.
+    """A failure timeline: how a training run spent its time between failures and checkpoints. Times in s.
 
-    end          when it was over: it had learned enough, or its time was up
-    finished     whether it had learned enough
-    useful       steps that counted in the end
-    lost         steps, and parts of them, that a failure took back, with their checkpoints
-    saving       standing still for checkpoints that counted
-    noticing     until failures were noticed
-    repairing    waiting for a machine
-    restarting   starting again, with reading the checkpoint
-    steps        steps that counted
-    failures     the time of each, the part that failed, and the seconds of work that it took
-    stretches    (start, position on the timeline at its start, at its end) of each time that it ran, shape (n, 3)
+    end          end of the run: it reached its target, or its time was up
+    finished     whether it reached its target
+    useful       time in steps that counted in the end
+    lost         time in steps, and their checkpoints, that a failure undid
+    saving       time stopped for checkpoints that counted
+    noticing     time until failures were detected
+    repairing    time waiting for a machine
+    restarting   time to restart the job, including reading the checkpoint
+    steps        number of steps that counted
+    events       (time, number of the failed part, s of lost work) of each failure
+    stretches    periods of uninterrupted training: (start, position on the timeline at the start and at the end) of
+                 each, shape (n, 3)
 
     samples      samples that counted, in elastic runs
     computed     s that each worker computed, (n_workers,), in elastic runs
-    away         s that each worker was out of service, (n_workers,), in runs that go on without it
-    groups       (s from which on, workers that trained then) of elastic runs; 0 workers: too few machines were there
-    history      evaluations of an elastic run that learns
-    model        what an elastic run that learns hands over
+    away         s that each worker was out of service, (n_workers,), in runs that continue without failed workers
+    groups       (start in s, number of workers) of each group of an elastic run; 0 workers: too few machines were left
+    history      evaluations of an elastic training run
+    model        final model of an elastic training run
 
-    The six kinds of time add up to `end`.
+    ``useful``, ``lost``, ``saving``, ``noticing``, ``repairing`` and ``restarting`` add up to ``end``.
     """
 
     timeline: Timeline
@@ -85,22 +86,22 @@ class Life:
 
     @property
     def down(self) -> float:
-        """s in which the training did not run."""
+        """Downtime: s in which training did not run."""
         return self.noticing + self.repairing + self.restarting
 
     @property
     def availability(self) -> float:
-        """Share of the time in which the training ran."""
+        """Share of the time in which training ran."""
         return 1.0 - self.down / self.end
 
     @property
     def effective(self) -> float:
-        """Share of the time that went into steps that counted: "effective training time", or goodput as a share."""
+        """Share of the time spent in steps that counted: the "effective training time ratio", or goodput as a share."""
         return self.useful / self.end
 
     @property
     def goes_to(self) -> str:
-        """What its time went to, in words, e.g. "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
+        """Breakdown of the time as text, such as "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
         parts = [f"{kind} {percent(part / self.end)}" for kind in KINDS[1:] if (part := getattr(self, kind)) > 0.0]
         return ", ".join([f"useful {percent(self.effective)}", *parts])
 
@@ -127,7 +128,7 @@ class Life:
         return page("Life of a training", table(self._rows()))
 
     def to_dict(self) -> dict[str, object]:
-        """Return the numbers as plain values."""
+        """Return the main figures as a dictionary of plain values."""
         return {
             **{name: getattr(self, name) for name in ("end", *KINDS)},
             "finished": self.finished,
@@ -139,21 +140,23 @@ class Life:
 
     @cached_property
     def failures(self) -> pd.DataFrame:
-        """One row per failure: time (s), unit (number of what failed), lost (s of work)."""
+        """Table with one row per failure: time (s), unit (number of the failed part), lost (s of work)."""
         import pandas as pd
 
         return pd.DataFrame(list(self.events), columns=["time", "unit", "lost"]).rename_axis("failure")
 
     @property
     def workers(self) -> pd.DataFrame:
-        """One row per group of an elastic run: time (s) from which on, workers."""
+        """Table with one row per group of an elastic run: time (s) at which it starts, and number of workers."""
         import pandas as pd
 
         return pd.DataFrame(list(self.groups), columns=["time", "workers"]).rename_axis("group")
 
     def first_reached(self, times: Floats) -> Floats:
-        """Return when the training first got to these times of a run without failures and checkpoints, in s; inf where
-        it did not get there."""
+        """Return when the timeline first reaches the given times of a run without failures and checkpoints, in s.
+
+        Times that it does not reach give inf.
+        """
         pace = self.timeline.pace
         positions = self.timeline.position(pace.until(np.asarray(times, dtype=np.float64)))
         starts, froms, tos = self.stretches.T
@@ -257,10 +260,16 @@ def live(
     seed: int = 0,
     life: int = 0,
 ) -> Life:
-    """Return what happens to a training that waits after each failure, until it has ended or `length` s are over.
+    """Return the failure timeline of a run in which all workers wait after each failure.
 
-    parts  machines that each part which can fail takes with it
-    Raises ConfigError for a trace of parts that are not there, and DdlsimError where no checkpoint is ever reached.
+    The timeline ends with the training, or after `length` s.
+
+    parts  for each part that can fail, the machines that fail with it
+    seed   seed of the failures
+    life   number of the sample
+
+    Raises ConfigError for a failure trace with unknown parts, and DdlsimError if failures are so frequent that no
+    checkpoint is ever reached.
     """
     return _AllWait(timeline, Outages(failures, parts, seed, life), length).run()
 
