@@ -1,4 +1,4 @@
-"""From a type to its rule: what a checked annotation asks for."""
+"""Rules from type annotations."""
 
 from __future__ import annotations
 

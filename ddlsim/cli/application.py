@@ -110,9 +110,10 @@ def _forget_stdout() -> None:
 
 
 def main() -> None:
-    """Run the command line: errors are one line on stderr and exit code 2, an interrupt is 130.
+    """Run the command line.
 
-    If the output is a closed pipe (``ddlsim models | head -1``), it ends silently.
+    Errors print one line to stderr and exit with code 2; an interrupt exits with code 130. If the output is a closed
+    pipe (``ddlsim models | head -1``), the command ends silently.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a name that has no place in its encoding is no reason to fail

@@ -1,4 +1,4 @@
-"""The command that fits a cluster to measurements: `calibrate`."""
+"""The `calibrate` command, which fits a cluster to measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that reads what other tools wrote: `import`."""
+"""The `import` command, which reads the output of other tools."""
 
 from __future__ import annotations
 

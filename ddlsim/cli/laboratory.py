@@ -1,4 +1,4 @@
-"""The command that holds predictions against real TCP on this computer: `lab`."""
+"""The `lab` command, which compares predictions with real TCP on this computer."""
 
 from __future__ import annotations
 

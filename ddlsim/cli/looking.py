@@ -1,4 +1,4 @@
-"""The commands that look things up: lists of what is bundled, and `show`."""
+"""The commands that list and show bundled definitions, such as `clusters`, `models` and `show`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables on the terminal, and files."""
+"""Output of tables on the terminal and to files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that decides: `recommend`."""
+"""The `recommend` command, which ranks configurations for a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that simulate: `run` and `scaling`."""
+"""The `run` and `scaling` commands."""
 
 from __future__ import annotations
 

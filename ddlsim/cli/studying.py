@@ -1,4 +1,4 @@
-"""The command that simulates many configurations: `sweep`."""
+"""The `sweep` command, which simulates many configurations."""
 
 from __future__ import annotations
 

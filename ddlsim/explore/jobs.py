@@ -1,4 +1,4 @@
-"""Work in the background of a page, one of a name at a time: the latest wins, and the page never waits."""
+"""Background work of a page, one job per name at a time; a newer job replaces an older one."""
 
 from __future__ import annotations
 

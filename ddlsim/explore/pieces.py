@@ -1,4 +1,4 @@
-"""Pieces of screens: messages, numbers, tables and bars as HTML, cards that are filled when they are opened.
+"""Building blocks of screens: messages, numbers, tables and bars as HTML, and cards that are filled when opened.
 
 Colours of text and lines are the page's own, so that all of this is readable in light and in dark.
 """

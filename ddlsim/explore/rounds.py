@@ -1,4 +1,4 @@
-"""A collective played round by round: what every rank holds after each, and when that is on a cluster."""
+"""A collective, round by round: the data on every rank after each round, and its times on a cluster."""
 
 from __future__ import annotations
 

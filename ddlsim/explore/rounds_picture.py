@@ -1,4 +1,4 @@
-"""Pictures of a collective that is played, as SVG: who sends to whom, what every rank holds, how long rounds take."""
+"""SVG pictures of a collective: senders and receivers, data on every rank, duration of the rounds."""
 
 from __future__ import annotations
 

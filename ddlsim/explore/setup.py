@@ -1,4 +1,4 @@
-"""`Setup`: what the form says, shared by all screens; it becomes an `Experiment`."""
+"""`Setup`: the values of the form, shared by all screens; it becomes an `Experiment`."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Checkpoints:
 
     @property
     def interval(self) -> float:
-        """s of training between checkpoints."""
+        """Seconds of training between checkpoints."""
         return si(self.every, "time")
 
 

@@ -86,7 +86,7 @@ class Life:
 
     @property
     def down(self) -> float:
-        """Downtime: s in which training did not run."""
+        """Downtime: seconds in which training did not run."""
         return self.noticing + self.repairing + self.restarting
 
     @property

@@ -154,12 +154,12 @@ class Failures:
 
     @property
     def seconds_of_warning(self) -> float:
-        """s of advance notice before a failure."""
+        """Seconds of advance notice before a failure."""
         return 0.0 if self.warning is None else si(self.warning, "time")
 
     @property
     def seconds_to_notice(self) -> float:
-        """s until a failure is detected."""
+        """Seconds until a failure is detected."""
         if self.notice is None:
             return COLLECTIVE_TIMEOUT if self.kind == "hang" else 0.0
         return si(self.notice, "time")
@@ -243,8 +243,7 @@ def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Fl
 @checked
 @dataclass(frozen=True)
 class Elastic:
-    """Elastic training: the workers re-form their group when machines fail and when machines return (as with PyTorch's
-    torchrun or Horovod Elastic).
+    """Elastic training: the group of workers re-forms when machines fail or return (torchrun, Horovod Elastic).
 
     Survivors continue with the parameters and optimizer state that they hold. (If each worker has its own optimizer
     state, as in local SGD, that state is reset.) Only the current step is lost. The new group redistributes the
@@ -271,7 +270,7 @@ class Elastic:
 
     @property
     def seconds(self) -> float:
-        """s until a new group runs."""
+        """Seconds until a new group runs."""
         return si(self.rejoin, "time")
 
     def rate_factor(self, n_workers: int, n_at_start: int) -> float:

@@ -167,7 +167,7 @@ class Timeline:
         return np.asarray(times + self.cost.stall * np.searchsorted(saved, times, "left"))
 
     def next_end(self, position: float) -> tuple[float, float]:
-        """Return the positions at which the current step and the checkpoint due after it end; inf if no step is left."""
+        """Return the positions at which the current step and the checkpoint due after it end; inf if none is left."""
         step = self.steps_at(position) + 1
         if step > self.n_steps:
             return math.inf, math.inf

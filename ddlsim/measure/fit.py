@@ -1,4 +1,4 @@
-"""A device of a measured profile: the few numbers of :class:`~ddlsim.workload.devices.Kernels`, by least squares.
+"""Fit of a device's :class:`~ddlsim.workload.devices.Kernels` to a measured profile, by least squares.
 
 A wave of tiles takes its arithmetic and `tile_time`: one fraction of the peak for each type, one tile and one time for
 all, fitted by logarithms. Products that are over before the host has issued the next say nothing of the device and are

@@ -1,4 +1,4 @@
-"""MPI by mpi4py, on NumPy buffers. Importing this module starts MPI."""
+"""MPI transport (mpi4py) on NumPy buffers. Importing this module starts MPI."""
 
 from __future__ import annotations
 

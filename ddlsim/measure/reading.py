@@ -1,4 +1,4 @@
-"""Read a table of measurements strictly: every error names file, line, field, value and remedy."""
+"""Strict reader for tables of measurements: every error has the file, line, field, value and remedy."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Rows = Iterator[tuple[int, dict[str, object]]]
 
 @checked
 def read_measurements(path: str | Path) -> list[Measurement]:
-    """Return the measurements in `path`, in order: a .csv or .jsonl file, or a folder of such files.
+    """Read measurements, in order, from a .csv or .jsonl file or a folder of such files.
 
-    A CSV file has the names of the columns in its first line; empty cells count as left out, lines that begin
-    with # are comments. A JSON Lines file has one object per line. Raises :class:`ConfigError` in one line
-    with file, line, field, value and remedy; also for a file without any measurement.
+    The first line of a CSV file contains the names of the columns; empty cells count as missing, and lines that start
+    with # are comments. A JSON Lines file has one object per line. Raises :class:`ConfigError` in one line with file,
+    line, field, value and remedy, also for a file without measurements.
     """
     path = Path(path)
     if os.path.isdir(path):
@@ -147,7 +147,7 @@ def append(path: Path, row: Measurement) -> None:
 
 @checked
 def save_measurements(rows: Sequence[Measurement], path: str | Path) -> None:
-    """Write the rows as a table that :func:`read_measurements` reads (``.csv``), in place of what is there."""
+    """Write the rows as a ``.csv`` table for :func:`read_measurements`, replacing an existing file."""
     lines = (_line([asdict(row)[name] for name in COLUMNS]) for row in rows)
     write_text(Path(path), _line(list(COLUMNS)) + "".join(lines))
 

@@ -1,4 +1,4 @@
-"""What is measured, in which order (the most useful first, since the time is limited), and how each row is timed.
+"""Order of the benchmarks (the most useful first, because time is limited), and the timing of each row.
 
 A *task* is one operation on one set of ranks over a ladder of sizes (of batches for a step). Sizes rise by a factor
 of 4, so that every tenfold is seen about twice.

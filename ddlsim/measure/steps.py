@@ -1,4 +1,4 @@
-"""Training steps to be timed: forward pass, backward pass and momentum update on random data, no exchange."""
+"""Training steps to time: forward pass, backward pass and momentum update on random data, without communication."""
 
 from __future__ import annotations
 

@@ -49,24 +49,26 @@ Some = Annotated[int, _cell(whole(1, MAX_COUNT))]
 @checked
 @dataclass(frozen=True)
 class Measurement:
-    """One measured time. Everything after `median_s` may be left out where it does not apply or is not known.
+    """One measured time. Fields after `median_s` are optional.
 
-    experiment, operation  a key of :data:`OPERATIONS` and one of its values
-    n_ranks        ranks that took part (point_to_point: two for each pair that exchanged at the same time;
-                   memory and step: that worked at the same time)
-    n_hosts        machines that they were on: 1 is all on the same host
-    median_s       s, median over the repetitions; a one-way message is half of a ping-pong
-    nbytes         bytes of one message, or for a collective the buffer per rank as in
-                   :func:`ddlsim.collective_time` (all-gather, gather, scatter: the whole buffer); 0 for a step
-    min_s, p25_s, p75_s, max_s   s, the spread over the repetitions, None if it is not known
-    n_repetitions  times that the median is over
-    backend        what moved the bytes: "mpi", "gloo", "nccl", ... or "" for none
+    experiment     a key of :data:`OPERATIONS`
+    operation      one of its values
+    n_ranks        number of ranks that took part (point_to_point: two for each pair that exchanged at the same time;
+                   memory and step: ranks that worked at the same time)
+    n_hosts        number of machines; 1: all ranks on the same host
+    median_s       median over the repetitions, in s; for a one-way message, half of a ping-pong
+    nbytes         bytes of one message or, for a collective, the buffer per rank as in :func:`ddlsim.collective_time`
+                   (all-gather, gather, scatter: the whole buffer); 0 for a step
+    min_s, p25_s, p75_s, max_s   spread over the repetitions, in s; None: unknown
+    n_repetitions  number of repetitions
+    backend        library that moved the bytes: "mpi", "gloo", "nccl", ... or "" for none
     dtype          type of the elements
-    batch_size, model            samples per rank, and what was trained (step), else 0 and ""
-    version        of ddlsim and of the backend
-    note           anything else, one line
+    batch_size     samples per rank (step), else 0
+    model          trained model (step), else ""
+    version        versions of ddlsim and of the backend
+    note           any other remark, one line
 
-    Raises ConfigError for a row that makes no sense.
+    Raises ConfigError for inconsistent rows.
     """
 
     experiment: str
@@ -89,17 +91,17 @@ class Measurement:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes of the message or buffer per second of the median time, bytes/s."""
+        """Bytes of the message or buffer per second of the median time."""
         return self.nbytes / self.median_s
 
     @property
     def n_pairs(self) -> int:
-        """Pairs of ranks that exchanged at the same time (point_to_point only, else 0)."""
+        """Number of pairs of ranks that exchanged at the same time (point_to_point only, else 0)."""
         return self.n_ranks // 2 if self.experiment == "point_to_point" else 0
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What was measured, without what came out: rows with equal keys repeat each other."""
+        """What was measured, without the times: rows with equal keys are repetitions."""
         where = self.n_ranks, self.n_hosts, self.nbytes
         return (self.experiment, self.operation, *where, self.backend, self.dtype, self.batch_size, self.model)
 

@@ -1,4 +1,4 @@
-"""torch.distributed with gloo (buffers in host memory) or NCCL (on the GPU). Started by torchrun."""
+"""torch.distributed transport with gloo (buffers in host memory) or NCCL (on the GPU), started by torchrun."""
 
 from __future__ import annotations
 

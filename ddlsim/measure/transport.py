@@ -1,4 +1,4 @@
-"""What the benchmarks ask of a library that moves bytes, and how one is chosen."""
+"""The interface of the libraries that the benchmarks measure, and the choice among them."""
 
 from __future__ import annotations
 

@@ -144,17 +144,17 @@ def read_chakra(
 ) -> Plan:
     """Read a plan from Chakra execution traces, one file per rank: ``step.0.et``, ``step.1.et``, ...
 
-    path              of rank 0's file, or as for ASTRA-sim without the number: ``step`` or ``step.et``; the JSON output
-                      of ``chakra_jsonizer`` (``step.0.json``) is read, too
+    path              file of rank 0, or as for ASTRA-sim without the number: ``step`` or ``step.et``. JSON output of
+                      ``chakra_jsonizer`` (``step.0.json``) is accepted, too
     n_ranks           number of ranks that run the trace, if there is only one file
-    groups            ranks of process groups by ``pg_name``: a mapping, or the file that ASTRA-sim takes. By default
-                      those in PyTorch's trace, or the ranks whose files name the group
-    flops             speed ("100 TFLOP/s") of nodes with ``num_ops`` and no duration
-    memory_bandwidth  ("2 TB/s") at which these nodes also move their ``tensor_size`` (the roofline model)
+    groups            ranks of process groups by ``pg_name``: a mapping, or a file in ASTRA-sim's format. By default,
+                      the groups recorded in a PyTorch trace, otherwise the ranks whose files contain the group
+    flops             compute rate ("100 TFLOP/s") for nodes with ``num_ops`` and no duration
+    memory_bandwidth  rate ("2 TB/s") at which these nodes also move their ``tensor_size`` (roofline model)
 
     A trace written by :meth:`ddlsim.plan.Plan.to_chakra` gives the same plan again. In other traces, the nodes of a
     stream (or thread) run in the order in which they could start; without streams, a rank does one computation and one
-    exchange at a time, as in ASTRA-sim. ``comm_size`` is the input of a rank: for an all-gather its own part.
+    exchange at a time, as in ASTRA-sim. ``comm_size`` is the input of a rank: for an all-gather, its own part.
 
     Raises ConfigError, naming file and node, for an invalid trace and for content that a plan cannot express.
     """

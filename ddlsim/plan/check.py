@@ -104,26 +104,29 @@ def _refuse(plan: Plan, rows: Ints, wrong: Bools, problem: str) -> None:
 
 
 def check(plan: Plan) -> None:
-    """Check a plan. Raises ConfigError, naming the task, unless
+    """Check that a plan can run and trains a model correctly.
+
+    Raises ConfigError, naming the task, unless
 
     - every message has one sender and one receiver, and every collective all members of its group, once each;
-    - everything can run: no cycles among dependencies, lanes or collectives that are entered in conflicting orders;
-    - every micro-batch of every step passes every layer forward once and backward once, in that order, backward on the
-      rank with its activations; between ranks a message carries it, sent after one pass and received before the next;
-      separate weight gradients come after those of the input, once each;
+    - everything can run: there are no cycles among dependencies and lanes, and no collectives entered in conflicting
+      orders;
+    - every micro-batch of every step passes every layer forward once and backward once, in that order, with the
+      backward pass on the rank that holds its activations. A message carries it between ranks, sent after one pass and
+      received before the next. Separate weight gradients are computed once each, after those of the input;
     - before an update, every micro-batch's gradient of its layers has been summed exactly once, and each bucket is sent
       after the backward passes that fill it;
     - weights are updated once per step where they are used, and before the next step uses them.
 
-    If ranks split layers (``plan.tensor``), all this holds for each part of them.
+    If ranks split layers (``plan.tensor``), these rules apply to each part.
 
-    If ``plan.delays`` sets the age of the weights of gradients, micro-batches pass the model once over all steps,
-    except those without a backward pass at the end; all gradients of a micro-batch are in one update; the weights that
-    it uses on a layer exist, at the age set; and gradients of an update are summed after those of the previous update
-    have been used.
+    If ``plan.delays`` sets the age of the weights of gradients, each micro-batch passes the model once over all steps,
+    except the last ones, which may lack a backward pass. All gradients of a micro-batch belong to one update. The
+    weights that it uses on a layer exist, at the age set. Gradients of an update are summed after those of the previous
+    update have been used.
 
     The order of two tasks of a rank must follow from the lanes and dependencies of that rank. For plans without layers
-    (only work and messages) only the first two rules apply.
+    (only work and messages), only the first two rules apply.
     """
     check_exchanges(plan)
     order = Order(plan)

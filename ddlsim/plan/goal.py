@@ -35,8 +35,8 @@ def read_goal(path: str | Path) -> Plan:
     """Read a plan from a GOAL file.
 
     ``calc`` operations take nanoseconds and run one at a time on each ``cpu`` of a rank, in the order in which they
-    could start. A send ends at its delivery (LogGOPSim's rendezvous) and takes no CPU time; the network's routes choose
-    its interface, not ``nic``. ``irequires`` waits for the dependencies of the operation that it names.
+    could start. A send ends at its delivery (LogGOPSim's rendezvous) and takes no CPU time. The routes of the network
+    choose its interface; ``nic`` is ignored. ``irequires`` waits for the dependencies of the named operation.
 
     Raises ConfigError, naming file and line, for invalid GOAL and for content that a plan cannot express: receives from
     any rank or of any tag, and ``irequires`` of a ``calc``, which may start later than its dependencies allow.

@@ -77,12 +77,12 @@ def simulate(wanted: _Simulation) -> Result:
 
 @takes_fields_of(_Continuation)
 def resume(wanted: _Continuation) -> Result:
-    """Resume the run saved at `path` (:meth:`ddlsim.Result.save`), and return the result of the complete run, bit for
-    bit as without the interruption.
+    """Resume the run saved at `path` (:meth:`ddlsim.Result.save`), and return the result of the complete run.
 
-    `experiment` is the saved one, perhaps with another end: epochs, updates, targets, max_time. The simulated clock is
-    replayed from the start, which is fast; the arithmetic continues where it stopped. Raises ConfigError for a damaged
-    file, a different experiment, or an end that the saved run has already passed.
+    The result is identical, bit for bit, to that of an uninterrupted run. `experiment` is the saved experiment, perhaps
+    with another end: epochs, updates, targets, max_time. The simulated clock is replayed from the start, which is fast;
+    the arithmetic continues where it stopped. Raises ConfigError for a damaged file, a different experiment, or an end
+    that the saved run has already passed.
     """
     return _run(wanted.experiment, wanted, load(wanted.path))
 
@@ -109,6 +109,6 @@ def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) 
 
 @checked
 def scaling(experiment: Experiment, workers: Iterable[Count]) -> list[Result]:
-    """Simulate the experiment with each number of workers; the cluster is loaded once."""
+    """Simulate the experiment with each number of workers. The cluster is loaded only once."""
     loaded = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster))
     return [run(dataclasses.replace(loaded, workers=n)) for n in workers]

@@ -89,8 +89,7 @@ class CheckpointIntervals:
 
 @checked
 def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> CheckpointIntervals:
-    """Simulate thirteen intervals between checkpoints with `lives` failure timelines each, and compare them with
-    theory.
+    """Simulate thirteen checkpoint intervals, with `lives` failure timelines each, and compare them with theory.
 
     The experiment needs failures with an mtbf, and checkpoints; their interval does not matter. Theory assumes
     exponential failures; simulated timelines also include Weibull failures, repairs, and the wait for machines.

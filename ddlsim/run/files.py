@@ -133,7 +133,7 @@ _OTHER_FILES = {
 
 @checked
 def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
-    """Return the experiment that the TOML file `source` describes.
+    """Load an experiment from a TOML file.
 
     A file cannot run code: an algorithm written as "package.module:function" and a ``type`` as "package.module:Name"
     are rejected unless `allow_code`, which permits custom parts (docs/write_your_own/README.md). Relative names of

@@ -72,15 +72,15 @@ PlacementLike = (
 @checked
 @dataclass(frozen=True)
 class Job:
-    """A run that shares a cluster with others.
+    """A training run that shares a cluster with other jobs.
 
-    experiment  the run; its `workers` give the number of devices, or list them
+    experiment  the run; its `workers` set the number of devices, or list them
     name        name in tables and messages; by default "job 1", "job 2" and so on
-    start       start on the cluster's clock, in s
-    placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of places in
-                ``cluster.workers``; has no effect if the experiment lists its places
-    goes_on     continue after the last step until all jobs without `goes_on` have ended, so that no job is ever without
-                the others. (A training ends when it reaches its target.)
+    start       arrival on the cluster's clock, in s
+    placement   "packed" on neighbouring free devices, "spread" over machines, "random", or a list of positions in
+                ``cluster.workers``; has no effect if the experiment lists its devices
+    goes_on     True: the job continues after its last step until all jobs without `goes_on` have ended, so that they
+                are never without its traffic. (A training job still ends when it reaches its target.)
 
     Raises ConfigError for an experiment with co-located jobs of its own, and for two placements.
     """

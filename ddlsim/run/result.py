@@ -100,8 +100,8 @@ STABILITY_MESSAGES = 20_000
 class Result(Outcome):
     """The result of a simulated run. Times in s, sizes in bytes, rates per s.
 
-    ``print(result)`` shows the summary. The properties have the numbers; ``workers``, ``links`` and ``steps`` are
-    pandas tables; ``to_json`` has everything for programs.
+    ``print(result)`` shows a summary. Properties contain the figures; ``workers``, ``links`` and ``steps`` are pandas
+    tables; ``to_json`` exports everything.
     """
 
     @cached_property

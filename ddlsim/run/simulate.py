@@ -389,14 +389,18 @@ def run(
     stability: bool = False,
     shift: Shift | None = None,
 ) -> Result:
-    """Simulate the experiment and return its result.
+    """Simulate an experiment and return its result.
 
-    ``keep_spans`` records everything for a timeline; ``progress`` is called during a training run; ``saved`` is a run
-    to resume; ``checkpoint`` is the file to which the run is saved every ``checkpoint_every`` s of real time.
-    ``stability`` adds the stability to the result, even if that takes long. ``shift`` is a part of a training in which
-    groups of workers alternate. On Ctrl-C the result so far is returned, marked as interrupted.
+    keep_spans        record all activity, for timelines
+    progress          function that is called during a training run
+    saved             saved run to resume
+    checkpoint        file to which the run is saved
+    checkpoint_every  real time between saves, in s
+    stability         add the stability to the result, even if that takes long
+    shift             part of a training run in which groups of workers alternate
 
-    Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
+    On Ctrl-C, the result so far is returned, marked as interrupted. Raises :class:`~ddlsim.errors.ConservationError` if
+    the result does not add up (:mod:`ddlsim.run.conservation`).
     """
     if shift is not None:
         experiment = experiment.with_(

@@ -17,18 +17,19 @@ from ddlsim.workload.model import Model
 @checked
 @dataclass(frozen=True)
 class Traced:
-    """Measured forward and backward times of every layer, from a profiler trace: ``Traced("trace.json")``.
+    """Compute times of layers measured with PyTorch's profiler: ``Traced("trace.json")``.
 
-    path        a PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, taken with ``with_stack=True`` of the
-                same model on the workers' device (:func:`ddlsim.imports.profile_workload` says how layers are matched)
-    batch_size  samples per step in the trace; None: the first dimension of the first module's input, which the trace
-                has with ``record_shapes=True``
+    path        PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, of the same model on the workers' device,
+                taken with ``with_stack=True`` (:func:`ddlsim.imports.profile_workload` describes how layers are
+                matched)
+    batch_size  samples per step in the trace; None: first dimension of the first module's input, which the trace
+                contains with ``record_shapes=True``
 
     The file is read immediately, so the times are part of the experiment, wherever it is simulated. They apply to this
     batch size only. Layers that are not modules in PyTorch (additions, attention) and the update of the parameters,
     which a trace does not attribute to modules, take roofline times.
 
-    Raises :class:`~ddlsim.errors.ConfigError` with the path for a file that is not such a trace.
+    Raises :class:`~ddlsim.errors.ConfigError`, with the path, for a file that is not such a trace.
     """
 
     path: str | Path

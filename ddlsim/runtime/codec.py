@@ -427,8 +427,12 @@ def _joined(*outcomes: Outcome) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A message: the received `value`, the bytes of each part, and the s of a worker to encode (towards servers) or
-    decode it (from servers)."""
+    """A message and the cost of its encoding.
+
+    value    value as received
+    sizes    bytes of each part
+    seconds  s that a worker takes to encode it (to servers) or to decode it (from servers)
+    """
 
     value: Value[Array]
     sizes: list[float]
@@ -457,13 +461,14 @@ class _Sender:
 
 
 class Messages:
-    """Messages between workers and `n_parts` servers, each with an equal part of a vector, or among peers; encoded if
-    the run compresses.
+    """Messages between workers and servers, or among workers, encoded if the run compresses.
 
-    owner   name of the strategy, for errors
-    peers   True: models from worker to worker; False: gradients (with ``models`` models) to servers, and models back
+    n_parts  number of servers, each with an equal part of a vector
+    owner    name of the strategy, for errors
+    peers    True: models from worker to worker; False: gradients to servers, and models back
+    models   True: models to servers instead of gradients
 
-    Raises ConfigError for compression that does not fit.
+    Raises ConfigError for incompatible compression.
     """
 
     def __init__(
@@ -506,7 +511,7 @@ class Messages:
             )
 
     def gradient(self, worker: Worker, vector: Value[Array], part: int | None = None) -> Message:
-        """Return the message with a worker's gradient, whole or its `part`."""
+        """Return the message with a worker's gradient, or with one `part` of it."""
         return self._sent("up", worker, vector, part, model=False)
 
     def model(self, worker: Worker, params: Value[Array], to: int | None = None) -> Message:
@@ -514,11 +519,11 @@ class Messages:
         return self._sent("up" if to is None else f"to {to}", worker, params, None, model=True)
 
     def answer(self, worker: Worker, params: Value[Array], part: int | None = None) -> Message:
-        """Return the message with a server's answer to a worker: `params`, all of them or a server's `part`."""
+        """Return a server's answer to a worker: `params`, or one `part` of them."""
         return self._sent("down", worker, params, part, model=True)
 
     def server_seconds(self, part: int = 0) -> float:
-        """Return the s that a server needs for a push, without its update."""
+        """Return the s that a server needs to process a push, without its update."""
         return 0.0 if self.choice is None else self.seconds.server(self._n(part), 1)
 
     def decode_seconds(self, worker: Worker, message: Message) -> float:
@@ -542,7 +547,7 @@ class Messages:
 
     @property
     def value_notes(self) -> list[str]:
-        """What a plan says of sizes that depend on values."""
+        """Notes of a plan on sizes that depend on values."""
         assert self.choice is not None
         return self._sender("up", 0, 0, self.choice.compressor).codec.value_notes
 

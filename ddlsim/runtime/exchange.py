@@ -55,11 +55,11 @@ Vectors = Callable[[int, int], Value[Array]]
 
 
 class Exchange:
-    """Vectors of all members of a communicator, in parts, become their mean.
+    """Base of exchanges in which the members of a communicator average their vectors, part by part.
 
-    what     name of a worker's wait for it
-    codec    None: vectors are sent uncompressed
-    decodes  whether workers decode parts as they arrive; otherwise they wait only for the last one
+    what     name of a worker's wait for the exchange
+    codec    encoding of vectors; None: they are sent uncompressed
+    decodes  True: workers decode parts as they arrive; False: they wait only for the last one
     """
 
     what: str
@@ -72,20 +72,20 @@ class Exchange:
 
     @property
     def route(self) -> Route:
-        """The route of a part."""
+        """Route of a part."""
         return "process"
 
     @property
     def decides(self) -> bool:
-        """Whether its result decides in which further steps it takes place."""
+        """Whether its result decides in which later steps it takes place."""
         return False
 
     def arrived(self, worker: Worker, step: int) -> bool:
-        """Let a worker use its result of a step; return whether that has decided on further steps."""
+        """Let a worker use its result of a step; return whether this has decided on later steps."""
         return False
 
     def encode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        """Return the compute seconds of a worker between the time when a part is ready and its sending."""
+        """Return the s that a worker computes between the time when a part is ready and its sending."""
         if self.codec is None:
             return 0.0
         place, seconds = self.place[worker.rank], 0.0
@@ -95,27 +95,30 @@ class Exchange:
         return seconds
 
     def decode_seconds(self, worker: Worker, step: int, part: int) -> float:
-        """Return the compute seconds of a worker after a part's mean has arrived."""
+        """Return the s that a worker computes after a part's mean has arrived."""
         return 0.0
 
     def carry(self, worker: Worker, step: int, parts: Sequence[int], nbytes: float) -> simpy.Event:
-        """Send a worker's parts, `nbytes` without codec, as one now; return the event of the mean's arrival."""
+        """Send several parts of a worker as one now, and return the event of the mean's arrival.
+
+        `nbytes` is their size without a codec.
+        """
         raise NotImplementedError
 
     def schedule(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Schedule, float]:
-        """Return the one collective of parts, and the bytes of its buffer, where the route is a schedule."""
+        """Return the schedule of the single collective of the parts, and the bytes of its buffer."""
         raise NotImplementedError
 
     def phases(self, step: int, parts: Sequence[int], nbytes: float) -> tuple[Phase, ...]:
-        """Return the phases of the one collective of parts, if its time is known."""
+        """Return the phases of the single collective of the parts, if its time is known."""
         raise NotImplementedError
 
     def calls(self, step: int, parts: Sequence[int], nbytes: float, place: int = 0) -> list[Call]:
-        """Return the collectives that a member enters in turn, for parts that are `nbytes` without codec."""
+        """Return the collectives that a member enters one after the other, for parts of `nbytes` without a codec."""
         raise NotImplementedError
 
     def service(self, step: int, part: int) -> Service:
-        """Return the bytes that servers receive and answer for an encoded part."""
+        """Return the bytes that servers receive and send back for an encoded part."""
         raise NotImplementedError
 
     @property
@@ -909,10 +912,11 @@ class Rounds:
 
 
 class Averaging(Rounds):
-    """The all-reduce that gives every member the mean of all members' vectors, round by round; blocking, or in the
-    background while workers compute.
+    """All-reduce that gives every member the mean of all members' vectors, round by round.
 
-    share   bytes of a vector as a share of all parameters
+    It blocks, or runs in the background while workers compute.
+
+    share  bytes of a vector, as a share of those of all parameters
     """
 
     def __init__(
@@ -945,7 +949,7 @@ class Averaging(Rounds):
     def finish(self, worker: Worker, key: object) -> Computation:
         """Wait until a round has ended for this worker, and return its result.
 
-        The wait is booked as waiting until the last worker had entered, as communication from then on.
+        The time until the last worker has entered is booked as waiting, the rest as communication.
         """
         number, start = self._numbers[key], worker.loop.now
         current = self._rounds[number]

@@ -137,10 +137,12 @@ class Threads:
 
 
 class Servers:
-    """A strategy's servers with an equal part of the parameters each, to which workers send gradients or `models`.
+    """Parameter servers of a strategy, each with an equal part of the parameters.
 
-    messages    to them and back
-    apply_time  of an update, s
+    Workers send them gradients or, with `models`, models.
+
+    messages    messages to servers and back
+    apply_time  time of an update, in s
 
     Raises ConfigError if there are not enough machines.
     """
@@ -171,12 +173,12 @@ class Servers:
         )
 
     def up(self, worker: Worker, message: Message) -> simpy.Event:
-        """Send a worker's packed message; the event is when all servers have their part."""
+        """Send a worker's encoded message, and return the event that all servers have their parts."""
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
 
     def down(self, worker: Worker, message: Message) -> simpy.Event:
-        """Send an answer; the event is when the worker has all of it."""
+        """Send an answer, and return the event that the worker has all of it."""
         sends = zip(self.nodes, message.sizes, strict=True)
         return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
 

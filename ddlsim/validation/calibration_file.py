@@ -1,4 +1,4 @@
-"""A calibration in a cluster file: the file as it was, and below it the `[calibration]` table (docs/calibration.md)."""
+"""Calibrations in cluster files: the original file, followed by a `[calibration]` table (docs/calibration.md)."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def attached(calibration: Calibration) -> Calibration:
 
 @checked
 def load_calibration(source: str | Path | Cluster) -> Calibration:
-    """Return the calibration of a cluster, or of a cluster file (a path or bundled name).
+    """Load the calibration of a cluster or cluster file (a path or bundled name).
 
-    Raises ConfigError in one line where there is none.
+    Raises ConfigError in one line if it has none.
     """
     cluster = load_cluster(source)  # finds what is wrong with a file
     name = cluster.name if isinstance(source, Cluster) else source

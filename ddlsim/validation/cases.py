@@ -1,4 +1,4 @@
-"""From a measured row to the same operation on a simulated cluster."""
+"""Simulated operations that correspond to measured rows."""
 
 from __future__ import annotations
 

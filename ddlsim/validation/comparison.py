@@ -1,4 +1,4 @@
-"""`validate`: measured runs against their simulation, and where the difference comes from.
+"""`validate`: compare measured runs with their simulation, and find the causes of differences.
 
 Conditions on rows such as ``workers <= 4 and strategy == all-reduce``: comparisons joined by `and`, nothing else.
 
@@ -170,7 +170,7 @@ N_EXPLAINED, WORTH_EXPLAINING = 3, 0.03
 
 @dataclass(frozen=True)
 class Compared:
-    """One measured run beside its prediction; throughputs in samples/s. `fitted`: the fit has seen it."""
+    """A measured run and its prediction; throughputs in samples/s. `fitted`: the run was used in the fit."""
 
     run: MeasuredRun
     label: str
@@ -181,21 +181,22 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Predicted over measured throughput, minus 1."""
+        """Relative error: predicted over measured throughput, minus 1."""
         return self.predicted / self.run.throughput - 1.0
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors of `n` runs.
+    """Error statistics of `n` runs.
 
-    mean_absolute    mean of |predicted / measured - 1|
-    geometric_mean   exp(mean of |ln(predicted / measured)|) - 1
-    worst            the error farthest from 0
-    in_interval      share of measured values in their intervals, None without intervals
-    kendall_tau      agreement of the orders of all runs by throughput: 1 the same, -1 reversed; None for one run
-    options, right   pairs of runs that differ only in strategy, algorithm or overlap, and those of which the prediction
-                     says rightly which is faster
+    mean_absolute   mean of |predicted / measured - 1|
+    geometric_mean  exp(mean of |ln(predicted / measured)|) - 1
+    worst           largest error by magnitude
+    in_interval     share of measured values inside their intervals; None without intervals
+    kendall_tau     rank correlation of predicted and measured throughput: 1 for the same order, -1 for the reverse;
+                    None for a single run
+    options, right  number of pairs of runs that differ only in strategy, algorithm or overlap, and number of those
+                    whose faster run is predicted correctly
     """
 
     n: int
@@ -210,9 +211,10 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """Every measured run beside its prediction, in the order of the file. ``print`` shows it.
+    """Measured runs and their predictions, in the order of the file. Printing it shows a summary.
 
-    known   what the predictions rest on: fitted values and their uncertainty
+    known   basis of the predictions: fitted values and their uncertainty
+    fit_on  condition for the runs used in the fit; None: no fit
     """
 
     cluster: Cluster
@@ -222,8 +224,11 @@ class Validation:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per run: its columns, measured, predicted, error, low, high (samples/s), used ("fit" or "held out"),
-        notes, cause."""
+        """Table with one row per run.
+
+        Columns: those of the file, measured, predicted, error, low, high (samples/s), used ("fit" or "held out"),
+        notes, cause.
+        """
         import pandas as pd
 
         rows = []
@@ -239,32 +244,32 @@ class Validation:
 
     @checked
     def summary(self, *, fitted: bool) -> Summary | None:
-        """Return the errors of the runs that were used in the fit, or of those held out; None if there are none."""
+        """Return the error statistics of the fitted or of the held-out runs; None if there are none."""
         rows = [row for row in self.rows if row.fitted == fitted]
         return _summary(rows) if rows else None
 
     @property
     def error(self) -> float:
-        """Mean absolute error of the runs held out (of all where none is)."""
+        """Mean absolute error of the held-out runs, or of all runs if none are held out."""
         found = self.summary(fitted=False) or self.summary(fitted=True)
         assert found is not None  # there is at least one run
         return found.mean_absolute
 
     @checked
     def within(self, tolerance: NotNegative) -> bool:
-        """Return whether the mean absolute error of the runs held out is at most `tolerance` (0.1: 10 %)."""
+        """Return whether the mean absolute error of the held-out runs is at most `tolerance` (0.1 means 10 %)."""
         return self.error <= tolerance
 
     @checked
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw measured against predicted throughput and the line where both are equal."""
+        """Plot predicted against measured throughput, with the line of equality."""
         from ddlsim.validation.comparison_text import measured_against_predicted
 
         return measured_against_predicted(self, path)
 
     @checked
     def save_html(self, path: str | Path, title: str = "Measured and predicted runs") -> None:
-        """Write a page with the summary, the picture and every run. Raises ConfigError if it cannot be written."""
+        """Write an HTML page with the summary, the plot and all runs. Raises ConfigError if it cannot be written."""
         from ddlsim.validation.comparison_text import save_page
 
         save_page(self, path, title)
@@ -293,19 +298,19 @@ def validate(
     calibration: Calibration | None = None,
     explain: Index = N_EXPLAINED,
 ) -> Validation:
-    """Simulate measured training runs and compare.
+    """Compare measured training runs with their simulation.
 
     runs         CSV file (docs/validation.md), or rows
-    cluster      what they ran on; a calibrated file brings step times, jitter and uncertainty with it
-    model        of rows without one
-    fit_on       condition such as "workers <= 4": these runs are fitted first, the others held out. None: no fit
-    fit          what is fitted: "compute", "network" or both
-    strategy     of rows without one, and with its settings where rows leave them open
-    calibration  of the cluster, where it is not in its file
-    explain      number of largest errors (above 3 %) for which causes are sought by simulation
+    cluster      cluster of the runs; a calibrated file provides step times, jitter and uncertainty as well
+    model        model of rows without one
+    fit_on       condition on the runs to fit, such as "workers <= 4"; the others are held out. None: no fit
+    fit          quantities to fit: "compute", "network" or both
+    strategy     strategy of rows without one; its settings apply where a row leaves them open
+    calibration  calibration of the cluster, if its file has none
+    explain      number of runs with large errors (above 3 %) for which the likely causes are searched by simulation
 
-    Raises ConfigError with file, line and column for units, names and values that do not fit, for workers that the
-    cluster does not have and models that its devices' memory does not hold.
+    Raises ConfigError, with file, line and column, for invalid units, names and values, for more workers than the
+    cluster has, and for models that do not fit in device memory.
     """
     measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
     if not measured:

@@ -1,4 +1,4 @@
-"""A comparison of measured runs and predictions as text, as a picture, and as a page of HTML."""
+"""Comparison of measured and predicted runs as text, plot and HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prediction intervals of runs: what the calibration is unsure about, and the chance in the workers' step times."""
+"""Prediction intervals of runs, from the uncertainty of the calibration and the jitter of step times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ddlsim.workload.model import load_model
 class RunInterval:
     """The `result` with the calibrated values, and intervals of `throughput` (samples/s) and `step_time` (s).
 
-    throughputs   (n_draws,) samples/s of every draw
+    throughputs  (n_draws,) samples/s of every sample
     """
 
     result: Result
@@ -43,7 +43,7 @@ class RunInterval:
     throughputs: Floats
 
     def to_dict(self) -> dict[str, object]:
-        """Return both intervals as plain values."""
+        """Return both intervals as a dictionary of plain values."""
         both = {"throughput": self.throughput, "step_time": self.step_time}
         ends = {name: {"low": t.low, "high": t.high} for name, t in both.items()}
         more = {"notes": list(self.throughput.notes)} if self.throughput.notes else {}
@@ -83,15 +83,18 @@ def predict_interval(
     level: Level = 0.95,
     seed: Seed = 0,
 ) -> RunInterval:
-    """Simulate the experiment with values sampled from the uncertainty of a calibration; return quantiles.
+    """Predict throughput and step time with intervals, from the uncertainty of a calibration.
 
-    calibration   as :func:`ddlsim.calibrate` returns it, or a calibrated cluster file. None: that of the experiment's
-                  cluster; if the cluster has none, only jitter is sampled, if there is any
-    n_draws       number of simulations, each with a different seed
-    seed          of the samples
+    Simulates the experiment `n_draws` times with sampled parameters and returns quantiles.
 
-    The errors of earlier predictions for this strategy widen both ends. If no measured family resembles the run, a note
-    of the intervals says so. Raises ConfigError if nothing is uncertain (one worker, no jitter).
+    calibration  result of :func:`ddlsim.calibrate`, or a calibrated cluster file; None: the calibration of the
+                 experiment's cluster or, if it has none, only the jitter is sampled
+    n_draws      number of simulations, each with a different seed
+    level        probability of the interval
+    seed         seed of the samples
+
+    Past prediction errors for this strategy widen both ends. If no measured family of runs resembles this one, the
+    notes of the interval contain a remark. Raises ConfigError if nothing is uncertain (one worker, no jitter).
     """
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)

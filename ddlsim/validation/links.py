@@ -1,4 +1,4 @@
-"""Latency, bandwidth and overhead of the links for which the simulation takes as long as what was measured.
+"""Fit of the latency, bandwidth and overhead of links to measured times.
 
 What links do besides carrying bytes at a rate, as far as one-way messages tell: frames and a token bucket.
 

@@ -1,4 +1,4 @@
-"""From a measured run to its simulation: experiment, placement, and a few factors that can be changed."""
+"""Simulation of a measured run: its experiment, its placement, and a few adjustable factors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured training runs from a CSV file. The format is told in docs/validation.md."""
+"""Measured training runs from a CSV file. docs/validation.md describes the format."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ _HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
 @checked
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """A run that was measured. `throughput` is of all workers together, samples/s; `place` is "file: line".
+    """A measured training run.
 
-    `shared_batch` is whether batch_size is that of all workers together, as FSDP and Parallel have it. What is None (or
-    1, for accumulation) was not said.
+    throughput    samples/s of all workers together
+    place         "file: line" where it was read
+    shared_batch  whether batch_size is the total of all workers, as for FSDP and Parallel
+
+    None (or 1, for accumulation) means that the value was not given.
     """
 
     workers: Count
@@ -60,23 +63,23 @@ class MeasuredRun:
 
     @property
     def samples(self) -> int:
-        """Samples of a step of all workers."""
+        """Samples per step of all workers together."""
         return (1 if self.shared_batch else self.workers) * self.batch_size * self.accumulation
 
     @property
     def step_time(self) -> float:
-        """Seconds of a step of all workers."""
+        """Step time in s."""
         return self.samples / self.throughput
 
     def cells(self) -> dict[str, float | int | str | None]:
-        """Return the row by column, for conditions."""
+        """Return the values by column, for conditions."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name in COLUMNS}
         return {**found, "step_time": self.step_time}
 
 
 @checked
 def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun]:
-    """Return the measured runs in the CSV file `path`, in order.
+    """Read measured runs from a CSV file, in order.
 
     allow_code  whether algorithm and overlap may be "package.module:Name", which is imported
 

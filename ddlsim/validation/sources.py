@@ -1,4 +1,4 @@
-"""Measurements from whatever files there are."""
+"""Measurements from files of any supported format."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Fit a software stack to measured runs of a few devices, to predict larger ones with an interval.
+"""Fit a software stack to measured runs on a few devices, to predict larger runs with intervals.
 
-Of what makes a step, the hardware's rates and the network are known better than what software makes of them. So a stack
-is fitted by a few of its numbers: `gemm`, the share of the rate of matrix products that is left in a step; and, where
-the measurements tell them from it, `elementwise`, the bytes of element-wise kernels, `step_time`, a fixed time per
-update, and `call_time`, one per collective. A number is added if it narrows the interval of a further run; a fixed time
-also if without it the squared errors, in units of :data:`~ddlsim.validation.log_fit.NOISE`, are larger by more than 2
-(Akaike's criterion), since two runs can tell two numbers, but leave no errors.
+The rates of the hardware and the network are better known than the efficiency of the software that uses them. So the
+fit adjusts a few numbers of the stack: `gemm`, the fraction of the matrix-product rate that a step reaches; and, if the
+measurements can distinguish them, `elementwise`, the bytes of element-wise kernels, `step_time`, a fixed time per
+update, and `call_time`, a fixed time per collective. A number is added if it narrows the prediction interval of a
+further run. A fixed time is also added if the squared errors without it, in units of
+:data:`~ddlsim.validation.log_fit.NOISE`, are larger by more than 2 (Akaike's criterion): two runs can determine two
+numbers but leave no residuals.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ STEP, DONE, ROUNDS = 0.02, 1e-3, 6
 
 @dataclass(frozen=True, eq=False)
 class StackFit:
-    """A fitted `stack`, the runs and their simulated throughput (samples/s), and `fit`, with what it is sure of.
+    """A fitted `stack`, the runs, and their simulated throughput (samples/s).
 
-    calls     the fit of call_time to collectives that were measured by themselves
-    left_out  of each number that was not fitted, why
+    base      stack before the fit
+    fit       fitted numbers with their uncertainty
+    calls     fit of call_time to separately measured collectives
+    left_out  numbers that were not fitted, with the reason
     """
 
     stack: Stack
@@ -83,7 +86,7 @@ class StackFit:
         return {name: (value, *fit.interval(name)) for fit in fits for name, value in fit.values.items()}
 
     def to_dict(self) -> dict[str, object]:
-        """Return the fitted numbers with their intervals (95 %), the spread, and each run, as plain values."""
+        """Return the fitted numbers with their 95 % intervals, the spread and all runs as plain values."""
         numbers = {name: {"value": value, "interval": ends} for name, (value, *ends) in self._numbers.items()}
         rows = [
             {"place": run.place, "measured": run.throughput, "predicted": value}
@@ -124,20 +127,20 @@ def calibrate_stack(
     strategy: str | None = None,
     batch_size: Count | None = None,
 ) -> StackFit:
-    """Fit a stack to measured runs, traces of a run, and logs of collectives.
+    """Fit a software stack to measured training runs, traces of a run, and logs of collectives.
 
-    runs        CSV files of runs (docs/validation.md), traces of PyTorch's profiler or in Chakra's format, logs of
+    runs        CSV files of runs (docs/validation.md), traces from PyTorch's profiler or in Chakra format, logs of
                 collectives (nccl-tests), or rows of these
-    stack       where the fit starts, and what it keeps of the rest
-    cluster     of rows without one, of traces and logs; it counts as known
-    model       of rows without one, and of traces
-    strategy    of traces, as in files of runs
-    batch_size  of traces, as the strategy counts it; None: what the trace says
+    stack       initial stack; everything that is not fitted stays as it is here
+    cluster     cluster of rows without one, of traces and of logs; it is not fitted
+    model       model of rows without one, and of traces
+    strategy    strategy of traces, as in files of runs
+    batch_size  batch size of traces, as the strategy counts it; None: as in the trace
 
-    Runs of models that are not timed by kernels need runs of one worker beside them, which give their compute time. The
-    fitted stack has the interval of a further run: the scatter of the fitted runs, by Student's t for their number and
-    that of the fitted values.
-    Raises ConfigError for runs that cannot be simulated, and for models whose times do not depend on the stack.
+    Models without kernel-level timing also need single-worker runs, which determine their compute time. The fitted
+    stack includes the prediction interval of a further run: the scatter of the fitted runs with Student's t, for their
+    number and the number of fitted values. Raises ConfigError for runs that cannot be simulated, and for models whose
+    times do not depend on the stack.
     """
     base = known = load_stack(stack)
     measured, collectives = read_stack_sources(runs, cluster, strategy, batch_size)

@@ -1,4 +1,4 @@
-"""What a software stack is fitted to: runs, traces of a run, and collectives that were measured by themselves."""
+"""Input of a stack fit: training runs, traces of a run, and collectives measured separately."""
 
 from __future__ import annotations
 

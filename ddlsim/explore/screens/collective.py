@@ -1,4 +1,4 @@
-"""*Collective*: a schedule played round by round, on the chosen cluster."""
+"""*Collective*: the messages of a collective on the chosen cluster, round by round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""*Learning*: accuracy over simulated time, updates or bytes, while the runs go on."""
+"""*Learning*: accuracy over simulated time, updates or bytes, updated during the runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""*Run*: one run, where a step's time goes, what workers and links do, what would help."""
+"""*Run*: the breakdown of a step, the activity of workers and links, and possible improvements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""*Scaling*: throughput, efficiency and cost over numbers of workers, strategies side by side."""
+"""*Scaling*: throughput, efficiency and cost over the number of workers, for several strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""*What-if*: run A, which is kept, run B beside it, and what differs."""
+"""*What-if*: a baseline run A, a modified run B, and their differences."""
 
 from __future__ import annotations
 
