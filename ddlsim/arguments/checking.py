@@ -95,7 +95,7 @@ class _Signature:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
             reason = str(error)
-        return ConfigError(f"{self.owner}: {reason}; it takes {listed(names) or 'no arguments'}")
+        return ConfigError(f"{self.owner}: {reason}; valid arguments: {listed(names) or 'none'}")
 
 
 def checked(target: T) -> T:

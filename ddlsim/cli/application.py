@@ -38,9 +38,7 @@ def _in_a_line(context: Any) -> Iterator[None]:
         word = next(iter(text.split("'")[1:2]), "") if text.startswith("No such command") else ""
         if _CALLED.get(word) in getattr((error.ctx or context).command, "commands", ()):
             text = f"No such command '{word}'; did you mean '{_CALLED[word]}'?"
-        raise DdlsimError(
-            f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}; {command} -h says what it takes"
-        ) from None
+        raise DdlsimError(f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}; see {command} -h") from None
 
 
 class Commands(TyperGroup):

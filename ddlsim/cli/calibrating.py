@@ -72,7 +72,7 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if rest or not (math.isfinite(value) and value > 0.0):
-        raise ConfigError(f"--tolerance {text!r}: write a share like 10% or 0.1")
+        raise ConfigError(f"--tolerance {text!r}: must be a share, such as 10% or 0.1")
     return value
 
 
@@ -118,7 +118,9 @@ def calibrate(
     """
     check_folder(out)
     if out is not None and out.suffix != ".toml":
-        raise ConfigError(f"--out {out}: calibrated clusters and stacks are TOML files; name one that ends in .toml")
+        raise ConfigError(
+            f"--out {out}: calibrated clusters and stacks are TOML files; choose a name that ends in .toml"
+        )
     if stack is not None:
         others = {"algorithm": algorithm, "backend": backend, "hosts": hosts, "operation": operation, "ranks": ranks}
         for name in [name for name, value in (others | {"software": software, "reader": reader}).items() if value]:
@@ -130,10 +132,10 @@ def calibrate(
         write_file(out, fitted.stack.save)
         return
     if strategy is not None or batch is not None:
-        raise ConfigError("--strategy and --batch are of traced runs, to which --stack fits software; add --stack")
+        raise ConfigError("--strategy and --batch describe traced runs, which need --stack; add it, or leave them out")
     if cluster is None:
         raise ConfigError(
-            "calibrate: name the cluster that was measured, --cluster, or --stack to fit software to runs"
+            "calibrate: set --cluster, the cluster that was measured, or --stack, to fit a software stack to runs"
         )
     from ddlsim.validation import calibrate as fit
     from ddlsim.validation.calibration_text import warnings
@@ -153,7 +155,7 @@ def calibrate(
 def _reader(name: str) -> Reader:
     function = imported(name, "--reader", "function")
     if not callable(function):
-        raise ConfigError(f"--reader {name!r}: is {shown(function)}; name a function of the path")
+        raise ConfigError(f"--reader {name!r}: must be a function that takes a path, not {shown(function)}")
     return cast("Reader", function)
 
 
@@ -162,7 +164,7 @@ def _algorithms(texts: list[str]) -> dict[str, str]:
     for text in texts:
         kind, equals, name = text.partition("=")
         if not (kind and equals and name):
-            raise ConfigError(f"--algorithm {text!r}: write kind=algorithm, such as all_reduce=ring")
+            raise ConfigError(f"--algorithm {text!r}: must be kind=algorithm, such as all_reduce=ring")
         found[kind] = name
     return found
 

@@ -104,14 +104,14 @@ def import_file(
 def _fact(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ConfigError(f"--set {text!r}: write name=value, such as pcie_bandwidth='32 GB/s'")
+        raise ConfigError(f"--set {text!r}: must be name=value, such as pcie_bandwidth='32 GB/s'")
     return name, parse_value(value)
 
 
 def _refuse(file: Path, kind: str, options: dict[str, object]) -> None:
     for option, value in options.items():
         if value is not None:
-            raise ConfigError(f"{option} has no effect: {file} is {kind}; leave it out")
+            raise ConfigError(f"{option} has no effect, because {file} is {kind}; leave it out")
 
 
 def _measurements(
@@ -123,7 +123,7 @@ def _measurements(
     if out is None:
         return
     if out.suffix != ".csv":
-        raise ConfigError(f"--out {out}: measurements are written as a table; name a file that ends in .csv")
+        raise ConfigError(f"--out {out}: measurements are written as a CSV table; choose a name that ends in .csv")
     from ddlsim.imports import to_measurements
     from ddlsim.measure import save_measurements
 
@@ -135,7 +135,7 @@ def _measurements(
         except ConfigError as error:
             refused.append(error)
     if not rows:
-        raise refused[0] if refused else ConfigError(f"{file}: has no measured times to write; leave --out out")
+        raise refused[0] if refused else ConfigError(f"{file}: contains no measured times to write; leave --out out")
     if refused:
         typer.echo(shown(f"warning: {len(refused)} rows left out, the first: {refused[0]}"), err=True)
     write_file(out, lambda path: save_measurements(rows, path))

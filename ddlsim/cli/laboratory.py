@@ -45,12 +45,14 @@ def lab(
 
     if clean:
         if cluster is not None:
-            raise ConfigError(f"--clean only removes what is left; leave {cluster!r} out")
+            raise ConfigError(f"--clean only removes leftovers of earlier experiments; leave {cluster!r} out")
         check_computer()
         typer.echo(f"removed {len(remove())} network namespaces")
         return
     if cluster is None:
-        raise ConfigError("lab: name a cluster, like: ddlsim lab my-cluster.toml (see: ddlsim topologies)")
+        raise ConfigError(
+            "lab: the cluster is missing; use for example: ddlsim lab my-cluster.toml (bundled ones: ddlsim topologies)"
+        )
     loaded = ddlsim.load_cluster(cluster)
     fabric = plan(loaded)
     check_folder(out)
@@ -139,7 +141,7 @@ def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
 def _sizes(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise ConfigError(f"--sizes {text!r}: is empty; write them like '64 KiB,1 MiB'")
+        raise ConfigError(f"--sizes {text!r}: must contain at least one size, such as '64 KiB,1 MiB'")
     return [_bytes("--sizes", word) for word in words]
 
 

@@ -238,9 +238,13 @@ def show_plan(
     check_picture(plot)
     plan = read_any(path, kind=None if os.path.isfile(path) else "chakra")
     if not isinstance(plan, Plan):
-        raise ddlsim.ConfigError(f"{path}: is a {type(plan).__name__}, no plan; give a Chakra trace or GOAL text")
+        raise ddlsim.ConfigError(
+            f"{path}: is a {type(plan).__name__}, not a plan; expected a Chakra trace or GOAL text"
+        )
     if algorithm is not None and on is None:
-        raise ddlsim.ConfigError(f"--algorithm {algorithm}: matters where the plan is executed; add --on CLUSTER")
+        raise ddlsim.ConfigError(
+            f"--algorithm {algorithm}: has no effect unless the plan is executed; add --on CLUSTER"
+        )
     run = None if on is None else plan.execute(on, algorithm or "default")
     cut = None if run is None or on is None else plan.cut(ddlsim.load_cluster(on))
     if as_json:

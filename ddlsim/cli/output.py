@@ -27,14 +27,14 @@ def check_page(path: Path | None) -> None:
     """Find out before a long simulation that its report cannot be written."""
     check_folder(path)
     if path is not None and path.suffix not in (".html", ".htm"):
-        raise ConfigError(f"--html {path}: the report is a page; name a file that ends in .html")
+        raise ConfigError(f"--html {path}: the report is an HTML page; choose a name that ends in .html")
 
 
 def check_picture(path: Path | None) -> None:
     """Find out before a long simulation that its picture cannot be written."""
     check_folder(path)
     if path is not None and path.suffix.lower() not in PICTURES:
-        raise ConfigError(f"{path}: no kind of picture; end the name in one of {', '.join(PICTURES)}")
+        raise ConfigError(f"{path}: unknown picture format; choose a name that ends in one of {', '.join(PICTURES)}")
 
 
 def write_file(path: Path | None, write: Callable[[Path], object]) -> None:

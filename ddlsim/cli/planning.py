@@ -155,8 +155,8 @@ def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
     loaded = [ddlsim.load_cluster(cluster) for cluster in clusters]
     if len(prices) not in (0, 1, len(loaded)):
         raise ConfigError(
-            f"--price is given {len(prices)} times for {len(loaded)} cluster{'' if len(loaded) == 1 else 's'}; give it "
-            "once, or once for each cluster, in their order"
+            f"--price is set {len(prices)} times for {len(loaded)} "
+            f"cluster{'' if len(loaded) == 1 else 's'}; set it once, or once per cluster in the same order"
         )
     if not prices:
         return loaded

@@ -106,7 +106,7 @@ def run(
     write_file(write_to, experiment.save)  # before the run: what text cannot say is known at once
     check_folder(trace)
     if trace_whole and trace is None:
-        raise ConfigError("--trace-whole has no effect without --trace: add --trace trace.json.gz")
+        raise ConfigError("--trace-whole has no effect without --trace; add --trace trace.json.gz")
     for path in (timeline, plot_cluster, plot_learning):
         check_picture(path)
     if resume is None:
@@ -136,7 +136,7 @@ def _run_jobs(
     """Simulate a file of jobs, and each job separately if the slow-downs are wanted."""
     for option in others:
         name = option.replace("_", "-")
-        raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; say it in their experiments")
+        raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; set it in their experiments")
     check_picture(timeline)
     jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)
     if bottleneck and not jobs.interrupted:
@@ -159,7 +159,7 @@ def _check_training(experiment: Experiment, options: dict[str, Path | None]) -> 
     """Refuse options that have no effect on a run about time only."""
     for option, path in options.items():
         if path is not None and experiment.training is None:
-            raise ConfigError(f"{option} has no effect without training: give a file with a [training] table")
+            raise ConfigError(f"{option} has no effect without training; use a file with a [training] table")
 
 
 def _with_sensitivities(result: Result) -> Result:
@@ -261,7 +261,7 @@ def _has(what: str, keys: set[str]) -> bool:
     if path.suffix != ".toml":
         return False
     if not os.path.isfile(path):
-        raise ConfigError(f"{what}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
+        raise ConfigError(f"{what}: no such file or bundled cluster (see: ddlsim topologies)")
     return bool(keys & read_toml(path, what).keys())
 
 

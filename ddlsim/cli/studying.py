@@ -34,7 +34,7 @@ def report(
     """
     for option, value in (("--title", title), ("--question", question), ("--study", study), ("--metric", metric)):
         if value and html is None:
-            raise ConfigError(f"{option} has no effect without --html: add --html report.html")
+            raise ConfigError(f"{option} has no effect without --html; add --html report.html")
     check_page(html)
     from ddlsim.study import load_table
 
@@ -83,9 +83,11 @@ def sweep(
     if table is not None and table.suffix not in _FORMATS:
         raise ConfigError(f"--table {table}: cannot write the format {table.suffix!r}; use {', '.join(_FORMATS)}")
     if add and out is None:
-        raise ConfigError("--add has no effect without --out")
+        raise ConfigError("--add has no effect without --out; add --out FILE")
     if dask is not None and jobs is not None:
-        raise ConfigError("--jobs has no effect with --dask: the Dask cluster has its own number of workers")
+        raise ConfigError(
+            "--jobs has no effect with --dask, because the Dask cluster has its own number of workers; leave it out"
+        )
     loaded = load_study(study, allow_code=allow_code)
     if stability:
         loaded = loaded.with_(stability=True)
@@ -108,6 +110,6 @@ def _client(address: str) -> Iterator[DaskClient]:
     try:
         client = Client(address, timeout=10)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--dask {address}: no scheduler answers there ({error})") from None
+        raise ConfigError(f"--dask {address}: no scheduler responds at this address ({error})") from None
     with client:
         yield client

@@ -97,7 +97,7 @@ def collective(question: Question) -> str | Collective:
 def play(question: Question, progress: Progress) -> Played:
     """Return the collective, played. Raises ConfigError for what there is not, and what is too large to look at."""
     if question.n_ranks > MOST_RANKS:
-        raise ConfigError(f"ranks = {question.n_ranks}: must be at most {MOST_RANKS} to be looked at one by one")
+        raise ConfigError(f"ranks = {question.n_ranks}: must be at most {MOST_RANKS} to show every rank")
     cluster = load_cluster(question.cluster)
     available = len(cluster.workers)
     if not 1 <= question.n_ranks <= available:
@@ -125,7 +125,7 @@ def _all_states(schedule: Schedule) -> list[State]:
     found = []
     for state in states(schedule):
         if state.round > MOST_ROUNDS:
-            raise ConfigError(f"the schedule has more than {MOST_ROUNDS} rounds; give fewer segments")
+            raise ConfigError(f"the schedule has more than {MOST_ROUNDS} rounds; use fewer segments")
         found.append(state)
     return found
 

@@ -148,7 +148,7 @@ class Setup(param.Parameterized):
         table = parse_toml(self.others, where)
         twice = next((name for name in table if name in own), None)
         if twice is not None:
-            raise ConfigError(f"{where}: {twice} has a place of its own in the form; say it there")
+            raise ConfigError(f"{where}: {twice} has its own field in the form; set it there")
         return fields_from(table, where, Source(Path()))
 
 
@@ -171,11 +171,11 @@ def _built(field: str, kind: str, settings: Mapping[str, object], kinds: Names) 
 
 def _text(value: str, name: str) -> str:
     if not value.strip():
-        raise ConfigError(f"{name} is empty; choose one, or give the path of a file")
+        raise ConfigError(f"{name} is empty; choose one, or enter the path of a file")
     return value.strip()
 
 
 def _given(value: Any, name: str) -> Any:
     if value is None:
-        raise ConfigError(f"{name.replace('_', ' ')} is empty; give a number")
+        raise ConfigError(f"{name.replace('_', ' ')} is empty; enter a number")
     return value

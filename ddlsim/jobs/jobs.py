@@ -284,6 +284,6 @@ class Jobs:
         from ddlsim.report.gantt import jobs_timeline
 
         if not self.runs[0].result.recorder.keep_spans:
-            raise ConfigError("plot_timeline: give simulate_jobs(..., timeline=True), which keeps what is drawn")
+            raise ConfigError("plot_timeline: the timeline was not recorded; use simulate_jobs(..., timeline=True)")
         bands = [(ran.name, ran.start, ran.result) for ran in self.runs]
         return jobs_timeline(bands, path, start=start, end=end, n_workers=n_workers)

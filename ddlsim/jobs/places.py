@@ -153,7 +153,7 @@ def place(
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own:
-        raise ConfigError("place: jobs has none; give it ddlsim.Job(experiment)")
+        raise ConfigError("place: jobs: must contain at least one ddlsim.Job")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
     loaded = loaded.sampled(own[0].experiment.seed)
     own = [
@@ -250,7 +250,7 @@ class _Search:
                 try:
                     chosen = tuple(placed(self.cluster, free, n, how, self.seed + draw))
                 except ConfigError as error:
-                    raise ConfigError(f"place: job {job.name!r} {error}; all jobs run at the same time") from None
+                    raise ConfigError(f"place: job {job.name!r} {error}; all jobs must run at the same time") from None
             free -= set(chosen)
             places.append(chosen)
         return tuple(places)

@@ -93,7 +93,7 @@ def simulate_jobs(
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own or all(each.goes_on for each in own):
-        raise ConfigError("simulate_jobs: jobs has none that ends; give it one ddlsim.Job or more without goes_on")
+        raise ConfigError("simulate_jobs: jobs: must contain at least one ddlsim.Job without goes_on")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
     loaded = loaded.sampled(own[0].experiment.seed)
     if cluster is not None:
@@ -103,8 +103,8 @@ def simulate_jobs(
     random: list[RandomFaults] = at_random(faults)
     if wrong := [fault for fault in faults if isinstance(fault, RandomFaults) and fault.kind != "link"]:
         raise ConfigError(
-            f"simulate_jobs: faults: kind = {wrong[0].kind!r} happens to workers; give it to their experiments, "
-            "Experiment(faults=...), or use kind='link'"
+            f"simulate_jobs: faults: kind = {wrong[0].kind!r} affects workers, not the shared network; "
+            "set it in their experiments, Experiment(faults=...), or use kind='link'"
         )
 
     def made(horizon: float) -> Together:
@@ -141,7 +141,7 @@ def _names(jobs: Sequence[Job]) -> list[str]:
     names = [job.name or f"job {number}" for number, job in enumerate(jobs, 1)]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"simulate_jobs: two jobs have the name {name!r}; give each one of its own")
+            raise ConfigError(f"simulate_jobs: two jobs have the name {name!r}; names must be unique")
     return names
 
 

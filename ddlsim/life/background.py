@@ -54,20 +54,25 @@ class Background:
 
     def __post_init__(self) -> None:
         if self.source == self.target:
-            raise ConfigError(f"Background: source = target = {shown(self.source)}: nothing goes over a link then")
+            raise ConfigError(
+                f"Background: source = target = {shown(self.source)}: the traffic would not cross any link; "
+                "use two different nodes"
+            )
         if not si(self.start, "time") < si(self.end, "time"):
             raise ConfigError(
-                f"Background: start = {shown(self.start)}, end = {shown(self.end)}: must be in order, start before end"
+                f"Background: start = {shown(self.start)}, end = {shown(self.end)}: start must be before end"
             )
         if math.isinf(si(self.start, "time")):
-            raise ConfigError("Background: start = inf: it never flows; give it a time, or leave it out")
+            raise ConfigError("Background: start = inf: the flow would never start; set a finite time, or remove it")
         if (self.on is None) != (self.off is None):
             missing = "off" if self.off is None else "on"
-            raise ConfigError(f"Background: {missing} is missing: give on and off together, or neither")
+            raise ConfigError(f"Background: {missing} is missing; set both on and off, or neither")
         if self.trace is not None:
             for name in ("rate", "on"):
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"Background: {name} has no effect beside trace, which has rates; leave it out")
+                    raise ConfigError(
+                        f"Background: {name} has no effect with trace, which contains the rates; leave it out"
+                    )
             object.__setattr__(self, "rates", _read(Path(self.trace)))
 
     @property
@@ -127,9 +132,11 @@ def _read(path: Path) -> tuple[tuple[float, float], ...]:
     rows = read_rows(path, ("time_s", "rate"), hint, what, _row)
     for line, (before, row) in enumerate(itertools.pairwise(rows), 3):
         if row[0] <= before[0]:
-            raise ConfigError(f"{path}:{line}: time_s = {row[0]!r}: must be later than the row before, {before[0]!r}")
+            raise ConfigError(
+                f"{path}:{line}: time_s = {row[0]!r}: must be later than in the previous row, {before[0]!r}"
+            )
     if not any(rate > 0.0 for _, rate in rows):
-        raise ConfigError(f"{path}: no rate is above 0, so nothing flows; leave it out")
+        raise ConfigError(f"{path}: all rates are 0, so no traffic flows; leave the trace out")
     return tuple(rows)
 
 
@@ -146,7 +153,7 @@ def _row(where: str, row: dict[str, str]) -> tuple[float, float]:
                 value = math.nan
         if not (0.0 <= value < math.inf):
             raise ConfigError(
-                f"{where}: {column} = {shown(text)}: must be a number of at least 0, or a {kind} with its unit"
+                f"{where}: {column} = {shown(text)}: must be a number of at least 0, or a {kind} with a unit"
             )
         values.append(value)
     return values[0], values[1]

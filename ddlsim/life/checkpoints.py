@@ -83,18 +83,16 @@ class Checkpoints:
     def __post_init__(self) -> None:
         given = [name for name in ("to", "bandwidth") if getattr(self, name) is not None]
         if len(given) == 2:
-            raise ConfigError("Checkpoints: to and bandwidth both say how fast they are written; give one of them")
+            raise ConfigError("Checkpoints: to and bandwidth both determine the write speed; set only one of them")
         if not given and self.stall is None:
             raise ConfigError(
-                "Checkpoints: nothing says what they cost; give bandwidth='2 GB/s' of the storage, to='peers' or a "
-                "node's name, or stall='30 s'"
+                "Checkpoints: the cost of a checkpoint is unknown; set bandwidth='2 GB/s' for the storage, "
+                "to='peers' or a node's name, or stall='30 s'"
             )
         if self.stall is not None and not self.asynchronous and given:
-            raise ConfigError(f"Checkpoints: stall and {given[0]} both say what they cost; give one of them")
+            raise ConfigError(f"Checkpoints: stall and {given[0]} both determine the cost; set only one of them")
         if not given and self.asynchronous:
-            raise ConfigError(
-                "Checkpoints: asynchronous = True, but nothing says how long writing takes; give bandwidth or to"
-            )
+            raise ConfigError("Checkpoints: asynchronous = True: the write time is unknown; set bandwidth or to")
 
     @property
     def interval(self) -> float:
@@ -117,8 +115,8 @@ class Cost:
         takes = self.stall + self.write
         if takes > every:
             raise ConfigError(
-                f"checkpoints: every = {every:.6g} s, but one takes {takes:.6g} s; make fewer, give them more "
-                "bandwidth, or save fewer bytes"
+                f"checkpoints: every = {every:.6g} s, but a checkpoint takes {takes:.6g} s; increase the "
+                "interval or the bandwidth, or save fewer bytes"
             )
 
 

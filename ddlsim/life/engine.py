@@ -458,8 +458,8 @@ class TakeTurns(_Course):
         group = self.groups.on(range(self.groups.n_machines))
         if group is None:
             raise ConfigError(
-                f"elastic: min_workers = {self.groups.elastic.min_workers}, but the run has "
-                f"{len(self.groups.machine)} workers"
+                f"elastic: min_workers = {self.groups.elastic.min_workers}: must be at most the number of "
+                f"workers, {len(self.groups.machine)}"
             )
         self.turns.append((0.0, group.n_workers))
         if group.n_workers == len(self.groups.machine):
@@ -592,8 +592,8 @@ class TakeTurns(_Course):
                 self._turn(0)
                 if math.isinf(min(self.outages.next_back, self.length)):
                     raise DdlsimError(
-                        f"elastic: at {self.now:.6g} s too few machines are left, and none ever comes back; give "
-                        "failures a repair time, or the run a max_time"
+                        f"elastic: at {self.now:.6g} s, too few machines are left and none will return; set a repair "
+                        "time for failures, or max_time for the run"
                     )
                 self._pass("repairing", self.outages.next_back)
                 continue

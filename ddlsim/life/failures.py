@@ -38,7 +38,7 @@ def read_rows(
             reader = csv.DictReader(file)
             for name in columns:
                 if name not in (reader.fieldnames or ()):
-                    raise ConfigError(f"{path}: has no column {name!r}; {hint}")
+                    raise ConfigError(f"{path}: column {name!r} is missing; {hint}")
             return [row_of(f"{path}:{line}", cells) for line, cells in enumerate(reader, 2)]
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; {what}") from None
@@ -60,7 +60,7 @@ def _number(where: str, cells: dict[str, str], column: str) -> float:
 def _whole(where: str, cells: dict[str, str], column: str) -> int:
     text = cells[column]
     if text is None or not text.strip().isdecimal():
-        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a whole number from 0 on")
+        raise ConfigError(f"{where}: {column} = {shown(text)}: must be a whole number of at least 0")
     return int(text)
 
 
@@ -134,11 +134,16 @@ class Failures:
 
     def __post_init__(self) -> None:
         if (self.mtbf is None) == (self.trace is None):
-            raise ConfigError("Failures: give either mtbf, such as mtbf='50000 h', or trace, a CSV file of failures")
+            raise ConfigError("Failures: set either mtbf, such as mtbf='50000 h', or trace, a CSV file of failures")
         if self.per == _SOFTWARE and self.spares:
-            raise ConfigError(f"Failures: spares = {self.spares} have no effect with per='job': no machine fails then")
+            raise ConfigError(
+                f"Failures: spares = {self.spares} has no effect with per='job', because no machine fails; leave it out"
+            )
         if self.per == "switch" and self.spares:
-            raise ConfigError(f"Failures: spares = {self.spares} are machines, which replace no switch: use per='host'")
+            raise ConfigError(
+                f"Failures: spares = {self.spares}: spare machines cannot replace a switch; use per='host', "
+                "or leave it out"
+            )
         if self.machines_per_rack is not None and self.per != "rack":
             raise ConfigError(
                 f"Failures: machines_per_rack = {self.machines_per_rack} has no effect with per={self.per!r}; leave it "
@@ -148,8 +153,8 @@ class Failures:
         for name, value in (("warning", self.warning), ("discount", self.discount or None)):
             if value is not None and (self.per == "switch" or not self.takes_machines):
                 raise ConfigError(
-                    f"Failures: {name} = {value!r} is for machines that are taken away, kind='crash' of a device, host "
-                    f"or rack, not for kind={self.kind!r}, per={self.per!r}; leave it out"
+                    f"Failures: {name} = {value!r} applies only if machines are taken away (kind='crash' and "
+                    f"per='device', 'host' or 'rack'), not to kind={self.kind!r}, per={self.per!r}; leave it out"
                 )
 
     @property
@@ -200,8 +205,8 @@ class Failures:
         for failure in self.recorded:
             if failure.unit >= n_units:
                 raise ConfigError(
-                    f"{self.trace}: unit = {failure.unit} is not there: the run has {n_units} parts "
-                    f"(per={self.per!r}), 0 to {n_units - 1}"
+                    f"{self.trace}: unit = {failure.unit}: the run has {n_units} parts (per={self.per!r}), "
+                    f"numbered 0 to {n_units - 1}"
                 )
         return iter(self.recorded)
 
@@ -212,8 +217,8 @@ class Failures:
         for n, (time, unit) in enumerate(recurring(mean, self.shape, n_units, 0.0, seed, life, "failures")):
             if n >= MOST:
                 raise ConfigError(
-                    f"failures: more than {MOST:,} failures of {n_units} parts in {time:.4g} s; shorten the run's "
-                    "max_time, or increase mtbf"
+                    f"failures: more than {MOST:,} failures of {n_units} parts in {time:.4g} s; reduce max_time, "
+                    "or increase mtbf"
                 )
             yield Failure(time, unit, repair)
 
@@ -232,7 +237,7 @@ def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Fl
         n_switches = int(np.count_nonzero(cluster.is_fabric_switch[sources]))
         if not n_switches:
             raise ConfigError(
-                f"failures: per = 'switch', but no message of the run goes through one in {cluster.name!r}"
+                f"failures: per = 'switch': no message of this run passes through a switch of {cluster.name!r}"
             )
         return [[switch] for switch in range(n_switches)]
     machine = machines_of(cluster, nodes)

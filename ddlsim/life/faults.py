@@ -102,14 +102,18 @@ def _check(effect: Effect, fault: Fault, cluster: Cluster, n_workers: int, field
     }
     for what, (chosen, n, all_of_them) in numbers.items():
         if wrong := [number for number in chosen if not 0 <= number < n]:
-            raise ConfigError(f"{field}: {what} {max(wrong)} of {fault} is not among the {n} {all_of_them}")
+            raise ConfigError(
+                f"{field}: {fault} affects {what} {max(wrong)}, but there are only {n} {all_of_them}, numbered from 0"
+            )
     least = 1.0 if field == "faults" else 0.0  # of a fault; a slow-down may be a speed-up
     factors = [each for _, each in effect.slowed if each < least] + [each for _, each in effect.links if each < 0.0]
     if factors:
-        raise ConfigError(f"{field}: factor {factors[0]:g} of {fault}: must be at least 1 for workers, 0 for links")
+        raise ConfigError(f"{field}: factor {factors[0]:g} of {fault}: must be at least 1 for workers and 0 for links")
     times = effect.start, effect.end
     if not all(isinstance(time, float | int) for time in times) or not 0.0 <= times[0] < times[1]:
-        raise ConfigError(f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be s in order, from 0 on")
+        raise ConfigError(
+            f"{field}: {fault} lasts from {times[0]!r} to {times[1]!r}: must be increasing times in s, not negative"
+        )
 
 
 def at_known_times(faults: Iterable[Any]) -> list[Fault]:
@@ -146,8 +150,8 @@ def inject(effects: Sequence[Effect], network: Network, nodes: Sequence[int], be
     avoided = [(e.start, e.end, e.avoided) for e in effects if e.avoided]
     if avoided and not network.engine.is_new:
         raise ConfigError(
-            "faults: around a link that is down all who use the network take other ways; give the LinkFault to "
-            "simulate_jobs(..., faults=[...]), or let it have reroute=float('inf')"
+            "faults: rerouting around a dead link affects all users of the network; pass the LinkFault "
+            "to simulate_jobs(..., faults=[...]), or set reroute=float('inf')"
         )
     if shares or pauses or avoided:
         network.will_change(shares, pauses, avoided)
@@ -163,7 +167,7 @@ def _settle(fault: object, **values: Any) -> None:
         if name == "ranks":
             value = (value,) if isinstance(value, int) else tuple(value)
             if not value:
-                raise ConfigError(f"{type(fault).__name__}: ranks = (): must be one rank or more")
+                raise ConfigError(f"{type(fault).__name__}: ranks = (): must contain at least one rank")
         object.__setattr__(fault, name, si(value, "time") if name in ("start", "duration", "reroute") else value)
 
 
@@ -258,8 +262,8 @@ class LinkFault:
     ) -> None:
         if factor and reroute is not None and si(reroute, "time") < math.inf:
             raise ConfigError(
-                f"LinkFault: reroute = {reroute!r} has no effect with factor = {factor:g}: a link that is slow keeps "
-                "its routes; leave it out, or use factor = 0"
+                f"LinkFault: reroute = {reroute!r} has no effect with factor = {factor:g}, because a slow "
+                "link keeps its routes; leave it out, or use factor = 0"
             )
         converges = (math.inf if factor else CONVERGENCE) if reroute is None else reroute
         times = {"start": start, "duration": duration, "reroute": converges}
@@ -294,7 +298,8 @@ def links_between(cluster: Cluster, one: str, other: str) -> list[int]:
         others = np.unique(cluster.link_dst[cluster.link_src == source])
         names = ", ".join(cluster.node_names[node] for node in others[:5].tolist())
         raise ConfigError(
-            f"faults: no link of cluster {cluster.name!r} joins {one} and {other}; the neighbours of {one} are {names}"
+            f"faults: cluster {cluster.name!r} has no link between {one} and {other}; the neighbours of "
+            f"{one} are {names}"
         )
     return links
 
@@ -401,8 +406,8 @@ class RandomFaults:
             raise ConfigError(f"RandomFaults: factor = {self.factor!r} with kind={self.kind!r}: must be {hint}")
         if self.reroute is not None and (self.kind != "link" or self.factor):
             raise ConfigError(
-                f"RandomFaults: reroute = {self.reroute!r} is for links that are down; leave it out, or use "
-                "kind='link' without factor"
+                f"RandomFaults: reroute = {self.reroute!r} applies only to links that are down; leave it out, "
+                "or use kind='link' without factor"
             )
 
     @property
@@ -451,7 +456,9 @@ def _links(per: str, cluster: Cluster) -> list[list[tuple[str, str]]]:
             groups.setdefault(owner, []).append((names[a], names[b]))
     if not groups:
         which = "switches between its machines" if per == "switch" else "links between its machines"
-        raise ConfigError(f"faults: RandomFaults per = {per!r}: cluster {cluster.name!r} has no {which}; leave it out")
+        raise ConfigError(
+            f"faults: RandomFaults per = {per!r}: cluster {cluster.name!r} has no {which}; remove these faults"
+        )
     return [groups[owner] for owner in sorted(groups)]
 
 
@@ -478,8 +485,8 @@ def sampled(
                 break
             if n >= MOST:
                 raise ConfigError(
-                    f"faults: {source} has more than {MOST:,} faults in the first {time:.4g} of {until:.4g} s; shorten "
-                    "the run's max_time, or increase mtbf"
+                    f"faults: {source} has more than {MOST:,} faults in the first {time:.4g} of {until:.4g} s; "
+                    "reduce max_time, or increase mtbf"
                 )
             for fault in parts[part]:
                 at = copy.copy(fault)  # `replace` would check each of many anew

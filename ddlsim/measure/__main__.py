@@ -121,7 +121,7 @@ def measure(
         _measure_device(out, profile, budget, others | {"input_shape": input_shape, "batch_sizes": batch_sizes})
         return
     if profile:
-        raise ConfigError(f"--profile {profile}: goes with --only kernels; add that, or leave it out")
+        raise ConfigError(f"--profile {profile}: needs --only kernels; add that option, or leave --profile out")
     from ddlsim.measure.transport import connect
 
     limits = _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size"))
@@ -129,9 +129,9 @@ def measure(
     shape, sizes = _whole_numbers(input_shape, "--input-shape"), _whole_numbers(batch_sizes, "--batch-sizes")
     wishes = _Wishes(out, *limits, *chosen, shape, sizes)
     if wishes.budget <= 0:
-        raise ConfigError(f"--budget {budget}: must be above 0; write it like '2 min'")
+        raise ConfigError(f"--budget {budget}: must be above 0, such as '2 min'")
     if wishes.input_shape and not wishes.modules:
-        raise ConfigError(f"--input-shape {input_shape} is for --module; add one, or leave it out")
+        raise ConfigError(f"--input-shape {input_shape}: needs --module; add that option, or leave --input-shape out")
     transport = connect(backend)
     hosts = transport.gather(transport.host)
     lacking = transport.lacking() if transport.size > 1 else ()
@@ -153,14 +153,14 @@ def _measure_device(out: str, profile: str, budget: str, others: Mapping[str, ob
     for name, value in others.items():
         if value != defaults[name]:
             option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} has no effect on --only kernels, which measures one device; leave it out")
+            raise ConfigError(f"{option} has no effect with --only kernels, which measures one device; leave it out")
     seconds = 300.0 if budget == defaults["budget"] else _quantity(budget, "time", "--budget")
     if seconds <= 0:
-        raise ConfigError(f"--budget {budget}: must be above 0; write it like '5 min'")
+        raise ConfigError(f"--budget {budget}: must be above 0, such as '5 min'")
     if Path(out).suffix != ".toml":
-        raise ConfigError(f"--out {out}: is no name of a device file; write it like my-gpu.toml")
+        raise ConfigError(f"--out {out}: must be the name of a TOML file, such as my-gpu.toml")
     if find_spec("torch") is None:
-        raise ConfigError("--only kernels: PyTorch is not installed; pip install torch")
+        raise ConfigError("--only kernels needs PyTorch, which is not installed: pip install torch")
     if not _is_first():
         return
     from ddlsim.measure.fit import device_of, predictions
@@ -261,7 +261,7 @@ def _whole_numbers(text: str, option: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         if not (part.isascii() and part.isdigit() and int(part) > 0):
-            raise ConfigError(f"{option} {text}: {part!r} is no number above 0; write them like 1,8,32")
+            raise ConfigError(f"{option} {text}: {part!r} is not a number above 0; expected a list such as 1,8,32")
     return [int(part) for part in parts]
 
 

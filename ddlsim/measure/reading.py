@@ -34,22 +34,22 @@ def read_measurements(path: str | Path) -> list[Measurement]:
     if os.path.isdir(path):
         files = sorted(file for file in path.iterdir() if file.suffix in _FORMATS)
         if not files:
-            raise ConfigError(f"{path}: holds no .csv or .jsonl file; name the folder that was given as --out")
+            raise ConfigError(f"{path}: contains no .csv or .jsonl file; use the folder that was passed as --out")
         return [row for file in files for row in read_measurements(file)]
     if path.suffix not in _FORMATS:
-        raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements are in .csv or .jsonl files")
+        raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements must be .csv or .jsonl files")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [_measurement(cells, f"{path}: line {line}") for line, cells in _FORMATS[path.suffix](file, path)]
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; write it with python -m ddlsim.measure or by hand") from None
+        raise ConfigError(f"{path}: no such file; create it with python -m ddlsim.measure or by hand") from None
     except UnicodeDecodeError:
         decoded(read_bytes(path), str(path))  # raises, with line and byte
         raise
     except (OSError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}; is it the right file?") from None
+        raise ConfigError(f"{path}: cannot be read as text ({error}); is it the right file?") from None
     if not rows:
-        raise ConfigError(f"{path}: holds no measurement; add a row, or leave the file out")
+        raise ConfigError(f"{path}: contains no measurements; add a row, or leave the file out")
     return rows
 
 
@@ -75,7 +75,7 @@ def _checked_header(names: list[str], where: str) -> list[str]:
         if name not in COLUMNS:
             raise unknown_name("column", name, COLUMNS, where)
         if names.count(name) > 1:
-            raise ConfigError(f"{where}: column {name!r} is there twice; remove one")
+            raise ConfigError(f"{where}: column {name!r} occurs twice; remove one")
     return names
 
 
@@ -86,9 +86,9 @@ def _json_rows(file: TextIO, path: Path) -> Rows:
         try:
             cells = json.loads(line)
         except (ValueError, RecursionError) as error:  # ValueError: also integers of thousands of digits
-            raise ConfigError(f"{path}: line {number}: not valid JSON: {error}; one object on each line") from None
+            raise ConfigError(f"{path}: line {number}: invalid JSON ({error}); expected one object per line") from None
         if not isinstance(cells, dict):
-            raise ConfigError(f'{path}: line {number}: is no object; write one like {{"experiment": ...}}')
+            raise ConfigError(f'{path}: line {number}: must be an object such as {{"experiment": ...}}')
         yield number, cells
 
 
@@ -113,7 +113,7 @@ def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
             write_text(path, header.decode())
             return path, []
         if not text.startswith(header):
-            raise ConfigError(f"{path}: has other columns than the benchmarks write; choose another --out")
+            raise ConfigError(f"{path}: its columns differ from those of the benchmarks; choose another --out")
         if not text.endswith(b"\n"):
             write_text(path, _mended(text).decode())
     except OSError as error:
@@ -142,7 +142,7 @@ def append(path: Path, row: Measurement) -> None:
                     file.truncate(whole)  # no half rows
                 raise
     except OSError as error:
-        raise ConfigError(f"{cannot_be_written(path, error)}; then start again to go on") from None
+        raise ConfigError(f"{cannot_be_written(path, error)}; then start again to resume") from None
 
 
 @checked

@@ -117,7 +117,7 @@ class Measurement:
         for name in ("min_s", "p25_s", "median_s", "p75_s", "max_s"):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ConfigError(f"{name} = {value!r}: must be at least the quantile before it; sort the times")
+                raise ConfigError(f"{name} = {value!r}: must be at least the previous quantile; sort the times")
             low = low if value is None else value
 
     def _check_size(self) -> None:
@@ -126,18 +126,18 @@ class Measurement:
                 raise ConfigError(f"nbytes = {self.nbytes}: a step has no message size; leave it out")
             if not self.batch_size or not self.model:
                 missing = "model" if self.batch_size else "batch_size"
-                raise ConfigError(f"{missing} is missing: a step time needs model and batch_size; add it")
+                raise ConfigError(f"{missing} is missing; a step needs model and batch_size")
         else:
             if not self.nbytes:
-                raise ConfigError(f"nbytes is missing or 0: {self.experiment} needs a size; write it like '1 MB'")
+                raise ConfigError(f"nbytes is missing or 0; {self.experiment} needs a size, such as '1 MB'")
             if self.batch_size or self.model:
-                raise ConfigError("batch_size and model are for experiment = step; leave them out")
+                raise ConfigError("batch_size and model apply only to experiment = step; leave them out")
 
     def _check_ranks(self) -> None:
         if self.n_hosts > self.n_ranks:
             what = f"{self.n_ranks} ranks cannot be on more hosts than that"
-            raise ConfigError(f"n_hosts = {self.n_hosts}: {what}; correct one")
+            raise ConfigError(f"n_hosts = {self.n_hosts}: {what}; correct one of them")
         if self.experiment == "point_to_point" and self.n_ranks % 2:
-            raise ConfigError(f"n_ranks = {self.n_ranks}: point_to_point has two ranks for each pair; make it even")
+            raise ConfigError(f"n_ranks = {self.n_ranks}: must be even, because point_to_point has two ranks per pair")
         if self.experiment == "collective" and self.n_ranks < 2:
-            raise ConfigError("n_ranks = 1: a collective needs at least 2 ranks; correct n_ranks")
+            raise ConfigError("n_ranks = 1: a collective needs at least 2 ranks")

@@ -94,7 +94,7 @@ def connect(backend: str) -> Transport:
 
         return connect_mpi()
     if find_spec("torch") is None:
-        raise ConfigError(f"backend {backend!r} needs PyTorch, which is not installed; pip install torch, or use mpi")
+        raise ConfigError(f"backend {backend!r} needs PyTorch, which is not installed: pip install torch, or use mpi")
     if not under_torchrun:
         how = "start with: torchrun --nproc-per-node 2 -m ddlsim.measure ..."
         raise ConfigError(f"backend {backend!r} needs torchrun; {how}")

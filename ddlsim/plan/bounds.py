@@ -83,7 +83,7 @@ def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
     order = Order(plan)
     beside = np.broadcast_to(np.asarray(least, dtype=np.float64), len(plan))
     if not bool((beside >= 0.0).all()):
-        raise ConfigError("critical_path: least must be seconds of at least 0")
+        raise ConfigError("critical_path: least: must be at least 0 s")
     seconds = np.where(plan.kind >= SEND, beside, plan.seconds)
     per_event = np.zeros(order.n_events)
     np.maximum.at(per_event, order.event, seconds)
@@ -120,17 +120,17 @@ def peak_memory(plan: Plan, rows: Bools | None = None) -> Floats:
 def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
     """Return the node of every rank: `nodes`, by default the cluster's first workers, (n_ranks,)."""
     if nodes is None and plan.servers:
-        raise ConfigError("nodes = None: the plan has servers; give the node of every rank")
+        raise ConfigError("nodes = None: the plan has servers, so nodes must list the node of every rank")
     if nodes is None:
         if plan.n_ranks > len(cluster.workers):
             raise ConfigError(
-                f"nodes = None: the plan has {plan.n_ranks} ranks, cluster {cluster.name!r} {len(cluster.workers)} "
-                "devices; give a larger cluster, or the node of every rank"
+                f"nodes = None: the plan has {plan.n_ranks} ranks, but cluster {cluster.name!r} has "
+                f"{len(cluster.workers)} devices; use a larger cluster, or list the node of every rank"
             )
         return cluster.workers[: plan.n_ranks]
     places = np.array(nodes, dtype=np.int64)
     if places.shape != (plan.n_ranks,) or not ((places >= 0) & (places < cluster.n_nodes)).all():
-        raise ConfigError(f"nodes: must be {plan.n_ranks} nodes of cluster {cluster.name!r}, one per rank")
+        raise ConfigError(f"nodes: must list {plan.n_ranks} nodes of cluster {cluster.name!r}, one per rank")
     return places
 
 
@@ -465,7 +465,7 @@ class StepGraph:
         before = self._before[template.step[self._later] == number]
         back = number - template.step[before]
         if (back < 0).any():
-            raise ConfigError("plan: a task needs one of a later step")
+            raise ConfigError("plan: a task depends on a task of a later step")
         earlier = tuple(
             (steps, place[later[back == steps]], place[before[back == steps]])
             for steps in np.unique(back[back > 0]).tolist()

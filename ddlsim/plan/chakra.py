@@ -163,10 +163,12 @@ def read_chakra(
     if is_plan(traces[0][1]):
         return plan_of_files(traces)
     if not any(node.type for _, _, nodes in traces for node in nodes):
-        raise ConfigError(f"{files[0]}: has no node; is it a Chakra trace (schema 0.0.4 or later)?")
+        raise ConfigError(f"{files[0]}: contains no nodes; is it a Chakra trace (schema 0.0.4 or later)?")
     if n_ranks is not None:
         if len(files) > 1 or not 1 <= n_ranks <= _MAX_RANKS:
-            raise ConfigError(f"read_chakra: n_ranks = {n_ranks}: there are {len(files)} files; leave n_ranks out")
+            raise ConfigError(
+                f"read_chakra: n_ranks = {n_ranks} has no effect with {len(files)} files; leave n_ranks out"
+            )
         traces *= n_ranks
     speed = si(flops, "flops") if flops is not None else None
     moves = si(memory_bandwidth, "bandwidth") if memory_bandwidth is not None else None
@@ -174,8 +176,9 @@ def read_chakra(
     for name, ranks in known.items():
         if ranks and max(ranks) >= len(traces):
             raise ConfigError(
-                f"{files[0]}: process group {name!r} has rank {max(ranks)}, but the traces are of {len(traces)} ranks; "
-                "give one file per rank (or n_ranks, for one that all do)"
+                f"{files[0]}: process group {name!r} contains rank {max(ranks)}, but there are traces of "
+                f"{len(traces)} ranks only; provide one file per rank, or set n_ranks if all ranks run the "
+                "same trace"
             )
     using: dict[str, list[int]] = {}
     for rank, (_, _, nodes) in enumerate(traces):
@@ -210,14 +213,14 @@ def trace_files(path: Path) -> list[Path]:
     if not names:
         if os.path.isfile(path):
             return [path]
-        raise ConfigError(f"{path}: no such file, nor {stem}.0{suffix} beside it; check the path")
+        raise ConfigError(f"{path}: no such file, and there is no {stem}.0{suffix} in its folder; check the path")
     if list(names.values()) == [path]:  # one that all ranks do, whatever its number
         return [path]
     missing = next((rank for rank in range(len(names)) if rank not in names), None)
     if missing is not None:
         raise ConfigError(
-            f"{path.parent / f'{stem}.{missing}{suffix}'}: no such file, but {names[max(names)].name} is there; "
-            "give one file per rank, numbered from 0"
+            f"{path.parent / f'{stem}.{missing}{suffix}'}: no such file, although there is "
+            f"{names[max(names)].name}; provide one file per rank, numbered from 0"
         )
     return [names[rank] for rank in range(len(names))]
 
@@ -233,16 +236,16 @@ def _groups(groups: str | Path | Mapping[str, Sequence[int]]) -> dict[str, tuple
         try:
             content = json.loads(read_bytes(Path(groups)))
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f'{where}: is no JSON ({error}); write {{"1": [0, 1]}}') from None
+            raise ConfigError(f'{where}: invalid JSON ({error}); expected a mapping such as {{"1": [0, 1]}}') from None
     if not isinstance(content, Mapping):
-        raise ConfigError(f'{where}: must map names of groups to ranks, as in {{"1": [0, 1]}}')
+        raise ConfigError(f'{where}: must map names of groups to lists of ranks, such as {{"1": [0, 1]}}')
     return {str(name): _ranks(where, name, ranks) for name, ranks in content.items()}
 
 
 def _ranks(where: str, name: object, ranks: object) -> tuple[int, ...]:
     whole = isinstance(ranks, Sequence) and all(type(rank) is int and 0 <= rank < _MAX_RANKS for rank in ranks)
     if not isinstance(ranks, Sequence) or not whole or len(set(ranks)) < len(ranks):
-        raise ConfigError(f"{where}: group {shown(name)} is {shown(ranks)}; must list ranks, once each")
+        raise ConfigError(f"{where}: group {shown(name)} = {shown(ranks)}: must be a list of distinct ranks")
     return tuple(ranks)
 
 

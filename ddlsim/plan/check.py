@@ -46,10 +46,12 @@ def _messages(plan: Plan) -> None:
     send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
     wrong = (plan.peer[send] != plan.rank[receive]) | (plan.peer[receive] != plan.rank[send])
     for a, b in zip(send[wrong].tolist(), receive[wrong].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(a)}: no task receives it: the other end is {plan.task(b)}")
+        raise ConfigError(f"plan: {plan.task(a)} has no matching receive; the task at the other end is {plan.task(b)}")
     unequal = plan.nbytes[send] != plan.nbytes[receive]
     for a, b in zip(send[unequal].tolist(), receive[unequal].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(a)} has {plan.nbytes[a]:.0f} bytes, {plan.task(b)} {plan.nbytes[b]:.0f}")
+        raise ConfigError(
+            f"plan: {plan.task(a)} has {plan.nbytes[a]:.0f} bytes, but {plan.task(b)} has {plan.nbytes[b]:.0f}"
+        )
 
 
 def _collectives(plan: Plan) -> None:
@@ -65,8 +67,8 @@ def _collectives(plan: Plan) -> None:
         wrong = column[rows] != column[leader]
         for row, other in zip(rows[wrong].tolist(), leader[wrong].tolist(), strict=True):
             raise ConfigError(
-                f"plan: {plan.task(row)} and {plan.task(other)} are one collective (key {plan.key[row]}) but differ in "
-                f"{text}: {column[row]:g}, {column[other]:g}"
+                f"plan: {plan.task(row)} and {plan.task(other)} belong to one collective (key "
+                f"{plan.key[row]}) but differ in {text}: {column[row]:g} and {column[other]:g}"
             )
     belongs = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.bool_)
     for i, group in enumerate(plan.groups):
@@ -178,7 +180,7 @@ def _check_passes(plan: Plan, order: Order) -> None:
     )
     elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
     for a, b in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
-        raise ConfigError(f"plan: {plan.task(b)}: its activations are on another rank, where {plan.task(a)} ran")
+        raise ConfigError(f"plan: {plan.task(b)} runs without its activations, which are on the rank of {plan.task(a)}")
     order.demand(forward[first], rest[second], "whose activations it uses")
     apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
     sides = [passage[rows] for rows in (inputs, apart)]
@@ -208,8 +210,9 @@ def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Int
         order.demand(receives[messages], np.repeat(second[pair], len(messages)), "which brings what it goes on with")
         a, b = int(first[pair]), int(second[pair])
         raise ConfigError(
-            f"plan: {plan.task(b)} follows {plan.task(a)} on another rank, and no message brings batch {plan.batch[a]} "
-            f"over the cut before layer {cut[a]} from rank {plan.rank[a]} to rank {plan.rank[b]} in step {plan.step[a]}"
+            f"plan: {plan.task(b)} follows {plan.task(a)} on another rank, but no message carries batch "
+            f"{plan.batch[a]} across the cut before layer {cut[a]} from rank {plan.rank[a]} to rank "
+            f"{plan.rank[b]} in step {plan.step[a]}"
         )
 
 
@@ -220,8 +223,8 @@ def _check_one_update(plan: Plan, backward: Ints) -> None:
     wrong = plan.step[backward] != plan.step[leader]
     for row, other in zip(backward[wrong][:1].tolist(), leader[wrong][:1].tolist(), strict=True):
         raise ConfigError(
-            f"plan: {plan.task(row)}: its gradient is in another update than that of {plan.task(other)}; let all ranks "
-            "update with the same micro-batches"
+            f"plan: {plan.task(row)}: its gradient belongs to a different update than that of "
+            f"{plan.task(other)}; all ranks must update with the same micro-batches"
         )
 
 
@@ -233,7 +236,7 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
     """
     rows = plan.rows(*kinds)
     for row in rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: it has no micro-batch or no layers")
+        raise ConfigError(f"plan: {plan.task(row)} has no micro-batch or no layers")
     rows = rows[np.lexsort((plan.first[rows], passage[rows]))]
     name = KINDS[kinds[-1] if (plan.kind[rows] == kinds[-1]).any() else kinds[0]].replace("_", "-")
     passes = passage[rows]
@@ -242,16 +245,16 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: in
         one = int(missing[0]) if n_passages else 0
         step, batch = divmod(one, n_passages // plan.n_steps) if n_passages and not plan.delays else (-1, one)
         where = f" of step {step}" if step >= 0 else ""
-        raise ConfigError(f"plan: batch {batch}{where} never goes {name}; every micro-batch must once")
+        raise ConfigError(f"plan: batch {batch}{where} has no {name} pass; every micro-batch needs one")
     begins = np.diff(passes, prepend=-1) != 0
     expected = np.where(begins, 0, np.concatenate([[0], plan.end[rows][:-1]]))
     wrong = plan.first[rows] != expected
     for row, layer in zip(rows[wrong].tolist(), expected[wrong].tolist(), strict=True):
         first = int(plan.first[row])
         if first < layer:
-            raise ConfigError(f"plan: {plan.task(row)}: layer {first} goes {name} a second time for this batch")
-        raise ConfigError(f"plan: {plan.task(row)}: layer {layer} never goes {name} for this batch")
+            raise ConfigError(f"plan: {plan.task(row)}: layer {first} has a second {name} pass for this batch")
+        raise ConfigError(f"plan: {plan.task(row)}: layer {layer} has no {name} pass for this batch")
     last = np.append(begins[1:], True)
     for row in rows[last & (passes < n_passages) & (plan.end[rows] < plan.n_layers)].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: layer {plan.end[row]} never goes {name} for this batch")
+        raise ConfigError(f"plan: {plan.task(row)}: layer {plan.end[row]} has no {name} pass for this batch")
     return rows

@@ -145,8 +145,8 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
     for before, cut in itertools.pairwise(ends):
         if not before < cut <= n_layers:
             raise ConfigError(
-                f"cuts = {list(cuts)}: must be layers of {workload.model.name} to cut before, increasing, from 1 to "
-                f"{n_layers - 1}"
+                f"cuts = {list(cuts)}: must be increasing layers of {workload.model.name}, from 1 to "
+                f"{n_layers - 1}, before which it is cut"
             )
     enters = crossing_nbytes(workload)
     return tuple(
@@ -189,8 +189,9 @@ def balanced_cuts(
     if n_chunks > pieces:
         what = f"stages = {stages}" if chunks == 1 else f"stages {stages} x chunks {chunks} = {n_chunks}"
         raise ConfigError(
-            f"balanced: {what}: {workload.model.name} has {pieces} "
-            f"{'layers' if at is None else 'pieces between the layers where it may be cut'}; use {pieces} at most"
+            f"balanced: {what}: {workload.model.name} has only {pieces} "
+            f"{'layers' if at is None else 'pieces between the layers where it may be cut'}; use at most "
+            f"{pieces}"
         )
     return _best_cuts(tuple(of_chunks) or (workload,) * n_chunks, tuple(allowed.tolist()))
 

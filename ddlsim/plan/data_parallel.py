@@ -120,8 +120,8 @@ def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:
     for i, part in enumerate(parts):
         if part.end > part.first + 1:
             raise ConfigError(
-                f"data_parallel: layer_by_layer: bucket {i} is of layers {part.first} to {part.end - 1}; use buckets "
-                "of one layer each, such as per_layer"
+                f"data_parallel: layer_by_layer: bucket {i} covers the layers {part.first} to {part.end - 1}; "
+                "use buckets of a single layer, such as per_layer"
             )
     if queue is None:
         raise ConfigError("data_parallel: layer_by_layer needs a queue, such as UrgentQueue(in_flight=4)")
@@ -137,12 +137,12 @@ def each_rank(workloads: Workload | Sequence[Workload], n_ranks: int | None, acc
         return [workloads] * n_ranks
     each = list(workloads)
     if not each or n_ranks not in (None, len(each)):
-        raise ConfigError(f"plan: {len(each)} workloads for n_ranks = {n_ranks!r}; give one for each rank")
+        raise ConfigError(f"plan: {len(each)} workloads for n_ranks = {n_ranks!r}; provide one workload per rank")
     for rank, workload in enumerate(each):
         if not np.array_equal(workload.tensor_nbytes, each[0].tensor_nbytes):
             raise ConfigError(
-                f"plan: the gradients of rank {rank} ({workload.model.name}) are not those of rank 0 "
-                f"({each[0].model.name}); give all ranks the same model and gradient_dtype"
+                f"plan: the gradients of rank {rank} ({workload.model.name}) differ from those of rank 0 "
+                f"({each[0].model.name}); all ranks need the same model and gradient_dtype"
             )
     return each
 
@@ -151,7 +151,10 @@ def parts_of(workload: Workload, buckets: Sequence[Bucket]) -> tuple[Part, ...]:
     """Return which layers' gradients each bucket has: buckets take the tensors in backward order."""
     sent, total = float(sum(bucket.nbytes for bucket in buckets)), workload.gradient_nbytes
     if not abs(sent - total) <= 1e-9 * total:
-        raise ConfigError(f"plan: the buckets carry {sent:.0f} of {total:.0f} bytes of gradients")
+        raise ConfigError(
+            f"plan: the buckets contain {sent:.0f} of {total:.0f} bytes of gradients; they must contain "
+            "every gradient once"
+        )
     ends = np.cumsum(workload.tensor_nbytes[::-1])
     starts = np.cumsum([0.0, *(bucket.nbytes for bucket in buckets[:-1])])
     tensor = np.minimum(np.searchsorted(ends, starts + 1e-9 * total, side="right"), len(ends) - 1)
@@ -304,8 +307,8 @@ def _backward(
     for part, bucket in enumerate(buckets):
         if bucket.ready_layer > layer:
             raise ConfigError(
-                f"plan: bucket {part} is ready at layer {bucket.ready_layer}, those before it at layer "
-                f"{layer}; list buckets as they become ready"
+                f"plan: bucket {part} is ready at layer {bucket.ready_layer}, but an earlier bucket is ready "
+                f"at layer {layer}; list buckets in the order in which they become ready"
             )
         if bucket.ready_layer < layer:
             rows.append(_row(BACKWARD, micro=micro, first=bucket.ready_layer, end=layer))

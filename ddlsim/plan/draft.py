@@ -87,7 +87,9 @@ class Draft:
             raise unknown_name("kind of collective", kind, KINDS[ALL_REDUCE:])
         members = tuple(group)
         if needs and len(needs) != len(members):
-            raise ConfigError(f"needs has {len(needs)} entries for a group of {len(members)}; give one per member")
+            raise ConfigError(
+                f"needs: has {len(needs)} entries for a group of {len(members)} ranks; provide one per member"
+            )
         key, number = self._new_key(), self._groups.setdefault(members, len(self._groups))
         return [
             self._add(

@@ -56,11 +56,11 @@ def embeddings(
     layers = each[0].model.layers
     tables = [i for i, layer in enumerate(layers) if layer.type == "embedding_bag"]
     if not tables:
-        raise ConfigError(f"plan: model {each[0].model.name!r} has no embedding_bag; use data_parallel")
+        raise ConfigError(f"plan: model {each[0].model.name!r} has no embedding_bag layer; use data_parallel")
     if bottom_rank is not None and not (tables[0] and 0 <= bottom_rank < len(each)):
         raise ConfigError(
-            f"plan: bottom_rank = {bottom_rank}: must be a rank below {len(each)} of a model with layers before its "
-            "tables"
+            f"plan: bottom_rank = {bottom_rank}: must be a rank below {len(each)}, and the model must "
+            "have layers before its tables"
         )
     draft = _Steps(each, list(works), tables, buckets, row_wise, replicated, indices, bottom_rank)
     for step in range(N_STEPS):

@@ -86,7 +86,8 @@ def fully_sharded(
         divisors = [each for each in range(1, n_ranks + 1) if n_ranks % each == 0]
         near = [max(each for each in divisors if each < size), *(each for each in divisors if each > size)][:2]
         raise ConfigError(
-            f"fully_sharded: shard = {size}: must divide the {n_ranks} ranks; use {' or '.join(map(str, near))}"
+            f"fully_sharded: shard = {size}: must divide the number of ranks, {n_ranks}; use "
+            f"{' or '.join(map(str, near))}"
         )
     parts = _units(workload, units)
     element = workload.gathered_nbytes if param_dtype is None else ELEMENT_NBYTES[param_dtype]
@@ -121,16 +122,16 @@ def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...
     begins = [0, *np.flatnonzero(workload.grad_nbytes > 0.0).tolist()[1:]] if units is None else list(units)
     if not begins or begins[0] != 0 or any(b <= a for a, b in zip(begins, [*begins[1:], n_layers], strict=True)):
         raise ConfigError(
-            f"fully_sharded: units = {begins}: must be layers of {workload.model.name}, 0 and others below {n_layers}, "
-            "increasing"
+            f"fully_sharded: units = {begins}: must be increasing layers of {workload.model.name}, "
+            f"starting with 0 and below {n_layers}"
         )
     ends = [*begins[1:], n_layers]
     nbytes = [float(workload.grad_nbytes[a:b].sum()) for a, b in zip(begins, ends, strict=True)]
     for size, begin, end in zip(nbytes, begins, ends, strict=True):
         if not size and any(nbytes):
             raise ConfigError(
-                f"fully_sharded: units = {begins}: layers {begin} to {end - 1} of {workload.model.name} have no "
-                f"weights to gather; leave {begin or end} out"
+                f"fully_sharded: units = {begins}: layers {begin} to {end - 1} of {workload.model.name} have "
+                f"no weights to gather; remove {begin or end} from the list"
             )
     return tuple(Part(size, a, b) for size, a, b in zip(nbytes, begins, ends, strict=True))
 

@@ -184,11 +184,13 @@ def to_goal(
     needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
         raise ConfigError(
-            f"to_goal: {plan.task(int(needing[i]))} needs {plan.task(int(plan.needs[i]))}: GOAL has no needs between "
-            "ranks; let a message of 0 bytes tell"
+            f"to_goal: {plan.task(int(needing[i]))} depends on {plan.task(int(plan.needs[i]))} of another "
+            "rank, which GOAL cannot express; use a message of 0 bytes instead"
         )
     for row in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
-        raise ConfigError(f"to_goal: {plan.task(row)}: GOAL has no queues; export one without")
+        raise ConfigError(
+            f"to_goal: {plan.task(row)} is launched by a queue, which GOAL cannot express; export a plan without queues"
+        )
     write_text(path, "".join(_Text(plan, algorithm).lines()))
     return Path(path)
 
@@ -207,7 +209,8 @@ class _Text:
         n_messages = sum(schedule.n_messages for schedule in each) + len(plan.rows(SEND))
         if n_messages > MAX_MESSAGES:
             raise ConfigError(
-                f"to_goal: the plan has over {MAX_MESSAGES:,} messages ({n_messages:,}); export fewer ranks or steps"
+                f"to_goal: the plan has {n_messages:,} messages, more than {MAX_MESSAGES:,}; export fewer "
+                "ranks or steps"
             )
         tag = len(plan)
         for row, schedule in zip(rows, each, strict=True):
@@ -293,7 +296,9 @@ def _cpus(plan: Plan) -> tuple[list[int], list[int]]:
     cpus = [int(match[1]) if match else next_free(lane.rank) for lane, match in zip(plan.lanes, said, strict=True)]
     messages = [next_free(rank) for rank in range(plan.n_ranks)]
     if (most := max([*cpus, *messages])) > MAX_CPU:
-        raise ConfigError(f"to_goal: the plan needs cpu {most}; LogGOPSim has 0 to {MAX_CPU}: use fewer lanes a rank")
+        raise ConfigError(
+            f"to_goal: the plan needs cpu {most}, but LogGOPSim supports 0 to {MAX_CPU}; use fewer lanes per rank"
+        )
     return cpus, messages
 
 

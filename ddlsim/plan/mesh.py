@@ -52,7 +52,7 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES):
-            raise ConfigError(f"Mesh: order = {self.order}: must be {', '.join(AXES)}, once each, in any order")
+            raise ConfigError(f"Mesh: order = {self.order}: must contain {', '.join(AXES)}, once each, in any order")
 
     @property
     def n_ranks(self) -> int:
@@ -100,8 +100,8 @@ class Mesh:
         if len(workers) < self.n_ranks:
             near = _near(len(workers), self)
             raise ConfigError(
-                f"Mesh: {self} has {self.n_ranks} ranks, cluster {cluster.name!r} {len(workers)} devices; the nearest "
-                f"that work: {near}"
+                f"Mesh: {self} has {self.n_ranks} ranks, but cluster {cluster.name!r} has {len(workers)} "
+                f"devices; the nearest valid meshes: {near}"
             )
         places = workers[cluster.locality_order(workers)]
         host = cluster.host_of[places]
@@ -140,8 +140,8 @@ def mesh_of(
         product = f"data {data} x " if data is not None else ""
         must = "must be" if data is not None else "must divide"
         raise ConfigError(
-            f"Mesh: {product}pipeline {pipeline} x tensor {tensor} = {(data or 1) * inside}: {must} the {n_ranks} "
-            f"ranks; the nearest that work: {_near(n_ranks, wanted)}"
+            f"Mesh: {product}pipeline {pipeline} x tensor {tensor} = {(data or 1) * inside}: {must} the "
+            f"number of ranks, {n_ranks}; the nearest valid meshes: {_near(n_ranks, wanted)}"
         )
     return Mesh(replicas, pipeline, tensor, order)
 

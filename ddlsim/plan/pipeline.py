@@ -62,13 +62,13 @@ def pipeline(
     """
     _check(chunks, mesh)
     if len({chunk.workload.batch_size for chunk in chunks}) > 1:
-        raise ConfigError("pipeline: chunks: must be of micro-batches of one size")
+        raise ConfigError("pipeline: chunks: all chunks must have the same micro-batch size")
     if isinstance(order, str) and order in ASYNCHRONOUS:
         for name, value, default in (("sharded", sharded, False), ("p2p", p2p, "overlapped")):
             if value != default:
                 raise ConfigError(
-                    f"pipeline: {name} = {value!r}: needs an order whose steps end before the next begin, not with "
-                    f"{order!r}"
+                    f"pipeline: {name} = {value!r}: not supported with the asynchronous order {order!r}; use an "
+                    "order whose steps do not overlap, such as '1f1b'"
                 )
         template = asynchronous_template(chunks, mesh, micro_batches, order, recompute=recompute, buckets=buckets)
         batches = (mesh.data, 1, micro_batches * mesh.data)
@@ -103,9 +103,11 @@ def in_replicas(template: Plan, mesh: Mesh, batches: tuple[int, int, int]) -> St
 def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:
     if mesh.tensor > 1:
         raise ConfigError(
-            f"pipeline: mesh: tensor = {mesh.tensor}: must be 1; see ddlsim.plan.tensor_parallel for groups that "
-            "share a stage"
+            f"pipeline: mesh: tensor = {mesh.tensor}: must be 1; for groups that share a stage, see "
+            "ddlsim.plan.tensor_parallel"
         )
     ends = [0, *(chunk.end for chunk in chunks)]
     if not chunks or any(chunk.first != end for chunk, end in zip(chunks, ends, strict=False)):
-        raise ConfigError("pipeline: chunks: must be all layers in their order, as balanced() or chunks_at() cuts them")
+        raise ConfigError(
+            "pipeline: chunks: must contain all layers in order, as returned by balanced() or chunks_at()"
+        )

@@ -247,7 +247,7 @@ class Plan:
         n, grouped = len(self), self.kind >= ALL_REDUCE
         for lane in self.lanes:
             if lane.rank < 0 or not -1 <= lane.queue < len(self.queues):
-                raise ConfigError(f"plan: {lane}: must have a rank of at least 0 and a queue below {len(self.queues)}")
+                raise ConfigError(f"plan: {lane}: its rank must be at least 0 and its queue below {len(self.queues)}")
         limits: list[tuple[str, npt.NDArray[np.number], float, float | Ints]] = [
             ("lane", self.lane, 0, len(self.lanes)), ("kind", self.kind, 0, len(KINDS)),
             ("name", self.name, -1, len(self.names)), ("seconds", self.seconds, 0.0, np.inf),
@@ -264,16 +264,16 @@ class Plan:
                 raise ConfigError(f"plan: {name}[{bad[0]}] = {column[bad[0]]} is out of range")
         bad = np.flatnonzero((self.needs < 0) | (self.needs >= n))
         if len(bad):
-            raise ConfigError(f"plan: needs[{bad[0]}] = {self.needs[bad[0]]} is no row of {n}")
+            raise ConfigError(f"plan: needs[{bad[0]}] = {self.needs[bad[0]]}: must be a row below {n}")
         for i, group in enumerate(self.groups):
             if len(set(group)) != len(group) or not all(0 <= rank < self.n_ranks for rank in group):
-                raise ConfigError(f"plan: groups[{i}] = {group}: must list ranks below {self.n_ranks} once each")
+                raise ConfigError(f"plan: groups[{i}] = {group}: must list distinct ranks below {self.n_ranks}")
         if not set(self.servers) <= set(range(self.n_ranks)):
             raise ConfigError(f"plan: servers = {self.servers}: must be ranks below {self.n_ranks}")
         if self.tensor < 1 or self.n_ranks % self.tensor:
             raise ConfigError(f"plan: tensor = {self.tensor}: must divide the {self.n_ranks} ranks")
         if self.delays and (len(self.delays) != self.n_layers or min(self.delays) < 0):
-            raise ConfigError(f"plan: delays = {self.delays}: must be a number of at least 0 for each of the layers")
+            raise ConfigError(f"plan: delays = {self.delays}: must have one number of at least 0 per layer")
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> Plan:
         """Return the plan with some columns replaced by others of the same shape, unchecked."""

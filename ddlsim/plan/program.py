@@ -397,8 +397,8 @@ class StepProgram:
             np.array_equal(a, b) for of in (shape, inside) for a, b in zip(of(1), of(last), strict=True)
         ):
             raise ConfigError(
-                "plan: steps after the first one differ: they are not alike, so it cannot be gone through over and "
-                "over; let every step do the same, with keys and rows in the same order"
+                "plan: the steps after the first one differ, so the step program cannot repeat them; all "
+                "these steps must have the same keys and rows in the same order"
             )
 
 

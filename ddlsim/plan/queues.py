@@ -60,7 +60,7 @@ class _MostUrgent:
         self._go_on()
 
     def tick(self, now: float) -> None:
-        raise AssertionError("no tick was asked for")
+        raise AssertionError("unexpected tick")
 
     def _go_on(self) -> None:
         while self.credit and self.waiting:

@@ -27,7 +27,9 @@ def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:
     """
     rows, n = plan.collectives, plan.n_ranks
     if plan.servers or (plan.kind[rows] != ALL_REDUCE).any() or any(len(group) != n for group in plan.groups):
-        raise ConfigError("through_servers: the plan must have no collectives but all-reduces of all ranks, no servers")
+        raise ConfigError(
+            "through_servers: the plan must have no servers, and no collectives other than all-reduces over all ranks"
+        )
     _, first = np.unique(plan.key[rows], return_index=True)
     copied = rows[np.sort(first)]
     servers = tuple(range(n, n + n_servers))

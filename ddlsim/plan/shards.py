@@ -49,8 +49,8 @@ class Replay:
         self.size = math.lcm(1, *cuts) ** 2
         if self.size > LIMIT:
             raise ConfigError(
-                f"plan: gradients are scattered over groups of {', '.join(map(str, sorted(cuts)))} ranks; use groups "
-                "of fewer different sizes"
+                f"plan: gradients are scattered over groups of {', '.join(map(str, sorted(cuts)))} ranks; use "
+                "fewer different group sizes"
             )
         self.first = np.zeros(len(self.places), dtype=np.int64)
         self.end = np.full(len(self.places), self.size, dtype=np.int64)

@@ -70,7 +70,7 @@ class _Screen:
         words = str(self._arguments.value or "").strip()
         algorithm = f"{self._algorithm.value}({words})" if words else str(self._algorithm.value)
         if self._ranks.value is None:
-            raise ConfigError("ranks is empty; give a number")
+            raise ConfigError("ranks is empty; enter a number")
         segments = self._segments.value if takes_segments(algorithm, self._kind.value) else None
         return Question(
             self._setup.cluster.strip(), self._kind.value, algorithm, self._ranks.value, str(self._size.value), segments

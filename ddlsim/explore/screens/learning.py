@@ -169,7 +169,7 @@ class _Screen:
         values = {name: widget.value for name, widget in self._widgets.items()}
         empty = [widget.label for widget in self._widgets.values() if widget.value is None]
         if empty:
-            raise ConfigError(f"{empty[0]} is empty; give a number")
+            raise ConfigError(f"{empty[0]} is empty; enter a number")
         return Lesson(**values, clock=bool(self._clock.value))
 
     def _begin(self) -> None:
