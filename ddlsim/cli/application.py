@@ -63,7 +63,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-show = typer.Typer(help="Show a topology or a model in detail.", no_args_is_help=True, rich_markup_mode=None)
+show = typer.Typer(help="Show a topology, a plan or a model in detail.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(show, name="show")
 
 

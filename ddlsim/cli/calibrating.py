@@ -25,17 +25,22 @@ if TYPE_CHECKING:
 @app.command()
 def validate(
     runs: Annotated[Path, arg("CSV file of measured runs.", metavar="RUNS")],
-    cluster: Annotated[str, opt("The cluster, best a calibrated file.", "--cluster", "-c", offers=completing.clusters)],
+    cluster: Annotated[
+        str,
+        opt("Bundled cluster or, better, a calibrated cluster file.", "--cluster", "-c", offers=completing.clusters),
+    ],
     model: Model = None,
-    fit_on: Annotated[str | None, opt('Fit these runs first, e.g. "workers <= 4".')] = None,
-    fit: Annotated[str, opt("What to fit: compute, network, or both.")] = "compute,network",
-    tolerance: Annotated[str | None, opt("Exit code 1 if the mean error of held-out runs is larger: 10%.")] = None,
-    plot: Annotated[Path | None, opt("Draw measured against predicted.")] = None,
-    table: Annotated[Path | None, opt("Write all rows as CSV.")] = None,
-    html: Annotated[Path | None, opt("Write a page: summary, picture, every run.")] = None,
+    fit_on: Annotated[str | None, opt('Fit to the runs that satisfy this condition, such as "workers <= 4".')] = None,
+    fit: Annotated[str, opt("Quantities to fit: compute, network, or both.")] = "compute,network",
+    tolerance: Annotated[
+        str | None, opt("Exit with code 1 if the mean error of held-out runs exceeds this share, such as 10%.")
+    ] = None,
+    plot: Annotated[Path | None, opt("Plot predicted against measured throughput.")] = None,
+    table: Annotated[Path | None, opt("Write all runs as CSV.")] = None,
+    html: Annotated[Path | None, opt("Write an HTML page with the summary, the plot and all runs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare measured training runs with their simulation: errors, order, and where they come from.
+    """Compare measured training runs with their simulation.
 
     Example: ddlsim validate runs.csv --cluster calibrated.toml --model resnet50 --fit-on "workers <= 4" --tolerance 10%
     """
@@ -60,7 +65,7 @@ def validate(
     write_file(html, lambda path: found.save_html(path, f"{runs.name} on {cluster}"))
     write_file(table, lambda path: save_csv(found.table, path))
     if limit is not None and not found.within(limit):
-        typer.echo(f"mean absolute error {found.error:.1%} is beyond the tolerance of {limit:.1%}", err=True)
+        typer.echo(f"mean absolute error {found.error:.1%} exceeds the tolerance of {limit:.1%}", err=True)
         raise typer.Exit(1)
 
 
@@ -83,34 +88,36 @@ def calibrate(
     ],
     cluster: Annotated[
         str | None,
-        opt("The cluster that was measured: a file or bundled.", "--cluster", "-c", offers=completing.clusters),
+        opt("Measured cluster: a bundled cluster or a topology file.", "--cluster", "-c", offers=completing.clusters),
     ] = None,
     stack: Annotated[
         str | None,
-        opt("Fit this software stack to training runs (CSV), traces, and collectives.", offers=completing.stacks),
+        opt("Fit this software stack to training runs (CSV), traces and collectives.", offers=completing.stacks),
     ] = None,
     strategy: Annotated[
-        str | None, opt("Of traced runs, with --stack.", "--strategy", "-s", offers=completing.strategies)
+        str | None, opt("Strategy of traced runs (with --stack).", "--strategy", "-s", offers=completing.strategies)
     ] = None,
     batch: Annotated[
-        int | None, opt("Of traced runs, as the strategy counts it, with --stack.", "--batch", "-b")
+        int | None, opt("Batch size of traced runs, as the strategy counts it (with --stack).", "--batch", "-b")
     ] = None,
     out: Annotated[Path | None, opt("Write the calibrated cluster or stack file.", "--out", "-o")] = None,
     algorithm: Annotated[
-        list[str] | None, opt("Of a collective: all_reduce=ring (repeatable).", "--algorithm", "-a")
+        list[str] | None, opt("Algorithm of a collective: all_reduce=ring (repeatable).", "--algorithm", "-a")
     ] = None,
-    backend: Annotated[str | None, opt("Use only rows of mpi, gloo, nccl, ...")] = None,
-    hosts: Annotated[int | None, opt("Machines, where a log does not say it.")] = None,
-    operation: Annotated[str | None, opt("Of a log without it: all_reduce, ...")] = None,
-    ranks: Annotated[int | None, opt("That took part, where a log does not say it.")] = None,
+    backend: Annotated[str | None, opt("Use only rows of this backend: mpi, gloo, nccl, ...")] = None,
+    hosts: Annotated[int | None, opt("Number of machines, if a log does not contain it.")] = None,
+    operation: Annotated[str | None, opt("Measured operation, if a log does not contain it: all_reduce, ...")] = None,
+    ranks: Annotated[int | None, opt("Number of ranks, if a log does not contain it.")] = None,
     model: Annotated[
-        str | None, opt("What was trained, where a log has none.", "--model", "-m", offers=completing.models)
+        str | None, opt("Trained model, if a log does not contain it.", "--model", "-m", offers=completing.models)
     ] = None,
-    software: Annotated[str | None, opt('What was measured, where a log has none: "NCCL 2.18.3".')] = None,
-    reader: Annotated[str | None, opt("What reads files of other kinds: package.module:function.")] = None,
+    software: Annotated[str | None, opt('Software version, if a log does not contain it: "NCCL 2.18.3".')] = None,
+    reader: Annotated[str | None, opt("Function that reads other file formats: package.module:function.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit latency, bandwidth, overhead and compute time to measurements, and say how sure they are.
+    """Fit a cluster or a software stack to measurements, with uncertainties.
+
+    For a cluster: latency, bandwidth, overhead and compute time.
 
     Example: ddlsim calibrate measured/ iperf.json --cluster my-cluster.toml --out calibrated.toml
 

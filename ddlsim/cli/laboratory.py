@@ -27,16 +27,20 @@ OPERATIONS = "point_to_point:one_way,all_reduce:ring,all_reduce:binomial_tree,pa
 
 @app.command()
 def lab(
-    cluster: Annotated[str | None, arg("A bundled cluster or a topology file.", offers=completing.clusters)] = None,
-    operations: Annotated[str, opt("kind:algorithm, point_to_point:one_way, parameter_server:2, ...")] = OPERATIONS,
-    sizes: Annotated[str, opt("Buffers per rank.")] = "64 KiB,1 MiB,4 MiB",
-    repetitions: Annotated[int, typer.Option(min=1, help="Of each row.")] = 5,
-    queue: Annotated[str, opt("What may wait at a port before frames are lost.")] = "512 KiB",
-    out: Annotated[Path | None, opt("Write the table of measurements (csv).")] = None,
-    clean: Annotated[bool, opt("Only remove what killed runs left.", "--clean")] = False,
+    cluster: Annotated[str | None, arg("Bundled cluster or topology file.", offers=completing.clusters)] = None,
+    operations: Annotated[
+        str, opt("Operations: kind:algorithm, point_to_point:one_way, parameter_server:2, ...")
+    ] = OPERATIONS,
+    sizes: Annotated[str, opt("Buffer sizes per rank.")] = "64 KiB,1 MiB,4 MiB",
+    repetitions: Annotated[int, typer.Option(min=1, help="Repetitions of each measurement.")] = 5,
+    queue: Annotated[str, opt("Queue size of a port, beyond which frames are dropped.")] = "512 KiB",
+    out: Annotated[Path | None, opt("Write the measurements as a CSV table.")] = None,
+    clean: Annotated[bool, opt("Only remove leftovers of killed runs.", "--clean")] = False,
     as_json: Json = False,
 ) -> None:
-    """Build a small cluster out of network namespaces here, measure it with real TCP, compare (Linux, root).
+    """Compare predictions with real TCP in network namespaces (Linux, root).
+
+    Builds a small cluster on this computer and measures it.
 
     Example: sudo ddlsim lab my-cluster.toml --operations all_reduce:ring,parameter_server --sizes "64 KiB,4 MiB"
     """
@@ -50,15 +54,13 @@ def lab(
         typer.echo(f"removed {len(remove())} network namespaces")
         return
     if cluster is None:
-        raise ConfigError(
-            "lab: the cluster is missing; use for example: ddlsim lab my-cluster.toml (bundled ones: ddlsim topologies)"
-        )
+        raise ConfigError("lab: set the cluster, as in: ddlsim lab my-cluster.toml (see: ddlsim topologies)")
     loaded = ddlsim.load_cluster(cluster)
     fabric = plan(loaded)
     check_folder(out)
     check_computer()
     if left := remove():
-        typer.echo(f"note: removed {len(left)} network namespaces that killed runs have left", err=True)
+        typer.echo(f"note: removed {len(left)} network namespaces left by killed runs", err=True)
     from ddlsim.lab import compare, parse_operations
 
     wanted, buffers, waiting = parse_operations(operations), _sizes(sizes), _bytes("--queue", queue)

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 @app.command()
 def report(
-    store: Annotated[Path, arg("The file that a study was run with.", metavar="STORE")],
-    html: Annotated[Path | None, opt("Write a page with pictures and all tables.")] = None,
-    title: Annotated[str, opt("Of the page (default: the model and the cluster).")] = "",
-    question: Annotated[str, opt("That the study is to answer, below the title.")] = "",
-    study: Annotated[Path | None, opt("Its file (.toml): adds what would help the best, by more runs.")] = None,
-    metric: Annotated[str, opt("What makes the best: throughput, cost_per_sample, ...")] = "",
+    store: Annotated[Path, arg("File in which the study is stored.", metavar="STORE")],
+    html: Annotated[Path | None, opt("Write an HTML page with plots and all tables.")] = None,
+    title: Annotated[str, opt("Title of the page (default: the model and the cluster).")] = "",
+    question: Annotated[str, opt("Question that the study answers, shown below the title.")] = "",
+    study: Annotated[
+        Path | None, opt("Study file (.toml): simulate possible improvements of the best configuration.")
+    ] = None,
+    metric: Annotated[str, opt("Metric that defines the best configuration: throughput, cost_per_sample, ...")] = "",
 ) -> None:
-    """Show the configurations of a study, the best of them, and what was skipped or has failed.
+    """Report the configurations of a study: best, skipped and failed ones.
 
     Example: ddlsim report study.sqlite --html report.html --question "Is 100 Gbit/s worth it?"
     """
@@ -59,19 +61,23 @@ _FORMATS = (".csv", ".parquet", ".json")
 
 @app.command()
 def sweep(
-    study: Annotated[Path, arg("A study file (.toml).", metavar="STUDY")],
-    out: Annotated[Path | None, opt("Store that keeps every finished point.", "--out", "-o")] = None,
-    jobs: Annotated[int | None, opt("Processes (default: one for each core).", "--jobs", "-j")] = None,
-    dask: Annotated[str | None, opt("Address of a Dask scheduler to run on instead.")] = None,
-    table: Annotated[Path | None, opt("Write all points (csv, parquet, json).")] = None,
-    plot: Annotated[Path | None, opt("Draw throughput over workers (png, pdf, svg).")] = None,
-    retry_failed: Annotated[bool, opt("Simulate failed points again.", "--retry-failed")] = False,
-    add: Annotated[bool, opt("Put the study into a store of another one.", "--add")] = False,
-    stability: Annotated[bool, opt("Three more runs of each point say how stable it is.", "--stability")] = False,
+    study: Annotated[Path, arg("Study file (.toml).", metavar="STUDY")],
+    out: Annotated[Path | None, opt("File that stores every finished configuration.", "--out", "-o")] = None,
+    jobs: Annotated[int | None, opt("Number of processes (default: one per core).", "--jobs", "-j")] = None,
+    dask: Annotated[str | None, opt("Address of a Dask scheduler, to run on its workers instead.")] = None,
+    table: Annotated[Path | None, opt("Write all configurations (csv, parquet, json).")] = None,
+    plot: Annotated[Path | None, opt("Plot throughput over workers (png, pdf, svg).")] = None,
+    retry_failed: Annotated[bool, opt("Simulate failed configurations again.", "--retry-failed")] = False,
+    add: Annotated[bool, opt("Add the study to the file of another one.", "--add")] = False,
+    stability: Annotated[
+        bool, opt("Run each configuration three more times, to report its stability.", "--stability")
+    ] = False,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate all configurations of a study; with --out, what is there already is not simulated again.
+    """Simulate all configurations of a study.
+
+    With --out, configurations that are already stored are not simulated again.
 
     Example: ddlsim sweep study.toml --out study.sqlite --jobs 2
     """

@@ -373,7 +373,7 @@ def fill_in(setup: Setup, query: Mapping[str, object]) -> list[str]:
                 _check(name, value)
                 setup.param.update(**{name: str(value) if name in ("cluster", "model") else value})
             except ValueError as error:
-                left_out.append(f"{name} of the address is ignored: {error}")
+                left_out.append(f"{name} in the address is ignored: {error}")
     return left_out
 
 

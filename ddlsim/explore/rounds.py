@@ -101,15 +101,15 @@ def play(question: Question, progress: Progress) -> Played:
     cluster = load_cluster(question.cluster)
     available = len(cluster.workers)
     if not 1 <= question.n_ranks <= available:
-        rule = f"must be 1 to {available}, the workers of cluster {cluster.name!r}"
+        rule = f"must be 1 to {available}, the number of workers of cluster {cluster.name!r}"
         raise ConfigError(f"ranks = {question.n_ranks}: {rule}")
     nodes = cluster.workers[: question.n_ranks].tolist()
     size = si(question.nbytes, "bytes")
     hosts = cluster.host_of[nodes].tolist()
     schedule = build(collective(question), question.n_ranks, size, hosts, question.kind, (cluster, nodes))
     if schedule.n_chunks > MOST_CHUNKS * schedule.copies:
-        what = f"{schedule.n_chunks} chunks, more than {MOST_CHUNKS} to be looked at"
-        hint = "give fewer segments, or a smaller size"
+        what = f"{schedule.n_chunks} chunks, more than the {MOST_CHUNKS} that can be shown"
+        hint = "use fewer segments, or a smaller size"
         raise ConfigError(f"{question.algorithm} cuts {question.nbytes} in {what}; {hint}")
     played = _all_states(schedule)
     times = [0.0]

@@ -70,8 +70,12 @@ class Setup(param.Parameterized):
 
     cluster = param.String("cloud-25g-16x8-v100", doc="bundled name or path, with +key=value")
     model = param.String("resnet50", doc="bundled name or path, with +option or +key=value")
-    workers = param.Integer(None, allow_None=True, doc="how many; empty: one on every device")
-    batch_size = param.Integer(None, allow_None=True, doc="samples per worker and step; of all that split a model")
+    workers = param.Integer(None, allow_None=True, doc="number of workers; empty: one on every device")
+    batch_size = param.Integer(
+        None,
+        allow_None=True,
+        doc="samples per worker and step; if the strategy splits the model, of all workers together",
+    )
     strategy = param.String("all-reduce", doc="a type of experiment files")
     settings = param.Dict({}, doc="fields of the strategy")
     compression = param.String("none", doc="a type of experiment files")

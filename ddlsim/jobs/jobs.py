@@ -217,7 +217,7 @@ class Jobs:
     def rows(self) -> list[list[str]]:
         """Return the table as lists of strings, headings first, with baselines if these have been simulated."""
         waits = any(ran.start > ran.came for ran in self.runs)
-        alone = ["alone", "slow-down"] * self._knows_alone
+        alone = ["alone", "slowdown"] * self._knows_alone
         rows = [["job", "workers", "start", *["waited"] * waits, "end", "step", *alone, "samples/s"]]
         for ran in self.runs:
             waited = [seconds(ran.start - ran.came)] * waits
@@ -238,9 +238,9 @@ class Jobs:
         for each, goodput in zip(self.traffic, self.goodputs, strict=True):
             lines.append(f"background {each.label}: {si(8.0 * goodput, 'bit/s')} on average")
         if not self._knows_alone:
-            lines.append("jobs.slowdowns simulates each job alone, too; then this table has it")
+            lines.append("no baselines yet: jobs.slowdowns simulates each job alone and adds them to this table")
         elif len(self.runs) > 1:
-            lines.append(f"fairness {self.fairness:.3f} (Jain's index of speeds relative to alone)")
+            lines.append(f"fairness {self.fairness:.3f} (Jain's index of speeds relative to the baselines)")
         return lines
 
     def __str__(self) -> str:
@@ -252,7 +252,7 @@ class Jobs:
     @property
     def _misfits(self) -> list[str]:
         results = ((ran.name, ran.result) for ran in self.runs)
-        return [shown(f"{name}: does not fit: {one.warnings[0]}") for name, one in results if not one.fits]
+        return [shown(f"{name}: does not fit in memory: {one.warnings[0]}") for name, one in results if not one.fits]
 
     @property
     def _title(self) -> str:

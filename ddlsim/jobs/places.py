@@ -96,7 +96,7 @@ class Placements:
         for each in sorted(self.tried, key=lambda each: each.mean):
             kinds.setdefault(each.how, each)
         return [
-            ["placement", "mean slow-down", "worst"],
+            ["placement", "mean slowdown", "worst"],
             *([how, f"{each.mean:.3f}", f"{max(each.slowdowns):.3f}"] for how, each in kinds.items()),
         ]
 
@@ -125,7 +125,7 @@ class Placements:
         return page(self._title, grid(self.rows(), left={0}), lines(self.where()))
 
     def __repr__(self) -> str:
-        return f"<Placements: {len(self.tried)} tried, best {self.best.how}, mean slow-down {self.best.mean:.4f}>"
+        return f"<Placements: {len(self.tried)} tried, best {self.best.how}, mean slowdown {self.best.mean:.4f}>"
 
 
 @checked

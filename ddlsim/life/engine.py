@@ -106,12 +106,12 @@ class Life:
         return ", ".join([f"useful {percent(self.effective)}", *parts])
 
     def _rows(self) -> list[tuple[str, str]]:
-        ended = "it had learned enough" if self.finished else "its time was up"
+        ended = "reached its target" if self.finished else "reached its time limit"
         return [
-            ("life", f"{duration(self.end)} with {count(len(self.events), 'failure')}, until {ended}"),
-            ("goes to", self.goes_to),
-            ("steps that count", f"{self.steps:,}"),
-            ("work lost", f"{duration(self.lost)}, with its checkpoints" if self.events else ""),
+            ("timeline", f"{duration(self.end)} with {count(len(self.events), 'failure')}; the run {ended}"),
+            ("time goes to", self.goes_to),
+            ("counted steps", f"{self.steps:,}"),
+            ("lost work", f"{duration(self.lost)}, including checkpoints" if self.events else ""),
         ]
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ class Life:
         from ddlsim.notebook import labelled as table
         from ddlsim.notebook import page
 
-        return page("Life of a training", table(self._rows()))
+        return page("Failure timeline", table(self._rows()))
 
     def to_dict(self) -> dict[str, object]:
         """Return the main figures as a dictionary of plain values."""
@@ -239,7 +239,7 @@ class _Course:
         """Note whether a failure has left any progress; raise DdlsimError after too many that have not."""
         self._fruitless = 0 if made else self._fruitless + 1
         if self._fruitless > HOPELESS:
-            raise DdlsimError(f"failures: {HOPELESS:,} in a row{hopeless}")
+            raise DdlsimError(f"failures: {HOPELESS:,} failures in a row without progress: {hopeless}")
 
     def over(self, end: float, finished: bool, steps: int, stretches: Sequence[object] = (), **more: Any) -> Life:
         """Return what has happened until the end, s."""
@@ -298,7 +298,7 @@ class _AllWait(_Course):
             position = max(float(timeline.saved_at[checkpoint]), begin)
             self.progress(
                 position > begin,
-                f", none of them {timeline.every:.6g} s of training apart, so that no checkpoint is reached; make "
+                f"they never leave time for the {timeline.every:.6g} s of training until a checkpoint; write "
                 "checkpoints more often, or use parts that fail less often",
             )
             lost = self.now - self._time(position, start, begin)
@@ -517,7 +517,7 @@ class TakeTurns(_Course):
         elif fails:
             lost = seconds - saving - trained
             self._book("lost", lost)
-            self.progress(trained > 0.0, " without a step between them; use parts that last")
+            self.progress(trained > 0.0, "they never leave time for a step; use parts that fail less often")
             self._fails(lost)
         elif self.now < self.length and not whole and not self._save(group):
             return True

@@ -53,7 +53,7 @@ def _number(where: str, cells: dict[str, str], column: str) -> float:
         value = math.nan
     never = column == "repair_s"  # is it repaired: inf
     if not (value >= 0.0 and (never or math.isfinite(value))):
-        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a number of seconds of at least 0")
+        raise ConfigError(f"{where}: {column} = {shown(cells[column])}: must be a time in s, at least 0")
     return value
 
 
@@ -205,8 +205,8 @@ class Failures:
         for failure in self.recorded:
             if failure.unit >= n_units:
                 raise ConfigError(
-                    f"{self.trace}: unit = {failure.unit}: the run has {n_units} parts (per={self.per!r}), "
-                    f"numbered 0 to {n_units - 1}"
+                    f"{self.trace}: unit = {failure.unit}: must be 0 to {n_units - 1}, because the run has {n_units} "
+                    f"parts (per={self.per!r})"
                 )
         return iter(self.recorded)
 

@@ -92,21 +92,29 @@ class _Wishes:
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def measure(
     out: Annotated[
-        str, typer.Option(help="Folder for measurements.csv, to which rows are added; or the device file of kernels.")
+        str,
+        typer.Option(
+            help="Folder for measurements.csv, to which rows are added; with --only kernels, the device file."
+        ),
     ],
-    backend: Annotated[str, typer.Option(help="auto, mpi, gloo or nccl.")] = "auto",
-    budget: Annotated[str, typer.Option(help="About how long all of it may take; kernels: 5 min.")] = "2 min",
-    max_size: Annotated[str, typer.Option(help="Largest message or buffer.")] = "256 MiB",
+    backend: Annotated[str, typer.Option(help="Communication backend: auto, mpi, gloo or nccl.")] = "auto",
+    budget: Annotated[str, typer.Option(help="Approximate total time; for kernels 5 min.")] = "2 min",
+    max_size: Annotated[str, typer.Option(help="Largest message or buffer size.")] = "256 MiB",
     only: Annotated[
-        str, typer.Option(help="Some of point_to_point, collective, memory, step, with commas; or kernels.")
+        str, typer.Option(help="Comma-separated subset of point_to_point, collective, memory, step; or kernels.")
     ] = "",
-    model: Annotated[list[str] | None, typer.Option(help="Time steps of this model in NumPy.")] = None,
-    module: Annotated[
-        list[str] | None, typer.Option(help="Time steps of a PyTorch module, package.module:callable.")
+    model: Annotated[
+        list[str] | None, typer.Option(help="Measure step times of this model in NumPy (repeatable).")
     ] = None,
-    input_shape: Annotated[str, typer.Option(help="One sample of --module, like 3,224,224.")] = "",
-    batch_sizes: Annotated[str, typer.Option(help="Samples per rank for --model and --module.")] = "1,8,32",
-    profile: Annotated[str, typer.Option(help="With --only kernels: file for every time measured, JSON.")] = "",
+    module: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure step times of a PyTorch module, package.module:callable (repeatable)."),
+    ] = None,
+    input_shape: Annotated[str, typer.Option(help="Shape of one sample of --module, such as 3,224,224.")] = "",
+    batch_sizes: Annotated[
+        str, typer.Option(help="Samples per rank for --model and --module, comma-separated.")
+    ] = "1,8,32",
+    profile: Annotated[str, typer.Option(help="With --only kernels: JSON file for all measured times.")] = "",
 ) -> None:
     """Measure messages, collectives, memory and training steps on the ranks that mpirun or torchrun started.
 
@@ -242,12 +250,12 @@ def _run(transport: Transport, setup: _Setup, budget: float) -> None:
             pass
         return
     if crowded:
-        print(f"warning: {crowded}: times contain waiting for a core; start fewer ranks", file=sys.stderr)
+        print(f"warning: {crowded}: ranks wait for a core, which the times include; start fewer ranks", file=sys.stderr)
     n_rows = 0
     for row in follow(events, setup.tasks, budget):
         append(setup.table, row)
         n_rows += 1
-    print(f"{n_rows} rows added to {setup.table}, {len(done)} were there", file=sys.stderr)
+    print(f"{n_rows} rows added to {setup.table}, which had {len(done)} rows", file=sys.stderr)
 
 
 def _quantity(text: str, dimension: str, option: str) -> float:
@@ -275,7 +283,9 @@ def _show(error: BaseException) -> None:
     if isinstance(error, DdlsimError):
         print(f"error: {error}", file=sys.stderr, flush=True)
     elif isinstance(error, KeyboardInterrupt):
-        print("interrupted; what was measured is kept, the same command goes on", file=sys.stderr, flush=True)
+        print(
+            "interrupted; finished measurements are kept, and the same command continues", file=sys.stderr, flush=True
+        )
     else:
         traceback.print_exception(error)
 

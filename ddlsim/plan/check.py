@@ -187,7 +187,7 @@ def _check_passes(plan: Plan, order: Order) -> None:
     first, second = overlapping(
         sides[0], plan.first[inputs], plan.end[inputs], sides[1], plan.first[apart], plan.end[apart]
     )
-    order.demand(inputs[first], apart[second], "which makes the gradient that it uses")
+    order.demand(inputs[first], apart[second], "which computes the gradient that it uses")
 
 
 def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Ints) -> None:
@@ -206,8 +206,8 @@ def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Int
     wrong = np.setdiff1d(np.arange(len(first)), i[good])
     for pair in wrong[:1].tolist():
         messages = j[i == pair]
-        order.demand(np.repeat(first[pair], len(messages)), sends[messages], "whose results it brings")
-        order.demand(receives[messages], np.repeat(second[pair], len(messages)), "which brings what it goes on with")
+        order.demand(np.repeat(first[pair], len(messages)), sends[messages], "whose results it carries")
+        order.demand(receives[messages], np.repeat(second[pair], len(messages)), "which carries its input")
         a, b = int(first[pair]), int(second[pair])
         raise ConfigError(
             f"plan: {plan.task(b)} follows {plan.task(a)} on another rank, but no message carries batch "

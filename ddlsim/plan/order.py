@@ -205,7 +205,7 @@ class Order:
         wrong = np.flatnonzero(~self.proved(before, after))
         if len(wrong):
             a, b = (self.plan.task(int(rows[wrong[0]])) for rows in (before, after))
-            raise ConfigError(f"plan: {b} may start before {a} has ended: {why}")
+            raise ConfigError(f"plan: {b} may start before the end of {a}, {why}")
 
     def _cycle(self, stuck: set[int]) -> str:
         """Return a text that names the tasks of a cycle."""

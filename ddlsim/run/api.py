@@ -70,7 +70,8 @@ def simulate(wanted: _Simulation) -> Result:
     for field in dataclasses.fields(Experiment):
         if field.name != "cluster" and fields[field.name] != field.default:
             raise ConfigError(
-                f"simulate: {field.name} has no effect beside an experiment; use experiment.with_({field.name}=...)"
+                f"simulate: {field.name} has no effect if an experiment is passed; use "
+                f"experiment.with_({field.name}=...)"
             )
     return _run(wanted.cluster, wanted)
 

@@ -70,13 +70,13 @@ def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[E
     table = cluster.calibration
     if table is not None and table.jitter is not None and isinstance(experiment.jitter, NoJitter):
         notes.append(
-            f"the calibration knows how steps vary ({table.jitter.type}, {table.jitter.shape:.3g}); this run has no "
-            "jitter: give it, or use ddlsim.predict_interval"
+            f"the calibration contains a jitter of step times ({table.jitter.type}, "
+            f"{table.jitter.shape:.3g}), but this run has none; set jitter, or use ddlsim.predict_interval"
         )
     if found is None:
         return experiment, tuple(notes)
     sizes = found.batch_sizes
-    notes.append(f"compute time of {model} as measured on this cluster, batch {min(sizes)} to {max(sizes)}")
+    notes.append(f"compute time of {model}: measured on this cluster, for batch sizes {min(sizes)} to {max(sizes)}")
     if len(sizes) == 1:
         step: Affine | Measured = Measured(found.c0 + found.c1 * sizes[0], sizes[0])
     else:

@@ -48,7 +48,7 @@ def collective_time(
     nodes = loaded.workers[_places(ranks, loaded)]
     order = np.arange(len(nodes)) if rank_order == "given" else loaded.locality_order(nodes)
     if entry_times is not None and len(entry_times) != len(nodes):
-        raise ConfigError(f"entry_times has {len(entry_times)} entries for {len(nodes)} ranks; give one per rank")
+        raise ConfigError(f"entry_times has {len(entry_times)} entries for {len(nodes)} ranks; pass one per rank")
     if isinstance(algorithm, Schedule):
         schedule = algorithm
         validate(schedule)
@@ -67,6 +67,6 @@ def _places(ranks: int | Sequence[int] | None, cluster: Cluster) -> list[int]:
     places = list(range(min(count, available + 1))) if isinstance(count, int) else list(count)
     if not places or min(places) < 0 or max(places) >= available or len(set(places)) != len(places):
         raise ConfigError(
-            f"ranks = {shown(ranks)}: must be distinct places among the {available} workers of {cluster.name!r}"
+            f"ranks = {shown(ranks)}: must be distinct positions among the {available} workers of {cluster.name!r}"
         )
     return places

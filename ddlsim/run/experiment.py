@@ -61,7 +61,7 @@ def listed_places(value: object, where: str) -> object:
     """Return a list of places as a tuple. Raises ConfigError for an empty one, and for a place that is there twice."""
     places = tuple(cast("Sequence[int]", value))
     if not places or len(set(places)) < len(places):
-        raise ConfigError(f"{where} = {list(places)}: must list one place or more, each once")
+        raise ConfigError(f"{where} = {list(places)}: must list at least one position, each once")
     return places
 
 
@@ -77,7 +77,7 @@ def _speeds(value: object, where: str) -> object:
         return value
     factors = cast("tuple[float, ...]", _FACTORS(value, where))
     if not factors:
-        raise ConfigError(f"{where} = (): must be a list of one factor above 0 per worker, or None")
+        raise ConfigError(f"{where} = (): must contain one factor above 0 per worker, or be None")
     return factors
 
 
@@ -207,13 +207,13 @@ class Experiment:
         object.__setattr__(self, "max_time", max_time)
         if self.training is not None and not self.training.has_end and math.isinf(max_time):
             raise ConfigError(
-                "training has no end: give it epochs, updates, target_accuracy or target_loss, or the run a max_time"
+                "training has no end; set epochs, updates, target_accuracy or target_loss, or max_time for the run"
             )
         if self.training is None and self.time_model is not None:
-            raise ConfigError("time_model has no effect without training; give the model that takes the time as model")
+            raise ConfigError("time_model has no effect without training; pass it as model instead")
         if self.training is not None and self.optimizer is not None:
             raise ConfigError(
-                f"optimizer = {self.optimizer!r} beside training, which has an optimizer of its own; leave it out"
+                f"optimizer = {self.optimizer!r} has no effect with training, which has its own optimizer; leave it out"
             )
         contract.of(self.strategy)  # its methods have the right parameters
         object.__setattr__(self, "compression", compression_of(self.compression))
@@ -227,8 +227,9 @@ class Experiment:
             return
         if self.gradient_dtype not in (None, "fp32"):
             raise ConfigError(
-                f"gradient_dtype = {self.gradient_dtype!r} beside compression: compressors take fp32 and say what "
-                "travels; leave it out (compression=ddlsim.FP16() halves the bytes)"
+                f"gradient_dtype = {self.gradient_dtype!r} cannot be combined with compression: compressors "
+                "take fp32 and determine the format; leave it out (compression=ddlsim.FP16() halves the "
+                "bytes)"
             )
 
     @checked
@@ -239,7 +240,7 @@ class Experiment:
         if isinstance(self.speed, Spread):
             return self.speed.speeds(n_workers, self.seed)
         if len(self.speed) != n_workers:
-            raise ConfigError(f"speed has {len(self.speed)} factors for {n_workers} workers; give one per worker")
+            raise ConfigError(f"speed has {len(self.speed)} factors for {n_workers} workers; pass one per worker")
         return tuple(self.speed)
 
     @property

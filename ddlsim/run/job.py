@@ -30,7 +30,7 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
     Ranks follow :meth:`ddlsim.Cluster.locality_order`. Raises ConfigError if fewer than `n` places are free.
     """
     if n > len(free):
-        raise ConfigError(f"needs {n} devices, but {len(free)} of {cluster.name!r} are free")
+        raise ConfigError(f"needs {n} devices, but only {len(free)} of {cluster.name!r} are free")
     order = cluster.locality_order(cluster.workers).tolist()
     ready = [place for place in order if place in set(free)]
     machine = cluster.host_of[cluster.workers]
@@ -95,11 +95,11 @@ class Job:
     def __post_init__(self) -> None:
         workers = self.experiment.workers
         if self.experiment.beside:
-            raise ConfigError("Job: experiment has others beside it; list all jobs, and give none of them `beside`")
+            raise ConfigError("Job: experiment already has co-located jobs; list all jobs instead, and remove `beside`")
         if isinstance(workers, Sequence) and self.placement != "packed":
             raise ConfigError(
-                f"Job: placement = {shown(self.placement)} beside an experiment with workers = {list(workers)}; "
-                "give workers a number, or leave placement out"
+                f"Job: placement = {shown(self.placement)} has no effect with workers = {list(workers)}; set "
+                "workers to a number, or leave placement out"
             )
 
     def phases(self) -> list[tuple[float, float, Job]]:

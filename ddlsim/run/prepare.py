@@ -375,7 +375,7 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
         if wanted is not None and wanted > n_devices and strategy.defines("check_sizes"):
             wanted = None  # check_sizes reports what this number of devices allows
     if not n_devices:
-        raise ConfigError(f"cluster {cluster.name!r} has no device to place a worker on")
+        raise ConfigError(f"cluster {cluster.name!r} has no device for a worker")
     places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted
     if max(places) >= n_devices:
         many = f"workers = {wanted}" if isinstance(wanted, int) else f"workers = {list(places)}: place {max(places)}"
@@ -448,13 +448,13 @@ def _without_effect(experiment: Experiment, workload: Workload) -> list[str]:
     if kernels and experiment.flash is None and workload.stack.attention and not workload.flash:
         assert workload.device is not None
         where = f"no fused kernel of stack {workload.stack.name} is known on {workload.device.name}"
-        notes.append(f"attention writes its matrices to memory: {where}; flash=True assumes one")
+        notes.append(f"attention stores its matrices in memory: {where}; set flash=True to assume a fused kernel")
     if experiment.flash is not None and not any(layer.heads for layer in model.layers):
         notes.append(f"flash has no effect: {model.name} has no attention")
     elif experiment.flash is not None and not kernels:
         notes.append(f"flash has no effect on times, only on memory: {workload.basis}")
     if experiment.precision in LOW_PRECISIONS and not kernels and (roofline or not workload.known):
-        notes.append(f"{experiment.precision} computes as fast as bf16 here: {workload.basis}")
+        notes.append(f"{experiment.precision} is as fast as bf16 here: {workload.basis}")
     return notes
 
 

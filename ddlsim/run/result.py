@@ -145,7 +145,7 @@ class Result(Outcome):
     @property
     def _monitor(self) -> Monitor:
         if self.monitor is None:
-            raise ConfigError("the run has learned nothing: give it training=ddlsim.Training(...)")
+            raise ConfigError("this is a timing-only run; for a training run, set training=ddlsim.Training(...)")
         return self.monitor
 
     @cached_property
@@ -199,7 +199,9 @@ class Result(Outcome):
         if self.experiment.elastic is not None and self.life.model is not None:
             return self.life.model
         if self._monitor.learner.plane.replaying:
-            raise DdlsimError("the run was interrupted before it had got as far as the saved one; continue that again")
+            raise DdlsimError(
+                "the run was interrupted before it reached the state of the saved run; resume the saved run again"
+            )
         return self._monitor.evaluated
 
     @property
@@ -249,7 +251,7 @@ class Result(Outcome):
         Raises DdlsimError if the run was interrupted.
         """
         if self.interrupted:
-            raise DdlsimError("the run was interrupted, so its bottleneck is not known; simulate it to its end")
+            raise DdlsimError("the run was interrupted, so its bottleneck is unknown; simulate it to its end")
         return self.sensitivities()[0]
 
     # ------------------------------------------------------------ how sure
@@ -299,8 +301,8 @@ class Result(Outcome):
         """Raise ConfigError for a question that needs another simulation of the run, if it had co-located jobs."""
         if self.company:
             raise ConfigError(
-                f"{what}: the run was one of several jobs, and simulated anew it would be alone; simulate it with the "
-                "others as beside=[...], which go on as long as it does"
+                f"{what}: the run was one of several jobs, and another simulation would run it alone; "
+                "simulate it with the others as beside=[...], which continue until it ends"
             )
 
     @checked

@@ -228,10 +228,10 @@ def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, pro
     Raises ConfigError for an experiment without training, or one that cannot be sent to other processes.
     """
     if experiment.training is None:
-        raise ConfigError("simulate_seeds: the experiment learns nothing: give it training=ddlsim.Training(...)")
+        raise ConfigError("simulate_seeds: the experiment has no training; set training=ddlsim.Training(...)")
     chosen = range(experiment.seed, experiment.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ConfigError(f"seeds = {seeds!r}: must be at least one, and all different")
+        raise ConfigError(f"seeds = {seeds!r}: must contain at least one seed, each once")
     n_processes = min(len(chosen), os.cpu_count() or 1 if processes is None else processes)
     wanted = [experiment.with_(seed=seed) for seed in chosen]
     made = map(_one, wanted) if n_processes == 1 else _in_processes(wanted, n_processes)
@@ -258,7 +258,7 @@ def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[S
             yield future.result()
         finished = True
     except ProcessDied as death:
-        raise DdlsimError(f"processes: one of them has died: {death}; use fewer, or processes=1") from None
+        raise DdlsimError(f"processes: a process has died: {death}; use fewer processes, or processes=1") from None
     finally:
         pool.close(at_once=not finished)
 

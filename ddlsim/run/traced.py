@@ -41,12 +41,12 @@ class Traced:
         trace = read_kineto(self.path)
         if not trace.layers:
             raise ConfigError(
-                f"{self.path}: the trace has no layers; take it with torch.profiler.profile(with_stack=True)"
+                f"{self.path}: the trace contains no layers; record it with torch.profiler.profile(with_stack=True)"
             )
         if size is None and not trace.batch_size:
             raise ConfigError(
-                f"{self.path}: the trace does not say its batch size; give Traced(path, batch_size=32), or take it "
-                "with record_shapes=True"
+                f"{self.path}: the trace contains no batch size; use Traced(path, batch_size=32), or record "
+                "it with record_shapes=True"
             )
         object.__setattr__(self, "batch_size", size or trace.batch_size)
         object.__setattr__(self, "layers", trace.layers)
@@ -61,8 +61,8 @@ def traced_workload(
     """
     if batch_size != traced.batch_size:
         raise ConfigError(
-            f"{traced.path}: the steps were traced at batch_size = {traced.batch_size}, not {batch_size}; trace that "
-            "batch size too, or give Affine(c0, c1)"
+            f"{traced.path}: the trace has batch_size = {traced.batch_size}, not {batch_size}; trace that "
+            "batch size too, or use Affine(c0, c1)"
         )
     rest = make_workload(model, device, batch_size, compute=Roofline(), speed=speed, **options)
     layers = [replace(t, forward_s=t.forward_s / speed, backward_s=t.backward_s / speed) for t in traced.layers]

@@ -137,7 +137,7 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     The first call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the cache cannot be written.
     """
     if teller.remark or not compiler.KEPT:
-        raise ConfigError(f"warm-up: compiled code cannot be kept: {teller.remark}")
+        raise ConfigError(f"warm-up: compiled code cannot be stored: {teller.remark}")
     began, done, total = time.process_time(), 0.0, sum(seconds for _, _, seconds in STEPS)
     compiled: list[str] = []
     step = ""

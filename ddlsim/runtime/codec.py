@@ -52,12 +52,13 @@ def chosen(setting: Setting, *, servers: bool) -> Compression:
     setting.compresses = True
     estimate = "their memory traffic" + (" on the workers; the servers' work is free" if servers else "")
     time = "as given" if choice.given is not None else f"that of {estimate}{_selection(choice)}"
-    setting.notes.append(f"compression: {choice.label}; the time to encode and decode is {time}")
+    setting.notes.append(f"compression: {choice.label}; time to encode and decode: {time}")
     for compressor in (choice.compressor, *([choice.down] if choice.down is not None else [])):
         if setting.learner.task is None and compressor.expected_nbytes(1) is None:
             raise ConfigError(
-                f"compression = {title(compressor)}: the size of what it sends depends on values, and the run has "
-                "none; give it training=ddlsim.Training(...), or a compressor of known size such as TopK"
+                f"compression = {title(compressor)}: its compressed size depends on values, which a "
+                "timing-only run does not have; set training=ddlsim.Training(...), or use a compressor of "
+                "known size such as TopK"
             )
     return choice
 
@@ -294,8 +295,8 @@ class Codec:
             return
         if not self.by_piece:
             setting.notes.append(
-                f"compression: the gradient of {task.network.model.name} is compressed as one; bytes and seconds "
-                f"are those of the buckets of {_clock_model(setting).name}"
+                f"compression: the gradient of {task.network.model.name} is compressed as a whole; bytes and "
+                f"seconds are those of the buckets of {_clock_model(setting).name}"
             )
             parts = [slice(0, task.network.n_params)]
         here = timed if self.by_piece else tensor_shapes(task.network.model)
@@ -497,17 +498,17 @@ class Messages:
     def _check(self, owner: str, choice: Compression, *, peers: bool, models: bool) -> None:
         if peers and choice.down is not None:
             raise ConfigError(
-                f"compression: down = {title(choice.down)} has no effect with {owner}: its workers send each other "
-                "models, there and back the same way; leave it out"
+                f"compression: down = {title(choice.down)} has no effect with {owner}, whose workers send "
+                "each other models in both directions; leave it out"
             )
         for differences in (choice.compressor if models else None, choice.down):
             if differences is None or not differences.traits.no_feedback:
                 continue
             where = "down = " if differences is choice.down else ""
             raise ConfigError(
-                f"compression: {where}{title(differences)}: {owner} sends the difference to what "
-                "the receiver holds, with what was left out before; that is error feedback already, and this "
-                f"compressor must not have more of it ({differences.traits.no_feedback}); use one such as TopK"
+                f"compression: {where}{title(differences)}: {owner} sends the difference to the receiver's "
+                "copy, which already is error feedback; this compressor cannot be combined with it "
+                f"({differences.traits.no_feedback}). Use one such as TopK"
             )
 
     def gradient(self, worker: Worker, vector: Value[Array], part: int | None = None) -> Message:

@@ -87,7 +87,9 @@ class Communicator:
             return self.setting.cluster.locality_order(self.nodes)
         n_workers = len(self.setting.workers)
         if not np.array_equal(np.sort(np.asarray(rank_order, dtype=np.int64)), np.arange(n_workers)):
-            raise ConfigError(f"rank_order = {list(rank_order)}: must list each of the ranks 0..{n_workers - 1} once")
+            raise ConfigError(
+                f"rank_order = {list(rank_order)}: must contain each of the ranks 0..{n_workers - 1} once"
+            )
         return np.array([self.place[rank] for rank in rank_order if rank in self.place], dtype=np.int64)
 
     # ------------------------------------------------------------ who is where
@@ -244,10 +246,11 @@ class Communicator:
             return
         last, first = min(range(self.n_ranks), key=self._entered.__getitem__), next(iter(self._open.values()))
         raise DeadlockError(
-            f"{self.owner}: {MOST_OPEN} collectives are open at {self.setting.loop.now:.6g} s, the first of which "
-            f"{first.n_missing} of {self.n_ranks} workers have not entered: {self.workers[last].name} has entered "
-            f"{self._entered[last]}, others up to {max(self._entered)}; let every member enter every collective, or "
-            "wait for one before the next"
+            f"{self.owner}: {MOST_OPEN} collectives are open at {self.setting.loop.now:.6g} s. "
+            f"{first.n_missing} of {self.n_ranks} workers have not entered the first of them: "
+            f"{self.workers[last].name} has entered {self._entered[last]} collectives, others up to "
+            f"{max(self._entered)}. Every member must enter every collective, or wait for one before the "
+            "next"
         )
 
     def _known_of(self, phases: tuple[Phase, ...]) -> Known:
@@ -301,7 +304,7 @@ class Communicator:
         if self.levels.places is None:
             on_machines = len(self.groups) == len(set(self.setting.hosts(self.nodes).tolist()))
             raise ConfigError(
-                f"{self.owner}: a hierarchical algorithm needs equally many workers "
+                f"{self.owner}: a hierarchical algorithm needs the same number of workers "
                 f"{'on every machine' if on_machines else 'in every innermost group of the network'}, not "
                 f"{sorted(set(map(len, self.groups)))}; use another number of workers, or 'ring'"
             )
@@ -349,5 +352,5 @@ def fastest(cluster: Cluster, nodes: Sequence[int], order: Ints, nbytes: float, 
         time(f"hierarchical({', '.join(chosen[:n_levels])})")
     least = min(times.values())
     best = min(name for name, seconds in times.items() if tie(seconds, least))
-    notes.append(f"auto: {best} for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
+    notes.append(f"auto: {best} is the fastest for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
     return best

@@ -132,8 +132,8 @@ class Exchange:
             return nbytes
         if not self.codec.sizes_known:
             raise ConfigError(
-                f"compression: {title(self.codec.choice.compressor)}: the size of what it sends depends on values, but "
-                "what is fused in buffers must have known sizes; use overlap = 'none', 'layer' or 'ddp', or a "
+                f"compression: {title(self.codec.choice.compressor)}: its compressed size depends on values, "
+                "but tensor fusion needs known sizes; use overlap = 'none', 'layer' or 'ddp', or a "
                 "compressor such as TopK"
             )
         return sum(sum(self._nbytes(0, piece, 0)) for piece, _ in self._encoded(part, 0))
@@ -226,8 +226,8 @@ class CollectiveExchange(Exchange):
         compressor, traits = choice.compressor, choice.compressor.traits
         if choice.down is not None:
             raise ConfigError(
-                f"compression: down = {title(choice.down)} has no effect with {communicator.owner}, whose workers all "
-                "end with the mean; leave it out, or use ParameterServer"
+                f"compression: down = {title(choice.down)} has no effect with {communicator.owner}, where all "
+                "workers receive the mean; leave it out, or use ParameterServer"
             )
         if self.algorithm is not None:
             fabric = communicator.fabric
@@ -237,9 +237,9 @@ class CollectiveExchange(Exchange):
         if hierarchical(communicator.fabric.algorithm) and self.collective == "all_gather":
             if not self._known:
                 raise ConfigError(
-                    f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(compressor)}: "
-                    "the size of what it sends depends on values; use 'ring', or a compressor of known size such as "
-                    "TopK"
+                    f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with "
+                    f"{title(compressor)}: its compressed size depends on values; use 'ring', or a compressor of "
+                    "known size such as TopK"
                 )
             assert communicator.nested.size  # says if groups have unequally many
             self.machines = [places.tolist() for places in communicator.groups]
@@ -263,8 +263,9 @@ class CollectiveExchange(Exchange):
             )
         elif like.machines != self.machines:
             raise ConfigError(
-                f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(compressor)}: the "
-                "stages' replicas lie on machines in different ways; use 'ring'"
+                f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with "
+                f"{title(compressor)}: the replicas of the stages are distributed differently over machines; "
+                "use 'ring'"
             )
         else:
             self.codec = like.codec
@@ -274,8 +275,8 @@ class CollectiveExchange(Exchange):
         communicator = self.communicator
         if self.collective in ("majority_vote", "gtopk_tree"):
             raise ConfigError(
-                f"{communicator.owner}: cost = {communicator.fabric.cost!r} with {name}: no library has the collective "
-                f"{self.collective!r}, so its time is unknown; use cost = 'simulated'"
+                f"{communicator.owner}: cost = {communicator.fabric.cost!r} with {name}: no library provides "
+                f"the collective {self.collective!r}, so its time is unknown; use cost = 'simulated'"
             )
         for kind in ("reduce_scatter", "all_gather") if self.machines else (self._payload_kind,):
             communicator.prepare(kind, self.algorithm if kind == self.kind else None)
@@ -748,8 +749,9 @@ class InGroups(Exchange):
         super().__init__(communicator)
         if len({len(places) for places in groups}) > 1:
             raise ConfigError(
-                f"{communicator.owner}: fabric = {fabric} among the workers of a machine needs equally many on each, "
-                f"not {sorted({len(places) for places in groups})}; use another number of workers, or leave it out"
+                f"{communicator.owner}: fabric = {fabric} inside machines needs the same number of workers on "
+                f"each machine, not {sorted({len(places) for places in groups})}; use another number of "
+                "workers, or leave it out"
             )
         self.what = "all-reduce"
         self._halves = halves_of(fabric, communicator.owner)

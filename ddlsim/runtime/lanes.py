@@ -242,10 +242,11 @@ class Lanes:
         gone = [rank for rank, own in enumerate(crashes) if own and own[-1][0] <= now and own[-1][1] == math.inf]
         if gone:
             return DdlsimError(
-                f"at {now:.6g} s nothing is left to happen: the workers {gone} have crashed and never come back, and "
-                "the others wait for them; give failures a repair time, or choose a strategy that needs fewer of them"
+                f"at {now:.6g} s, no event is left: the workers {gone} have crashed and never return, and the "
+                "others wait for them; set a repair time for failures, or choose a strategy that needs fewer "
+                "workers"
             )
-        return DeadlockError(f"deadlock at {now:.6g} s: nothing is left to happen, but the run goes on")
+        return DeadlockError(f"deadlock at {now:.6g} s: no event is left, but the run has not ended")
 
     # ------------------------------------------------------------ processes, such as those that bring samples
 

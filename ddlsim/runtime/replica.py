@@ -112,7 +112,7 @@ def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list
 def need_values(setting: Setting, owner: str, why: str) -> None:
     """Raise ConfigError in a timing-only run, for a strategy that needs values."""
     if setting.learner.task is None:
-        raise ConfigError(f"{owner}: {why}; give the run data with training=ddlsim.Training('digits', ...)")
+        raise ConfigError(f"{owner}: {why}; set training=ddlsim.Training('digits', ...)")
 
 
 class Outer:

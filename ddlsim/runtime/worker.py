@@ -78,9 +78,9 @@ class StopRule:
         since, *_ = (*(time for time, _ in self.recorder.updates[-1:]), 0.0)
         waits = f" and waits for {self.loop.waiting[name]}" if (name := f"worker {last}") in self.loop.waiting else ""
         raise DeadlockError(
-            f"no update since {since:.6g} s, in {self._n_steps} steps of workers: {name} has made {steps[last]}{waits},"
-            f" others up to {max(steps)}; count updates (worker.stop.updated), and let every worker enter what others "
-            "wait for"
+            f"no update since {since:.6g} s, in {self._n_steps} steps of workers: {name} has completed "
+            f"{steps[last]}{waits}, others up to {max(steps)}. Report updates with worker.stop.updated, "
+            "and let every worker enter the collectives that others wait for"
         )
 
     def updated(self, n_samples: int) -> None:

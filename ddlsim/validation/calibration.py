@@ -135,14 +135,14 @@ def contradictions(
             continue
         try:
             values = fit_links(before, rows)[0].values
-            alone = f"; fitted by themselves: {', '.join(f'{name} {shown(name, x)}' for name, x in values.items())}"
+            alone = f". Fitted separately: {', '.join(f'{name} {shown(name, x)}' for name, x in values.items())}"
         except ConfigError:  # one size of messages
             alone = ""
         used, name = (", ".join(dict.fromkeys(r.row.backend for r in group if r.row.backend)) for group in (own, rows))
         yield (
-            f"warning: {len(rows)} measurements by {name} contradict the links {WHERE[own[0].link_class]}, which are "
-            f"those of {len(own)} by {used}: {percent(off)} off on average{alone}; runs use {used}, for others "
-            f"calibrate with --backend {rows[0].row.backend}"
+            f"warning: {len(rows)} measurements by {name} contradict the links {WHERE[own[0].link_class]}, which were "
+            f"fitted to {len(own)} measurements by {used}: mean error {percent(off)}{alone}. Runs use {used}; for "
+            f"{name}, calibrate with --backend {rows[0].row.backend}"
         )
 
 
@@ -454,7 +454,7 @@ def calibrate(
     times = [*found.step_times, *step_times]
     if not rows and not times:
         known = sorted({row.backend for row in found.rows})
-        raise ConfigError(f"calibration: no measurement of backend {backend!r}; there are {known}")
+        raise ConfigError(f"calibration: no measurements with backend {backend!r}; available: {known}")
     chosen_algorithms(algorithms)  # raises for an unknown kind
     links, notes = placed(rows, loaded, algorithms)
     notes = [*found.notes, *notes]
@@ -541,11 +541,11 @@ def _bad_fit(residuals: Sequence[Residual]) -> list[str]:
     if not errors or sum(errors) / len(errors) < BAD_FIT:
         return []
     worst = sorted({r.nbytes for r in residuals if abs(r.error) > 2.0 * BAD_FIT})
-    ends = f"{size(worst[0])} to {size(worst[-1])}" if worst else "none by itself"
+    ends = f"{size(worst[0])} to {size(worst[-1])}" if worst else "none"
     return [
-        f"warning: a bad fit: {100.0 * sum(errors) / len(errors):.0f} % off on average; off by more than "
-        f"{200.0 * BAD_FIT:.0f} %: {len(worst)} sizes, {ends}: latency, bandwidth, frames and a burst do not explain "
-        "these links; look at these sizes again, or use the curve of the operation"
+        f"warning: poor fit: the mean error is {100.0 * sum(errors) / len(errors):.0f} %, and {len(worst)} sizes "
+        f"({ends}) deviate by more than {200.0 * BAD_FIT:.0f} %. Latency, bandwidth, frames and a burst do not explain "
+        "these links; check the measurements of these sizes, or use the curve of the operation"
     ]
 
 

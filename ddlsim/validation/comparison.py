@@ -47,7 +47,7 @@ MOST_JITTER = 1.0
 
 @dataclass(frozen=True)
 class Cause:
-    """The prediction would be right if `what` were changed by `factor` (for waiting: by jitter of this variation)."""
+    """A possible cause of an error: changing `what` by `factor` would correct it (for waiting: jitter of this CV)."""
 
     what: str
     factor: float
@@ -59,7 +59,7 @@ class Cause:
 
     def __str__(self) -> str:
         if self.what == "waiting":
-            return f"steps that scatter by {self.factor:.0%}"
+            return f"jitter of {self.factor:.0%}"
         if self.factor >= 2.0:
             return f"{self.what} x {self.factor:.2g}"
         return f"{self.what} {100.0 * (self.factor - 1.0):+.0f} %"
@@ -135,7 +135,7 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
         match = _COMPARISON.fullmatch(part)
         if match is None:
             raise ConfigError(
-                f"condition {shown(text)}: {shown(part.strip())} is no comparison; write it like "
+                f"condition {shown(text)}: {shown(part.strip())} is not a comparison; expected for example "
                 "'workers <= 4 and batch_size == 32'"
             )
         column, sign = match[1], match[2]
@@ -144,12 +144,12 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
             try:
                 found.append((column, sign, float(value)))
             except ValueError:
-                raise ConfigError(
-                    f"condition {shown(text)}: {column} is a number, not {shown(value)}; correct it"
-                ) from None
+                raise ConfigError(f"condition {shown(text)}: {column} is a number, but {shown(value)} is not") from None
         elif column in texts:
             if sign not in ("==", "=", "!="):
-                raise ConfigError(f"condition {shown(text)}: {column} is a text; compare it by == or !=")
+                raise ConfigError(
+                    f"condition {shown(text)}: {column} is a text, which can only be compared with == or !="
+                )
             found.append((column, sign, value))
         else:
             raise unknown_name("column", column, [*numbers, *texts], f"condition {shown(text)}")
@@ -314,7 +314,7 @@ def validate(
     """
     measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
     if not measured:
-        raise ConfigError("validate: there are no measured runs; give at least one")
+        raise ConfigError("validate: runs is empty; pass at least one measured run")
     condition = None if fit_on is None else parse_condition(fit_on, NUMBERS, TEXTS)
     loaded = load_cluster(cluster)
     known = calibration if calibration is not None else _own(cluster)
@@ -323,7 +323,7 @@ def validate(
     models = [make_run_model(row, base, default, strategy, known) for row in measured]
     used = [condition is not None and condition.holds(row.cells()) for row in measured]
     if condition is not None and not any(used):
-        raise ConfigError(f"fit_on = {fit_on!r}: no run fulfils it; choose rows to fit, or leave fit_on out")
+        raise ConfigError(f"fit_on = {fit_on!r}: no run satisfies this condition; change it, or leave fit_on out")
     knowledge = fit_runs([m for m, u in zip(models, used, strict=True) if u], known, fit)
     steps = [m.step_time(knowledge.fitted) for m in models]
     rows = [_compared(m, s, u, knowledge) for m, s, u in zip(models, steps, used, strict=True)]
@@ -341,7 +341,7 @@ def _own(cluster: object) -> Calibration | None:
     try:
         return load_calibration(cluster)
     except ConfigError as error:
-        if "has no [calibration]" in str(error):
+        if "contains no [calibration]" in str(error):
             return None
         raise
 

@@ -71,8 +71,8 @@ def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Posi
     """Fit a line to step times (s) by least squares of relative errors, with non-negative coefficients."""
     if not batch_sizes or len(batch_sizes) != len(seconds):
         raise ConfigError(
-            f"fit_compute: {len(batch_sizes)} batch sizes and {len(seconds)} step times: give one or more, as many "
-            "of each"
+            f"fit_compute: {len(batch_sizes)} batch sizes and {len(seconds)} step times; pass the same "
+            "number of both, at least one"
         )
     batch, times = np.asarray(batch_sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     known = tuple(sorted(set(np.asarray(batch_sizes).tolist())))

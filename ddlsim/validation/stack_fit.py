@@ -181,7 +181,7 @@ def experiment_of(
     try:
         if chosen is None or trained is None:
             missing = "cluster" if chosen is None else "model"
-            raise ConfigError(f"column {missing}: is missing; add it, or give {missing}=")
+            raise ConfigError(f"column {missing} is missing; add it, or set {missing}=")
         strategy = strategy_in(run, DEFAULT_STRATEGY)
         warmup, steps = contract.of(strategy).whole_cycles(1, 1)
         experiment = Experiment(
@@ -194,8 +194,8 @@ def experiment_of(
         alone = [each for each in beside if each.workers == 1 and _trained(each) == _trained(run)]
         if not alone:
             raise ConfigError(
-                f"{workload.basis}: this does not depend on a stack; leave the run out, or add runs of one worker, "
-                "beside which it tells the stack's fixed times"
+                f"{workload.basis}: this time does not depend on the stack; leave the run out, or add runs of "
+                "one worker, from which the fixed times of the stack can be derived"
             )
         passes = [each.step_time / each.accumulation for each in alone]
         experiment = experiment.with_(compute=fit_compute("", [each.batch_size for each in alone], passes).compute)

@@ -120,7 +120,7 @@ def test_bytes_are_accounted_as_if_simulated(a100):
 def test_result_and_manifest_say_it(a100):
     result = ddlsim.simulate(experiment(a100.cluster))
     assert result.experiment.strategy.label == "all-reduce (nccl, ddp, calibrated cost)"
-    assert any("measured curve of all_reduce by nccl; other traffic does not slow them" in n for n in result.notes)
+    assert any("measured curve of all_reduce by nccl; other traffic does not slow them down" in n for n in result.notes)
     assert not any("extrapolated" in note for note in result.notes)
     layers = ddlsim.simulate(experiment(a100.cluster, ddlsim.AllReduce("nccl", "layer", cost="calibrated")))
     (note,) = [note for note in layers.notes if "extrapolated" in note]
@@ -289,11 +289,13 @@ def test_a_curve_by_hand():
 
 def test_what_the_curve_does_not_know_is_refused(a100):
     refused(
-        "was fitted to 'nccl', not to 'double_binary_tree'; use algorithm = 'nccl', or calibrate with --algorithm",
+        "use algorithm = 'nccl', or calibrate with --algorithm all_reduce=double_binary_tree",
         a100.cluster, ddlsim.AllReduce("double_binary_tree", cost="calibrated"),
     )  # fmt: skip
     refused("has no curve of all_gather inside a host; measure all_gather", a100.cluster, compression=ddlsim.TopK(0.01))
-    refused("NCCL has no 'halving_doubling'", "dgx-a100-pod", ddlsim.AllReduce("halving_doubling", cost="nccl"))
+    refused(
+        "NCCL has no algorithm 'halving_doubling'", "dgx-a100-pod", ddlsim.AllReduce("halving_doubling", cost="nccl")
+    )
     with pytest.raises(ConfigError, match=r"AllReduce: cost = 'calibrate': must be .*; did you mean 'calibrated'"):
         ddlsim.AllReduce(cost="calibrate")
 

@@ -238,7 +238,7 @@ def test_a_bad_fit_is_a_warning_that_says_which_sizes():
     cluster = star(2, bandwidth="300 Mbit/s", latency="35 us")
     found = calibrate([row(s, t) for s, t in zip(SIZES, seconds, strict=True)], cluster)
     (warning,) = [note for note in found.notes if note.startswith("warning")]
-    assert "a bad fit" in warning
+    assert "poor fit" in warning
     assert "1.448 kB" in warning
     assert warning in str(found)
 

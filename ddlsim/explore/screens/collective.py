@@ -150,8 +150,8 @@ def closed_form(played: Played) -> str:
     form = played.closed_form
     if form is None:
         return ""
-    about = "of the slowest pair of ranks; here pairs differ, and the formula knows nothing of links that ranks share"
-    about = "on this cluster every two ranks have the same" if form.uniform else about
+    about = "of the slowest pair of ranks; here, pairs differ, and the formula ignores shared links"
+    about = "on this cluster, the same for every two ranks" if form.uniform else about
     numbers = f"alpha = {seconds(form.alpha)}, 1/beta = {si(1.0 / form.beta, 'B/s')}"
     return f'<div class="note"><b>Closed form</b> {form.formula}, {numbers}: {about}.</div>'
 
