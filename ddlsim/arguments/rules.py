@@ -156,6 +156,7 @@ def quantity(
 ) -> Rule:
     """Rule that accepts positive numbers in SI units, or text with a unit of the `dimension`.
 
+    example   text shown in messages, such as "10 Gbit/s"
     zero      accept 0 too
     infinite  accept infinity too
     si        store the number in SI units instead of the value as it was given
@@ -177,7 +178,10 @@ def quantity(
 
 
 def one_of(*names: str, also: str = "") -> Rule:
-    """Rule that accepts one of the `names`."""
+    """Rule that accepts one of the `names`.
+
+    also  description of further accepted values, for messages
+    """
     if len(names) < 5:
         text = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}".removeprefix(" or ")
     else:

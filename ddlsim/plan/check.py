@@ -108,17 +108,17 @@ def _refuse(plan: Plan, rows: Ints, wrong: Bools, problem: str) -> None:
 def check(plan: Plan) -> None:
     """Check that a plan can run and trains a model correctly.
 
-    Raises ConfigError, naming the task, unless
+    Raises ConfigError, naming the task, for the first violated rule:
 
-    - every message has one sender and one receiver, and every collective all members of its group, once each;
-    - everything can run: there are no cycles among dependencies and lanes, and no collectives entered in conflicting
-      orders;
-    - every micro-batch of every step passes every layer forward once and backward once, in that order, with the
-      backward pass on the rank that holds its activations. A message carries it between ranks, sent after one pass and
-      received before the next. Separate weight gradients are computed once each, after those of the input;
-    - before an update, every micro-batch's gradient of its layers has been summed exactly once, and each bucket is sent
-      after the backward passes that fill it;
-    - weights are updated once per step where they are used, and before the next step uses them.
+    - Every message has one sender and one receiver. Every collective is entered once by each member of its group.
+    - Everything can run: there are no cycles among dependencies and lanes, and no collectives entered in conflicting
+      orders.
+    - In every step, every micro-batch passes every layer forward once, then backward once, on the rank that holds its
+      activations. Between ranks, a message carries it, sent after one pass and received before the next. Separate
+      weight gradients are computed once each, after those of the input.
+    - Before an update, the gradients of all micro-batches have been summed, each exactly once. A bucket is sent after
+      the backward passes that fill it.
+    - Weights are updated once per step where they are used, and before the next step uses them.
 
     If ranks split layers (``plan.tensor``), these rules apply to each part.
 

@@ -145,8 +145,8 @@ def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
     for before, cut in itertools.pairwise(ends):
         if not before < cut <= n_layers:
             raise ConfigError(
-                f"cuts = {list(cuts)}: must be increasing layers of {workload.model.name}, from 1 to "
-                f"{n_layers - 1}, before which it is cut"
+                f"cuts = {list(cuts)}: must be increasing layers from 1 to {n_layers - 1}, before which "
+                f"{workload.model.name} is cut"
             )
     enters = crossing_nbytes(workload)
     return tuple(
