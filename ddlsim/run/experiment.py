@@ -245,18 +245,18 @@ class Experiment:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Warm-up and measured steps: as set, by default whole cycles of the strategy."""
+        """Numbers of warm-up and measured steps: as set, or by default whole cycles of the strategy."""
         warmup, steps = contract.of(self.strategy).whole_cycles(WARMUP, STEPS)
         return warmup if self.warmup is None else self.warmup, steps if self.steps is None else self.steps
 
     @property
     def n_workers(self) -> int | None:
-        """How many workers are asked for, None for as many as the cluster has devices."""
+        """Number of workers requested; None: as many as the cluster has devices."""
         return self.workers if self.workers is None or isinstance(self.workers, int) else len(self.workers)
 
     @checked
     def batch(self, n_workers: Count) -> int:
-        """Return the batch size: as set, by default that of the strategy for `n_workers`."""
+        """Return the batch size: as set, or by default that of the strategy for `n_workers`."""
         return self.batch_size or contract.of(self.strategy).default_batch_size(n_workers)
 
     def with_(self, **changes: object) -> Experiment:
@@ -264,7 +264,7 @@ class Experiment:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def to_toml(self) -> str:
-        """Return the text of the file that :func:`ddlsim.load_experiment` reads as this experiment.
+        """Return the experiment as text of a file for :func:`ddlsim.load_experiment`.
 
         Raises ConfigError for anything that files cannot express: cluster and model objects, user-defined parts.
         """
@@ -273,7 +273,7 @@ class Experiment:
         return to_toml(SCHEMA.table(self))
 
     def to_python(self) -> str:
-        """Return the program that makes and runs this experiment. Raises ConfigError as :meth:`to_toml`."""
+        """Return a program that creates and runs this experiment. Raises ConfigError as :meth:`to_toml` does."""
         from ddlsim.run.files import SCHEMA
 
         arguments = SCHEMA.call(self, between=",\n    ")
@@ -281,7 +281,7 @@ class Experiment:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write the experiment to `path`: a file for ``ddlsim run``, or, if it ends in .py, a program."""
+        """Write the experiment to `path`: a file for ``ddlsim run`` or, if the name ends in .py, a program."""
         path = Path(path)
         write_text(path, self.to_python() if path.suffix == ".py" else self.to_toml())
 

@@ -103,7 +103,10 @@ class Job:
             )
 
     def phases(self) -> list[tuple[float, float, Job]]:
-        """Return (s, s, the job as it is meanwhile, from 0 s on for ever); empty where it is always there."""
+        """Return (start, end, job during that time) triples; empty if the job is always present.
+
+        The job of each triple is one that starts at 0 s and never ends.
+        """
         start = si(self.start, "time")
         return [(start, math.inf, replace(self, start=0.0))] if start else []
 

@@ -95,7 +95,9 @@ def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
         return []
     notes, steps = [], monitor.evaluated_steps
     if steps and min(steps) < max(steps):
-        notes.append(f"the final model is {setting.mixture}, which are at their steps {min(steps)} to {max(steps)}")
+        notes.append(
+            f"the final model is {setting.mixture}; the workers are at their steps {min(steps)} to {max(steps)}"
+        )
     if task.network.state_slots:
         nbytes = task.network.initial_state.nbytes
         share = nbytes / task.network.initial_params.nbytes

@@ -95,7 +95,7 @@ class Seeds:
 
     @cached_property
     def history(self) -> pd.DataFrame:
-        """All evaluations: the seed, and the columns of :attr:`ddlsim.Result.history`."""
+        """Table of all evaluations: the seed, and the columns of :attr:`ddlsim.Result.history`."""
         import pandas as pd
 
         rows = [(run.seed, *row) for run in self.runs for row in run.history]
@@ -121,25 +121,28 @@ class Seeds:
 
     @checked
     def accuracy(self, confidence: Confidence = 0.95) -> Interval:
-        """Return the held-out accuracy at the end, by the moving average of the training."""
+        """Return the final held-out accuracy (moving average) with its confidence interval."""
         n = self._training.moving_average
         ends = [float(np.mean([row.accuracy for row in run.history[-n:]])) for run in self.runs]
         return interval_of(ends, confidence, most=1.0)
 
     @checked
     def times_to_accuracy(self, target: Target) -> list[float]:
-        """Return each seed's simulated s until `target` was reached, inf if it never was."""
+        """Return each seed's simulated time until `target` was reached, in s; inf if it never was."""
         rows = [first_reaching(run.history, target, self._training.moving_average) for run in self.runs]
         return [math.inf if row is None else row.time for row in rows]
 
     @checked
     def time_to_accuracy(self, target: Target, confidence: Confidence = 0.95) -> Interval:
-        """Return the simulated s until `target` was reached, censored at the end of the seeds that never reached it."""
+        """Return the simulated time until `target` was reached, in s, with its confidence interval.
+
+        Seeds that never reach it are censored at their end.
+        """
         return interval_of(self.times_to_accuracy(target), confidence, limits=[run.end_time for run in self.runs])
 
     @checked
     def throughput(self, confidence: Confidence = 0.95) -> Interval:
-        """Return samples/s of all workers together."""
+        """Return the throughput of all workers together, in samples/s, with its confidence interval."""
         return interval_of([run.throughput for run in self.runs], confidence)
 
     @property

@@ -93,12 +93,13 @@ def _with_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:
 
 @dataclass(frozen=True)
 class Stability:
-    """How far a run's numbers move when its inputs are perturbed.
+    """Sensitivity of a run to perturbations of its inputs.
 
     size         largest relative perturbation of an input
-    throughputs  samples/s: of the run itself, then of each perturbed run
-    step_times   s, likewise
-    clock_only   a training run whose arithmetic was not repeated: its values may depend on the order of updates, too
+    throughputs  samples/s of the run itself, then of each perturbed run
+    step_times   step times in s, likewise
+    clock_only   True for a training run whose arithmetic was not repeated: its values may depend on the order of
+                 updates, too
     """
 
     size: float
@@ -118,7 +119,7 @@ class Stability:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the spreads are rounding, not chaos: at most 1e-9, or ten times the perturbation of the inputs."""
+        """Whether the spreads are mere rounding: at most 1e-9, or ten times the perturbation of the inputs."""
         return max(self.throughput_spread, self.step_time_spread) <= max(FLOOR, 10.0 * self.size)
 
     def to_dict(self) -> dict[str, object]:

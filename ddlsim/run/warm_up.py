@@ -42,7 +42,7 @@ class Warmth:
     nbytes: int
 
     def to_dict(self) -> dict[str, object]:
-        """Return it as plain values."""
+        """Return the fields as plain values."""
         return {**dataclasses.asdict(self), "folders": [str(folder) for folder in self.folders]}
 
     def __str__(self) -> str:
