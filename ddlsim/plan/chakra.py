@@ -1,4 +1,4 @@
-"""Chakra execution traces as plans: of other tools (ASTRA-sim, PyTorch), and those that `to_chakra` has written.
+"""Chakra execution traces as plans: those of other tools (ASTRA-sim, PyTorch), and those written by `to_chakra`.
 
 Chakra execution traces as JSON: what ``chakra_jsonizer`` writes of a binary trace, one object for each message.
 

@@ -1,5 +1,7 @@
-"""Files of Chakra execution traces: one rank's nodes, as MLCommons Chakra's schema (``et_def.proto``, 0.0.4 to 1.0) has
-them: a ``GlobalMetadata`` message, then ``Node`` messages, each behind its length (https://github.com/mlcommons/chakra).
+"""Reader and writer for files of Chakra execution traces, one per rank.
+
+A file in MLCommons Chakra's schema (``et_def.proto``, 0.0.4 to 1.0; https://github.com/mlcommons/chakra) consists of a
+``GlobalMetadata`` message and ``Node`` messages, each preceded by its length.
 
 Protocol buffers on the wire: numbered fields of a message, and messages one after the other, each with its length.
 

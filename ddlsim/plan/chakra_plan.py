@@ -1,4 +1,4 @@
-"""Plans as Chakra execution traces, and back without loss: attributes hold what the schema lacks."""
+"""Plans as Chakra execution traces, and back without loss: attributes store what the schema lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that a plan trains correctly: `check` raises for the first rule that is broken, and names the task.
+"""Check that a plan trains correctly: `check` raises for the first violated rule, and names the task.
 
 Like :mod:`ddlsim.collectives.check` for schedules, it replays gradients as numbers that stand for micro-batches: a part
 is complete if the numbers of all micro-batches have been added, each exactly once.

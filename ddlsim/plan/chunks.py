@@ -1,4 +1,4 @@
-"""A model in pieces: contiguous chunks of layers, balanced or as given, and what must cross each cut."""
+"""Contiguous chunks of a model's layers, balanced or as specified, and the data that must cross each cut."""
 
 from __future__ import annotations
 

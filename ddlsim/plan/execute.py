@@ -1,4 +1,4 @@
-"""`execute`: when each task of a plan starts and ends on a cluster."""
+"""`execute`: start and end of each task of a plan on a cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Plans as GOAL text, the language of LogGOPSim and ATLAHS: Hoefler, Siebert and Lumsdaine 2009, "Group Operation
-Assembly Language"; the grammar is that of txt2bin in https://github.com/spcl/LogGOPSim.
+"""Plans as GOAL text, the language of LogGOPSim and ATLAHS.
+
+Hoefler, Siebert and Lumsdaine 2009, "Group Operation Assembly Language"; the grammar is that of txt2bin in
+https://github.com/spcl/LogGOPSim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a graph of operations, as read from files, to a plan: lanes, pairs of messages, collectives."""
+"""Conversion of a graph of operations, as read from files, to a plan: lanes, pairs of messages, collectives."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Plans with inserted tasks: evaluations before steps, encoding and decoding of gradients, waits for the samples of a
-micro-batch, fixed costs of steps and of collectives."""
+"""Insertion of tasks into plans.
+
+Inserted are evaluations before steps, encoding and decoding of gradients, waits for the samples of a micro-batch, and
+fixed costs of steps and of collectives.
+"""
 
 from __future__ import annotations
 

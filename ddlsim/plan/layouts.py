@@ -1,4 +1,4 @@
-"""Layouts of layers over groups of ranks, the exchanges that they cause, and the layout with the fewest bytes."""
+"""Layouts of layers over groups of ranks, the exchanges that they require, and the layout with the fewest bytes."""
 
 from __future__ import annotations
 

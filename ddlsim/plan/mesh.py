@@ -1,4 +1,4 @@
-"""`Mesh`: ranks on the axes of data, pipeline and tensor parallelism, and the groups along each."""
+"""`Mesh`: ranks on the axes of data, pipeline and tensor parallelism, and their groups along each axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributed norms of layers for LARS and LAMB: each rank computes those of some layers, or of parts of tensors."""
+"""Distributed norms of layers for LARS and LAMB: each rank computes those of some layers or parts of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`StepProgram`: one training step, stored once for all ranks that do the same, and repeated when it is executed."""
+"""`StepProgram`: one training step, stored once for all ranks that do the same, and repeated during execution."""
 
 from __future__ import annotations
 

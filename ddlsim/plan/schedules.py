@@ -1,4 +1,4 @@
-"""Algorithms of a plan's collectives: one for each kind, and an order of its members."""
+"""Algorithms of a plan's collectives, one per kind, and the order of their members."""
 
 from __future__ import annotations
 

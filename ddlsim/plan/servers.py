@@ -1,4 +1,4 @@
-"""From all-reduces to parameter servers: a transformation of plans."""
+"""Transformation of plans: all-reduces become pushes to and pulls from parameter servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor groups in plans: all ranks of a stage, pieces of work, and the collectives between these.
+"""Tensor groups in plans: all ranks of a stage, pieces of work, and the collectives between them.
 
 A plan of pipeline stages has one rank per stage of a replica, and one task per pass. :func:`tensor_ranks` expands it to
 the t ranks that split the layers of each stage: a pass becomes pieces of work with the group's collectives between

@@ -1,4 +1,4 @@
-"""How often to save: Young's and Daly's formulas compared with simulated failure timelines."""
+"""Checkpoint intervals: Young's and Daly's formulas compared with simulated failure timelines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every run must fulfil before it has a result: bytes, seconds and updates that add up.
+"""Conservation checks of every result: bytes, seconds and updates must add up.
 
 Each law compares numbers that different parts of the program have counted:
 

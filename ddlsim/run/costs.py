@@ -1,4 +1,4 @@
-"""The cost and the energy of a run.
+"""Cost and energy of a run.
 
 A run pays for every machine that holds a worker or that its traffic touches, for its whole time: the machine's price,
 and those of the devices in it that workers use. The machine's price comes from the cluster file, from

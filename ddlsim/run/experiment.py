@@ -1,4 +1,4 @@
-"""`Experiment`: everything that determines a run, frozen; its manifest can be printed and stored."""
+"""`Experiment`: the complete, immutable description of a run; its manifest can be printed and stored."""
 
 from __future__ import annotations
 

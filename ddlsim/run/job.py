@@ -1,4 +1,4 @@
-"""A run among co-located jobs."""
+"""`Job`: a run among co-located jobs."""
 
 from __future__ import annotations
 

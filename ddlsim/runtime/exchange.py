@@ -1,4 +1,4 @@
-"""Exchange = route x codec: the vectors of a group's members become one vector, which all of them receive.
+"""Exchanges: a route and a codec turn the vectors of a group's members into one vector that all of them receive.
 
 The *codec* (:mod:`ddlsim.runtime.codec`) determines the encoded bytes and the time of encoding; without a codec vectors
 are sent uncompressed. The *route* is one of

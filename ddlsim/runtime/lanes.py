@@ -1,5 +1,7 @@
-"""Runs in which each worker repeats its own cycle of operations: the kernel executes the cycles, and Python follows
-their log."""
+"""Runs in which each worker repeats its own cycle of operations.
+
+The kernel executes the cycles, and Python follows their log.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Common parts of decentralised strategies: a model per worker, local steps, the count of updates, and a common model
-with an outer optimizer."""
+"""Common parts of decentralised strategies.
+
+They are a model per worker, local steps, the count of updates, and a common model with an outer optimizer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of synchronous parameter servers on a tensor, and its time.
+"""Memory-bound work of synchronous parameter servers on a tensor, and its time.
 
 The model is MXNet's (``src/kvstore/kvstore_dist.h``, ``kvstore_dist_server.h``) on ps-lite
 (``include/ps/kv_app.h``). A tensor goes from a device to the memory of its machine, and from there to the servers. A

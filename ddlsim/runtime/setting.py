@@ -1,4 +1,4 @@
-"""The setting that a run gives to its strategy, and the interface of strategies."""
+"""`Setting`: the environment of a strategy in a run; and `Strategy`: the interface of strategies."""
 
 from __future__ import annotations
 

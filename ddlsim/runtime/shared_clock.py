@@ -1,4 +1,4 @@
-"""Several runs on one network: the run with the earliest event goes on, up to the next event of another run.
+"""Several runs on one network: the run with the earliest event advances, up to the next event of another run.
 
 Each run has its own loop, so its events keep their own order; runs interact only through the bandwidth of shared
 channels. Runs that share no channel give the same results, bit for bit, as when simulated separately.
