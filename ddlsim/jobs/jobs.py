@@ -252,7 +252,7 @@ class Jobs:
     @property
     def _misfits(self) -> list[str]:
         results = ((ran.name, ran.result) for ran in self.runs)
-        return [shown(f"{name}: does not fit in memory: {one.warnings[0]}") for name, one in results if not one.fits]
+        return [shown(f"{name}: does not fit: {one.warnings[0]}") for name, one in results if not one.fits]
 
     @property
     def _title(self) -> str:

@@ -205,7 +205,7 @@ def _arrivals(path: Path, common: Mapping[str, object]) -> list[dict[str, object
                 raise unknown_name("column", name, known, str(path))
         return _arrival(where, row, common)
 
-    hint, what = "a list of arrivals has start_s and workers", "arrivals is a CSV file of jobs"
+    hint, what = "a list of arrivals needs start_s and workers", "arrivals must be a CSV file of jobs"
     return read_rows(path, ("start_s", "workers"), hint, what, arrival)
 
 

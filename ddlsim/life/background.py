@@ -128,7 +128,7 @@ class Background:
 
 def _read(path: Path) -> tuple[tuple[float, float], ...]:
     """Return the (time in s, bytes/s) of a trace's rows. Raises ConfigError, with the line, for what cannot be read."""
-    hint, what = "a trace has time_s and rate", "trace is a CSV file of rates"
+    hint, what = "a trace needs time_s and rate", "trace must be a CSV file of rates"
     rows = read_rows(path, ("time_s", "rate"), hint, what, _row)
     for line, (before, row) in enumerate(itertools.pairwise(rows), 3):
         if row[0] <= before[0]:

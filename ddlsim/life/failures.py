@@ -190,7 +190,7 @@ class Failures:
             repaired = _number(where, cells, "repair_s") if cells.get("repair_s") else repair
             return Failure(_number(where, cells, "time_s"), _whole(where, cells, "unit"), repaired)
 
-        hint, what = "give it time_s, unit and, if they differ, repair_s", "trace is a CSV file of failures"
+        hint, what = "a trace needs time_s, unit and, if they differ, repair_s", "trace must be a CSV file of failures"
         return tuple(sorted(read_rows(Path(self.trace), ("time_s", "unit"), hint, what, failure)))
 
     @checked

@@ -398,8 +398,8 @@ class RandomFaults:
             parts = ", ".join(PARTS[self.kind])
             raise ConfigError(f"RandomFaults: per = {self.per!r} with kind={self.kind!r}: must be one of {parts}")
         wrong, hint = {
-            "slow": (self.factor is None or self.factor <= 1.0, "above 1 (2.0: computing takes twice as long)"),
-            "stop": (self.factor is not None, "left out with kind='stop': nothing is computed"),
+            "slow": (self.factor is None or self.factor <= 1.0, "above 1 (2.0: computations take twice as long)"),
+            "stop": (self.factor is not None, "left out with kind='stop', which stops all computation"),
             "link": (self.factor is not None and self.factor >= 1.0, "below 1, a share of the bandwidth (0: down)"),
         }[self.kind]
         if wrong:
@@ -522,10 +522,10 @@ def sampled_notes(faults: Sequence[Any], happened: Sequence[Any], seconds: float
         return ()
     if not happened:
         return (
-            f"faults: none of those that come at random came in the {seconds:.4g} s of the run; let it make more "
-            "steps, or learn, to see what they do",
+            f"faults: no random fault occurred in the {seconds:.4g} s of the run; simulate more steps, or a training "
+            "run",
         )
     words = {SlowDown: "slow-down", Stop: "stop", LinkFault: "link fault"}
     counts = Counter(words.get(type(each), type(each).__name__) for each in happened)
     texts = [f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items()]
-    return (f"faults: {', '.join(texts)} came at random in the {seconds:.4g} s of the run (Result.drawn_faults)",)
+    return (f"faults: {', '.join(texts)} occurred at random in the {seconds:.4g} s of the run (Result.drawn_faults)",)

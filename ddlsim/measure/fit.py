@@ -127,8 +127,8 @@ def _uncatalogued(profile: Profile) -> Device:
         efficiency=dict.fromkeys(peaks, 1.0),
         efficiency_basis="as matrix products",
         sources=(
-            "peak_flops: rates of large matrix products, memory_bandwidth: that of copies, both as measured",
-            "power_w: the limit that nvidia-smi tells" if power else "power_w: not known; set it here",
+            "peak_flops: measured rates of large matrix products; memory_bandwidth: measured rate of copies",
+            "power_w: the limit reported by nvidia-smi" if power else "power_w: unknown; set it here",
         ),
     )
 

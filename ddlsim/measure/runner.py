@@ -139,7 +139,7 @@ def make_plan(
     chosen = [task for task in tasks if not only or task.experiment in only]
     if not chosen:
         what = f"{', '.join(only)} with {n_ranks} rank{'s' * (n_ranks > 1)}"
-        hint = "start more ranks for messages, give --model or --module for steps"
+        hint = "start more ranks to measure messages, or set --model or --module to measure steps"
         raise ConfigError(f"nothing to measure: {what}; {hint}")
     return chosen
 

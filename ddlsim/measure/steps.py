@@ -97,7 +97,7 @@ def _torch_step(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name:
             reason = str(error).split("\n")[0]
             raise ConfigError(f"--module {name}: {type(error).__name__}: {reason}; does --input-shape fit?") from error
         if not isinstance(output, torch.Tensor):
-            what = f"returns {type(output).__name__}, not a tensor; name a function that wraps it"
+            what = f"returns {type(output).__name__}, not a tensor; use a function that wraps it"
             raise ConfigError(f"--module {name}: {what}")
         output.square().mean().backward()
         rule.step()
@@ -135,5 +135,5 @@ def _checked(made: object, name: str) -> tuple[torch.nn.Module, tuple[torch.Tens
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     if isinstance(module, torch.nn.Module) and all(isinstance(tensor, torch.Tensor) for tensor in inputs):
         return module, inputs
-    rule = "it returns a module, or if it has a parameter batch_size a module and its inputs"
+    rule = "it must return a module or, if it has a parameter batch_size, a module and its inputs"
     raise ConfigError(f"--module {name}: returns no trainable torch.nn.Module; {rule}")

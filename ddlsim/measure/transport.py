@@ -88,7 +88,7 @@ def connect(backend: str) -> Transport:
     under_torchrun = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
     if backend == "mpi" or (backend == "auto" and not under_torchrun):
         if find_spec("mpi4py") is None:
-            hint = "pip install 'ddlsim[measure]' and start with mpirun, or start with torchrun"
+            hint = "pip install 'ddlsim[measure]' and use mpirun, or use torchrun"
             raise ConfigError(f"mpi4py is not installed; {hint}")
         from ddlsim.measure.mpi import connect_mpi
 

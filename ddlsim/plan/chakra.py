@@ -68,7 +68,7 @@ def _plain(node: Node) -> dict[str, Node]:
 def _node(place: Node, fields: dict[str, Node]) -> TraceNode:
     strange = next((name for name in fields if name not in _FIELDS), None)
     if strange is not None:
-        raise place.error(f"{strange!r} is no field of a node of Chakra's schema 0.0.4 to 1.0; leave it out")
+        raise place.error(f"{strange!r} is not a field of a node in Chakra's schema 0.0.4 to 1.0; leave it out")
     kind = fields["type"].value if "type" in fields else NODE_TYPES[0]
     if kind not in NODE_TYPES:
         raise place.error(f"type = {shown(kind)} is unknown; known: {listed(NODE_TYPES)}")
@@ -90,7 +90,7 @@ def _attributes(fields: dict[str, Node]) -> dict[str, Attribute]:
     for entry in fields["attr"].items() if "attr" in fields else []:
         parts = _plain(entry)
         if "name" not in parts:
-            raise entry.error("has no name; give every attribute one")
+            raise entry.error("has no name; every attribute needs one")
         value: Attribute = 0
         for kind, part in parts.items():
             if kind.endswith("val"):
@@ -293,7 +293,7 @@ class _Rank:
         number: dict[int, int] = {}
         for i, node in enumerate(nodes):
             if node.number in number:
-                raise self.error(node, "another node has the same number; give each its own")
+                raise self.error(node, "another node has the same number; numbers must be unique")
             number[node.number] = begin + i
         return number
 
@@ -318,7 +318,9 @@ class _Rank:
             memory = node.kind in ("MEM_LOAD_NODE", "MEM_STORE_NODE")
             operation.lane, operation.seconds = lane or ("memory" if memory else "compute"), self.seconds(node)
             if memory and not operation.seconds and self.amount(node, "tensor_size"):
-                raise self.error(node, "moves memory in no time, and a plan has no memory apart; give its duration")
+                raise self.error(
+                    node, "accesses memory but has no duration, and a plan has no separate memory; set its duration"
+                )
         else:
             self.travel(node, operation, lane)
         return operation
@@ -333,7 +335,7 @@ class _Rank:
             operation.group = self.groups[str(node.attributes.get("pg_name", ""))]
             kind = self.amount(node, "comm_type", None)
             if kind >= len(COLLECTIVES):
-                raise self.error(node, f"comm_type = {kind}: the schema knows 0 to {len(COLLECTIVES) - 1}")
+                raise self.error(node, f"comm_type = {kind}: the schema defines 0 to {len(COLLECTIVES) - 1}")
             operation.kind = _KIND_OF[COLLECTIVES[kind]]
             if operation.kind in (ALL_GATHER, GATHER):  # the size is that of a rank's own part
                 operation.nbytes *= len(operation.group)
@@ -343,8 +345,8 @@ class _Rank:
             if isinstance(dims, list) and not all(dims):
                 raise self.error(
                     node,
-                    f"involved_dim = {shown(dims)}: a plan has groups of ranks, no dimensions of a network; name "
-                    "its group (pg_name)",
+                    f"involved_dim = {shown(dims)}: a plan has groups of ranks, not network dimensions; set its "
+                    "group (pg_name)",
                 )
             return
         sends = node.kind == "COMM_SEND_NODE"
@@ -354,7 +356,7 @@ class _Rank:
             raise self.error(node, f"{own} = {node.attributes[own]}, in the file of rank {self.rank}")
         operation.peer = self.amount(node, other, None)
         if operation.peer == self.rank:
-            raise self.error(node, f"{other} = {self.rank}: is the rank itself; leave the message out")
+            raise self.error(node, f"{other} = {self.rank}: must be another rank; leave the message out")
 
     def seconds(self, node: TraceNode) -> float:
         """Return the compute time of a node: as measured, or from its number of operations."""
@@ -365,7 +367,7 @@ class _Rank:
                 raise self.error(node, f"its duration of {micros} us is out of range")
             return 1e-6 * micros
         if self.flops is None:
-            raise self.error(node, f"has num_ops = {n_ops} and no duration; give flops='...' to read_chakra")
+            raise self.error(node, f"has num_ops = {n_ops} but no duration; pass flops='...' to read_chakra")
         memory = self.amount(node, "tensor_size") / self.moves if self.moves is not None else 0.0
         return max(n_ops / self.flops, memory)
 
@@ -373,7 +375,7 @@ class _Rank:
         """Return a whole number of at least 0 that a node has as an attribute."""
         value = node.attributes.get(name, default)
         if value is None:
-            raise self.error(node, f"has no {name}, without which a plan cannot say what it does")
+            raise self.error(node, f"has no {name}, which a plan needs")
         if isinstance(value, list | str) or not 0 <= value < 2**63 or value != int(value):
             raise self.error(node, f"{name} = {shown(value)}: must be a whole number of at least 0")
         return int(value)

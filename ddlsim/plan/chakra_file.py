@@ -82,7 +82,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
                 break
             return value, at
         shift += 7
-    raise WireError("a number is cut off" if at >= end else "a number has more than 64 bits")
+    raise WireError("a number is truncated" if at >= end else "a number has more than 64 bits")
 
 
 def signed(value: int) -> int:

@@ -42,7 +42,7 @@ def _messages(plan: Plan) -> None:
         keys = plan.key[rows]
         again = np.ones(len(keys), dtype=np.bool_)
         again[np.unique(keys, return_index=True)[1]] = False
-        _refuse(plan, rows, again, "another row has the same key; give every message its own")
+        _refuse(plan, rows, again, "another row has the same key; every message needs its own")
     send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
     wrong = (plan.peer[send] != plan.rank[receive]) | (plan.peer[receive] != plan.rank[send])
     for a, b in zip(send[wrong].tolist(), receive[wrong].tolist(), strict=True):
@@ -82,11 +82,11 @@ def _collectives(plan: Plan) -> None:
     for name, column in (("group", plan.peer), ("kind", plan.kind)):
         served = np.full(len(plan.queues), -1, dtype=np.int64)
         served[plan.queue[queued]] = column[queued]
-        _refuse(plan, queued, column[queued] != served[plan.queue[queued]], f"its queue serves another {name} too")
+        _refuse(plan, queued, column[queued] != served[plan.queue[queued]], f"its queue is also used by another {name}")
     is_server = np.isin(np.arange(plan.n_ranks), plan.servers)
     behind = np.array([_servers_behind(is_server[list(group)]) for group in plan.groups], dtype=np.bool_)
     wrong = (plan.kind[rows] == PUSH_PULL) & ~behind[plan.peer[rows]]
-    _refuse(plan, rows, wrong, "its group must be workers and, behind them, servers (Plan.servers)")
+    _refuse(plan, rows, wrong, "its group must consist of workers followed by servers (Plan.servers)")
     sizes = belongs.sum(axis=1)
     lacking = np.bincount(which.reshape(-1)) < sizes[plan.peer[rows[first]]]
     for row in rows[first][lacking].tolist():

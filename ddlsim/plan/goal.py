@@ -67,18 +67,18 @@ class _Blocks:
             elif rank >= 0 and (match := _OPERATION.fullmatch(line)):
                 label = match["label"]
                 if label is not None and labels.setdefault(label, len(self.operations)) < len(self.operations):
-                    raise self.source.error(number, f"label {label} stands for another operation; give each its own")
+                    raise self.source.error(number, f"label {label} is used twice; labels must be unique")
                 self.operations.append(self._operation(number, rank, match))
             elif match := re.fullmatch(r"num_ranks\s+(\d+)", line):
                 self.n_ranks = self._number(number, match[1], "num_ranks", MAX_RANKS)
                 if self.n_ranks < 1:
-                    raise self.source.error(number, "num_ranks 0: there must be a rank")
+                    raise self.source.error(number, "num_ranks 0: must be at least 1")
             elif match := re.fullmatch(r"rank\s+(\d+)\s*\{", line):
                 if rank >= 0:
-                    raise self.source.error(number, f"rank {rank} has not been closed; write a }} before")
+                    raise self.source.error(number, f"rank {rank} is not closed; add a }} before this line")
                 rank = self._rank(number, match[1], "rank")
                 if rank in seen:
-                    raise self.source.error(number, f"rank {rank} stands here a second time; put all it does together")
+                    raise self.source.error(number, f"rank {rank} occurs twice; put all its operations into one block")
                 seen.add(rank)
                 labels, later = {}, []
             elif rank < 0:
@@ -89,15 +89,15 @@ class _Blocks:
             else:
                 raise self.source.error(
                     number,
-                    f"{shown(line)}: is no operation; write 'l1: calc 100', 'l2: send 8b to 1 tag 0', 'l3: "
+                    f"{shown(line)}: is not an operation; expected 'l1: calc 100', 'l2: send 8b to 1 tag 0', 'l3: "
                     "recv 8b from 1 tag 0', or 'l2 requires l1'",
                 )
         if rank >= 0:
             raise self.source.error(None, f"ends inside rank {rank}; is the file complete? (a closing }} is missing)")
         if not self.n_ranks:
-            raise self.source.error(None, "has no num_ranks; is it a GOAL file?")
+            raise self.source.error(None, "contains no num_ranks; is it a GOAL file?")
         if not self.operations:
-            raise self.source.error(None, "has no operation of any rank; is the file complete?")
+            raise self.source.error(None, "contains no operations; is the file complete?")
         return self.operations, self.n_ranks
 
     def _statements(self) -> Iterator[tuple[int, str]]:
@@ -117,7 +117,7 @@ class _Blocks:
             raise self.source.error(line, "num_ranks must come first")
         rank = self._number(line, digits, what)
         if rank >= self.n_ranks:
-            raise self.source.error(line, f"{what} {rank}: there are ranks 0 to {self.n_ranks - 1} (num_ranks)")
+            raise self.source.error(line, f"{what} {rank}: must be 0 to {self.n_ranks - 1} (num_ranks)")
         return rank
 
     def _operation(self, line: int, rank: int, match: re.Match[str]) -> Operation:
@@ -131,7 +131,7 @@ class _Blocks:
             raise self.source.error(line, f"{match['what']} ... {match['way']}: write 'send 8b to 1', 'recv 8b from 1'")
         tag = match["tag"] or "0"
         if "-" in match["peer"] or "-" in tag:
-            raise self.source.error(line, "a receive of a plan knows its sender and its tag; write both")
+            raise self.source.error(line, "a receive of a plan needs a sender and a tag; set both")
         peer = self._rank(line, match["peer"], match["way"])
         if peer == rank:
             raise self.source.error(line, f"rank {rank} {match['what']}s {match['way']} itself; leave it out")
@@ -144,15 +144,15 @@ class _Blocks:
         for line, match in later:
             for label in (match["later"], match["sooner"]):
                 if label not in labels:
-                    raise self.source.error(line, f"label {label} stands for no operation of this rank")
+                    raise self.source.error(line, f"label {label} is not defined on this rank")
             second, first = labels[match["later"]], labels[match["sooner"]]
             if not match["start"]:
                 self.operations[second].needs.append(first)
             elif self.operations[first].kind == COMPUTE:
                 raise self.source.error(
                     line,
-                    f"{match['later']} waits for the start of the calc {match['sooner']}; tasks of a plan wait "
-                    "for ends: wait for what that calc requires",
+                    f"{match['later']} waits for the start of the calc {match['sooner']}; in a plan, "
+                    "tasks wait only for the end of others; wait for the requirements of that calc instead",
                 )
             else:
                 starts.setdefault(second, []).append(first)

@@ -160,7 +160,7 @@ def check_gradients(plan: Plan, order: Order) -> None:
     for pairs, why in (
         (passed & ~updates, "which it sums"),
         (updates, "whose gradients it uses"),
-        (updated, "whose weights it brings"),
+        (updated, "whose weights it distributes"),
         (~passed & ~updates & ~updated, "which comes before it for this part"),
     ):
         order.demand(before[pairs], after[pairs], why)
@@ -339,4 +339,4 @@ def _what_is_wrong(plan: Plan, deeds: Touching, backward: Touching, place: int, 
     n, (tied, batch) = int(counts[which]), divmod(which, n_batches)
     times = {0: "never summed", 2: "summed twice"}.get(n, f"summed {n} times")
     where = f" of layer {plan.parts[part].tied}, which is tied to it," if tied else ""
-    return f"the gradient of batch {batch}{where} is {times} in part {part}; it must be once"
+    return f"the gradient of batch {batch}{where} is {times} in part {part}; it must be summed once"

@@ -37,7 +37,7 @@ def with_shared_norms(plan: Plan, workloads: Sequence[Workload], n_ranks: int) -
     """
     if any(workload.norms <= 0.0 for workload in workloads):
         rule = workloads[0].rule
-        why = "no optimizer is given" if rule is None else f"{rule} has no norms of layers"
+        why = "no optimizer is set" if rule is None else f"{rule} has no norms of layers"
         raise ConfigError(f"shared_norms: {why}; train with LARS or LAMB, or remove shared_norms")
     everybody = (0,), FP32_NBYTES * len(workloads[0].tensor_layer)
     return _with_norms(plan, workloads, 1.0 / n_ranks, ALL_GATHER, [[everybody]])

@@ -161,7 +161,7 @@ class StepProgram:
         """
         plan = self.unroll_all(steps)
         for chosen in (each for each in plan.cycles if isinstance(each, Chosen)):
-            note = f"all periods are {chosen.steps[0]} steps here; the run sets later ones by {chosen.by}"
+            note = f"all periods are {chosen.steps[0]} steps here; during the run, later ones are set by {chosen.by}"
             cycles = tuple(each.first if each is chosen else each for each in plan.cycles)
             plan = dataclasses.replace(plan, cycles=cycles, notes=(*plan.notes, note))
         return _taking_place(plan)

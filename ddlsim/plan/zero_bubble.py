@@ -149,6 +149,6 @@ def _filled(order: list[list[Pass]], most: list[int]) -> PassOrder:
                 continue
             out[rank].append(each)
             now.append(each)
-        assert now, "the order of forward and backward passes cannot be kept with so few activations"
+        assert now, "there is no valid order of forward and backward passes with so few activations"
         done.update(now)
     return PassOrder.of(out)

@@ -192,7 +192,7 @@ def _ordered(times: Sequence[float], end: float) -> bool:
     return all(map(operator.le, [0.0, *times], [*times, end]))
 
 
-_REPORT = "; this is an error in ddlsim, or in a strategy of your own: please report it with the experiment"
+_REPORT = "; this is a bug in ddlsim or in a custom strategy: please report it with the experiment"
 
 
 def _equal(what: str, left: float, than: str, right: float, unit: str) -> None:

@@ -92,9 +92,9 @@ _FAULTS = cast(
     rule_of(tuple[Annotated[AnyFault, "a Stop, a Pause, a LinkFault, RandomFaults or an object with effects"], ...]),
 )
 #: how many workers, or where
-WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(listed_places)]
+WorkersLike = Count | Annotated[Sequence[Index], "a list of positions such as [0, 1, 2, 3]", by(listed_places)]
 StrategyLike = Annotated[
-    Strategy, "an object such as ddlsim.AllReduce('ring') (Splits are for recommend and for studies)"
+    Strategy, "an object such as ddlsim.AllReduce('ring') (Splits are only for recommend and studies)"
 ]
 GradientType = Annotated[str, one_of(*GRADIENT_TYPES)]
 ComputeLike = Annotated[
@@ -106,12 +106,12 @@ SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
 Neighbours = Annotated[Sequence[Any], by(_neighbours)]
 Faults = Annotated[Sequence[AnyFault], by(_faults)]
 SlowdownLike = Annotated[
-    float | OverlapSlowdown, "a number from 1 on, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
+    float | OverlapSlowdown, "a number of at least 1, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
 ]
 SpeedLike = Annotated[
     Sequence[Positive] | Spread, "a list of one factor above 0 per worker, or a ddlsim.Spread()", by(_speeds)
 ]
-TrainingLike = Annotated[Training, "a ddlsim.Training, e.g. Training('digits', rate=0.1, epochs=5)"]
+TrainingLike = Annotated[Training, "a ddlsim.Training, such as Training('digits', rate=0.1, epochs=5)"]
 CompressionLike = Annotated[
     Compression | AnyCompressor, "a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
 ]

@@ -86,8 +86,8 @@ def input_note(workloads: Sequence[Workload]) -> tuple[str, ...]:
     if longest <= 0.0:
         return ()
     return (
-        f"input: devices wait up to {longest * 1e3:.3g} ms a step for samples because others of their machine take "
-        "theirs; that is booked as computing",
+        f"input: devices wait up to {longest * 1e3:.3g} ms per step for samples while other devices of their machine "
+        "receive theirs; this time is booked as computing",
     )
 
 

@@ -125,7 +125,7 @@ COMPRESSORS: Names = {
 }
 #: keys that tell other files -> what these are, and where they go
 _OTHER_FILES = {
-    "layers": "a model; give it as model, ddlsim run CLUSTER --model FILE",
+    "layers": "a model; use ddlsim run CLUSTER --model FILE",
     "vary": "a study; run it with ddlsim sweep FILE",
     "jobs": "several jobs; run them with ddlsim run FILE, or ddlsim.load_jobs",
 }

@@ -65,7 +65,7 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
 
 PlacementLike = (
     Annotated[str, one_of(*PLACEMENTS)]
-    | Annotated[Sequence[Index], "a placement or a list of places such as [0, 1, 2, 3]", by(listed_places)]
+    | Annotated[Sequence[Index], "a placement or a list of positions such as [0, 1, 2, 3]", by(listed_places)]
 )
 
 

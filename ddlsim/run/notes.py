@@ -183,7 +183,7 @@ def spread_notes(cluster: Cluster) -> list[str]:
         return []
     shares = cluster.channel_capacity / cluster.nominal_capacity
     return [
-        f"unequal links: rates are {shares.min():.3g} to {shares.max():.3g} of those described, sampled with seed "
+        f"unequal links: rates are {shares.min():.3g} to {shares.max():.3g} of the nominal ones, sampled with seed "
         f"{cluster.link_seed}; other seeds have other slow links"
     ]
 

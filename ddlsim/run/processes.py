@@ -132,7 +132,7 @@ class Processes:
             code = self._ended(worker)
             if code is None or code >= 0:
                 return None, self._unguarded()
-        why = "processes are killed as they start (is there too little memory?); use fewer"
+        why = "processes are killed during their start (not enough memory?); use fewer"
         return None, DdlsimError(f"{self._option}: {why}")
 
     def _unguarded(self) -> ConfigError:

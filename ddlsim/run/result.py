@@ -374,7 +374,7 @@ class Result(Outcome):
         return page("Result", labelled(summary_rows(self, simulate=False)))
 
     def __repr__(self) -> str:
-        fits = "" if self.fits else " if it fitted into memory"
+        fits = "" if self.fits else " if it fitted in memory"
         figures = f"{self.throughput:.4g} samples/s, efficiency {self.efficiency:.1%}"
         return f"<Result: {self.n_workers} workers, {figures}{fits}>"
 

@@ -48,7 +48,7 @@ class Saved:
         before, now = _flat(self.manifest), _flat(other)
         for name in dict.fromkeys([*before, *now]):
             if name not in ENDS and before.get(name) != now.get(name):
-                remedy = "only when the run ends may change" if name != "ddlsim" else "continue it with that version"
+                remedy = "only the end of the run may change" if name != "ddlsim" else "continue it with that version"
                 raise ConfigError(
                     f"{self.path}: {name}: the run was saved with {before.get(name)!r}, but this one has "
                     f"{now.get(name)!r}; {remedy}"

@@ -174,7 +174,7 @@ class Seeds:
             rows.append((f"time to {target:g}", f"{self.time_to_accuracy(target)} {unit}"))
         rows.append(("throughput", f"{self.throughput()} {METRICS['throughput'].unit}"))
         if len(self.runs) > 1 and len({run.throughput for run in self.runs}) == 1:
-            rows.append(("", "the same with all seeds: nothing in the clock is random; give jitter=..."))
+            rows.append(("", "the same for all seeds, because nothing random affects the clock; set jitter=..."))
         return rows
 
 

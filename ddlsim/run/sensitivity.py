@@ -133,13 +133,13 @@ class Stability:
 
     def __str__(self) -> str:
         n = len(self.throughputs) - 1
-        inputs = f"with inputs moved by {self.size:g} ({n} run{'' if n == 1 else 's'})"
-        clock = "; its clock alone, not what it learns" if self.clock_only else ""
+        inputs = f"with inputs perturbed by {self.size:g} ({n} run{'' if n == 1 else 's'})"
+        clock = "; this covers its clock, not the trained model" if self.clock_only else ""
         if self.is_stable:
-            return f"throughput stays the same {inputs}{clock}"
+            return f"throughput is unchanged {inputs}{clock}"
         return (
-            f"throughput is stable to {100.0 * self.throughput_spread:.2g} % only, {inputs}: the order in which "
-            f"messages contend hangs on rounding{clock}"
+            f"throughput is stable only to {100.0 * self.throughput_spread:.2g} % {inputs}: the order in which "
+            f"messages contend depends on rounding{clock}"
         )
 
 

@@ -166,13 +166,13 @@ class Together:
         running = [each for each in self.tenants if each.run is not None and math.isnan(each.end)]
         for each in running:
             if taken := sorted(set(each.places) & set(wanted)):
-                who = f"places {taken} are occupied by job {each.name!r}"
+                who = f"devices {taken} are occupied by job {each.name!r}"
                 break
         else:
-            who = f"it needs {n} devices, but {len(self.free)} of {len(self.cluster.workers)} are free"
+            who = f"it needs {n} devices, but only {len(self.free)} of {len(self.cluster.workers)} are free"
         return (
-            f"job {tenant.name!r}: at {self.network.now:.6g} s {who}; let it start later, place it elsewhere, or give "
-            "queue=True, with which it waits"
+            f"job {tenant.name!r}: at {self.network.now:.6g} s {who}; start it later, place it elsewhere, or set "
+            "queue=True to let it wait"
         )
 
     # ------------------------------------------------------------ running

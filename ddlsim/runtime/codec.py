@@ -50,7 +50,7 @@ def chosen(setting: Setting, *, servers: bool) -> Compression:
     if setting.compresses:
         return choice
     setting.compresses = True
-    estimate = "their memory traffic" + (" on the workers; the servers' work is free" if servers else "")
+    estimate = "their memory traffic" + (" on the workers; the work of servers takes no time" if servers else "")
     time = "as given" if choice.given is not None else f"that of {estimate}{_selection(choice)}"
     setting.notes.append(f"compression: {choice.label}; time to encode and decode: {time}")
     for compressor in (choice.compressor, *([choice.down] if choice.down is not None else [])):
@@ -325,7 +325,11 @@ class Codec:
     def value_notes(self) -> list[str]:
         """What a plan says of sizes that depend on values."""
         name = title(self.choice.compressor)
-        return [] if self.sizes_known else [f"the sizes of what {name} sends depend on values; here they are dense"]
+        return (
+            []
+            if self.sizes_known
+            else [f"the message sizes of {name} depend on values; here they are those of dense messages"]
+        )
 
     def nbytes(self, step: int, piece: int, place: int) -> tuple[float, ...]:
         """Return the bytes of a sender's messages for a piece, one per round; dense to show a plan, where values

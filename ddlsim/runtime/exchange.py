@@ -285,12 +285,12 @@ class CollectiveExchange(Exchange):
         if self.collective == "all_reduce":
             if self._payload_kind == self.kind:
                 return
-            text = "by all-reduces: others need its first messages whole"
+            text = "with all-reduces: other collectives need its first messages complete"
         else:
             back = "" if self.kind == "reduce_scatter" else ", ring all-gather"
             how = {
                 "all_gather": "a ring all-gather",
-                "majority_vote": f"a majority vote (shards of bits to their counters{back})",
+                "majority_vote": f"a majority vote (shards of bits sent to their counters{back})",
                 "gtopk_tree": "a binomial tree that merges on the way",
             }[self.collective]
             algorithm = algorithm_name(self.algorithm or self.communicator.fabric.algorithm)
@@ -635,7 +635,7 @@ class ThroughServers(Exchange):
 
     @property
     def plan_notes(self) -> list[str]:
-        working = ["threads of servers work on what arrives (ServerWork), which takes time beside these tasks"]
+        working = ["threads of servers process what arrives (ServerWork), which takes time in addition to these tasks"]
         return [*super().plan_notes, *(working if self.codec is None else [])]
 
     def _push(self, step: int, piece: int, place: int) -> float:

@@ -106,7 +106,7 @@ class Lanes:
         setting.slows = True
         no_effect = ""
         if with_servers:
-            no_effect = ": workers wait for servers, and compute nothing meanwhile"
+            no_effect = ": workers wait for servers without computing"
         elif len(self.tables.crashes):  # what a crash undoes is planned when the work begins
             no_effect = " on workers that fail while their peers go on"
         if no_effect:

@@ -363,7 +363,7 @@ class TableRun:
         if step or call:
             program = program.map(functools.partial(with_fixed_costs, step=step, call=call))
         if call and program.template.queues:
-            what = f"call_time of stack {first.stack.name} does not delay collectives that a queue launches"
+            what = f"call_time of stack {first.stack.name} does not delay collectives launched by a queue"
             self.setting.notes.append(what)
         if self.setting.compression is not None and not program.template.cycles:
             plan = program.unroll(1)

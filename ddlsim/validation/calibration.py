@@ -94,7 +94,7 @@ def _likeliest(cluster: Cluster, links: list[LinkRow], options: Sequence[str]) -
     best = min(unlikely, key=lambda option: unlikely[option])  # of equals that of runs
     told = ", ".join(f"{option} {value:.1f}" for option, value in unlikely.items())
     runs = "" if best == usual else f"; runs use {usual} unless they set algorithm = {best!r}"
-    return _by(best, links, cluster), f"fitted as {best}, the likeliest (-ln of the likelihood: {told}){runs}"
+    return _by(best, links, cluster), f"fitted as {best}, the most likely one (-ln of the likelihood: {told}){runs}"
 
 
 def _by(algorithm: str, links: Sequence[LinkRow], cluster: Cluster) -> list[LinkRow]:
@@ -555,7 +555,7 @@ def _mixed(links: Sequence[LinkRow]) -> list[str]:
     for backend in dict.fromkeys(link.row.backend for link in links):
         versions = dict.fromkeys(r.row.version for r in links if r.row.version and r.row.backend == backend)
         if len(versions) > 1:
-            found.append(f"warning: {len(versions)} versions of software fitted as one: {'; '.join(versions)}")
+            found.append(f"warning: {len(versions)} software versions fitted together: {'; '.join(versions)}")
     return found
 
 

@@ -304,7 +304,7 @@ def _shape(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[Shape | None, lis
     found = [kind, f"a burst of {shape.burst:.4g} B" if shape.burst else ""]
     return shape, [
         f"links between hosts: {' and '.join(part for part in found if part)}, found in one-way messages (AICc "
-        f"{shape.criterion:.1f}; of latency and bandwidth alone {plain.criterion:.1f})"
+        f"{shape.criterion:.1f}; with latency and bandwidth alone {plain.criterion:.1f})"
     ]
 
 

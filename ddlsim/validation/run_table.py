@@ -187,7 +187,7 @@ def _quantity(cell: str, unit: str, name: str, where: str) -> float:
         pass
     else:
         if not unit:
-            remedy = f"write it in the head of the column, like {example!r}"
+            remedy = f"add it to the name of the column, such as {example!r}"
             raise ConfigError(f"{where}: {shown(cell)} has no unit; {remedy}")
         cell = f"{value!r} {unit}" if math.isfinite(value) else cell
     try:

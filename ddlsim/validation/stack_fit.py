@@ -46,10 +46,10 @@ FITTED = {"gemm": 0.3, "elementwise": 0.7, "step_time": 5.0, "call_time": 5.0}
 FIXED = {"step_time": (1e-3, 1e-3), "call_time": (1e-5, 2e-5)}
 #: what tells a number that the measurements do not tell
 REMEDIES = {
-    "gemm": "runs of a model that is timed by kernels tell it",
-    "elementwise": "three runs, of models of several widths, tell it",
-    "step_time": "a run with another batch size or number of micro-batches tells it",
-    "call_time": "a run with other buckets tells it, or collectives of two sizes",
+    "gemm": "runs of a model with kernel-level timing determine it",
+    "elementwise": "three runs, with models of several widths, determine it",
+    "step_time": "a run with another batch size or number of micro-batches determines it",
+    "call_time": "a run with other buckets determines it, or collectives of two sizes",
 }
 #: relative change of a number by which its effect is measured, change that ends the search, and rounds at most
 STEP, DONE, ROUNDS = 0.02, 1e-3, 6
@@ -108,7 +108,7 @@ class StackFit:
             return "\n".join(lines)
         low, high = self.stack.spread
         lines.append(
-            f"mean error {percent(self.error)}; another run computes {low:.3f} to {high:.3f} times as long, 95 %"
+            f"mean error {percent(self.error)}; a further run takes {low:.3f} to {high:.3f} times as long (95 %)"
         )
         rows = [("run", "measured", "predicted", "error")]
         for run, value in zip(self.runs, self.predicted, strict=True):

@@ -168,9 +168,9 @@ def test_goodput_and_times_of_background_traffic(tmp_path):
     assert pulsed == pytest.approx(12.5e6 * on / jobs.end_time, rel=1e-9)
     assert traced == pytest.approx((2 * 12.5e6 + 2 * 25e6 + 2 * 12.5e6) / 8.0, rel=1e-9)
     assert "background limited: 200 Mbit/s on average" in str(jobs)
-    assert "slow-down" not in str(jobs).splitlines()[1]  # which would simulate each alone
+    assert "slowdown  " not in str(jobs).splitlines()[1]  # which would simulate each alone
     assert jobs.slowdowns
-    assert "slow-down" in str(jobs).splitlines()[1]
+    assert "slowdown  " in str(jobs).splitlines()[1]
     assert jobs.links["background"].sum() > 0.0
 
 
@@ -409,11 +409,11 @@ ERRORS = {
     "no jobs": (lambda: ddlsim.simulate_jobs([]), "must contain at least one ddlsim.Job without goes_on"),
     "occupied": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=[0, 1])), Job(SMALL.with_(workers=[1, 2]))]),
-        "job 'job 2': at 0 s places [1] are occupied by job 'job 1'; let it start later",
+        "job 'job 2': at 0 s devices [1] are occupied by job 'job 1'; start it later",
     ),
     "full": (
         lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=8)), Job(SMALL.with_(workers=8))]),
-        "job 'job 2': at 0 s it needs 8 devices, but 4 of 12 are free",
+        "job 'job 2': at 0 s it needs 8 devices, but only 4 of 12 are free",
     ),
     "too large": (lambda: ddlsim.simulate_jobs([Job(SMALL.with_(workers=13))]), "needs 13 devices, but"),
     "two clusters": (

@@ -231,7 +231,7 @@ def test_an_interrupt_while_the_clock_catches_up_loses_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"batch_size": 16}, ["batch_size", "saved with 8", "has 16", "only when the run ends"]),
+    ({"batch_size": 16}, ["batch_size", "saved with 8", "has 16", "only the end of the run"]),
     ({"seed": 3}, ["seed", "saved with 0", "has 3"]),
     ({"cluster": "dgx1-v100"}, ["cluster", "'office-1gbe'", "'dgx1-v100'"]),
     ({"strategy": ddlsim.AllReduce("ring", overlap="layer")}, ["strategy.overlap", "'ddp'", "'layer'"]),

@@ -78,7 +78,7 @@ def test_texts_stand_below_each_other():
 
 
 def test_a_clock_without_chance_says_so():
-    remark = "the same with all seeds: nothing in the clock is random"
+    remark = "the same for all seeds, because nothing random affects the clock"
     several = made_up([0.1, 0.9], [0.1, 0.8])
     assert remark not in str(several)
     equal = tuple(dataclasses.replace(run, throughput=100.0) for run in several.runs)

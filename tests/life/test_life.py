@@ -194,7 +194,7 @@ def test_weibull_failures_have_the_mean_and_are_as_seeded():
 
 def test_no_checkpoint_is_ever_reached(monkeypatch):
     monkeypatch.setattr("ddlsim.life.engine.HOPELESS", 1000)
-    with pytest.raises(DdlsimError, match="no checkpoint is reached"):
+    with pytest.raises(DdlsimError, match="they never leave time for the 5000 s of training until a checkpoint"):
         live(even(1000, 10.0, every=5000.0), Failures(1.0, restart=0.0, repair=0.0), [[0]], math.inf)
 
 

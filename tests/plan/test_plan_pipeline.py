@@ -260,7 +260,7 @@ def test_a_message_that_leaves_before_what_it_brings_is_there():
     need = plan.need_offsets[send]
     lane = np.flatnonzero(plan.lane == plan.lane[plan.needs[need]])
     earlier = lane[np.searchsorted(lane, plan.needs[need]) - 1]
-    refuses(with_value(plan, "needs", need, earlier), f"row {send} ", "may start before", "whose results it brings")
+    refuses(with_value(plan, "needs", need, earlier), f"row {send} ", "may start before", "whose results it carries")
 
 
 def test_a_pass_that_does_not_wait_for_its_message():
@@ -270,7 +270,7 @@ def test_a_pass_that_does_not_wait_for_its_message():
     assert end == first + 1
     offsets = plan.need_offsets - (np.arange(len(plan) + 1) > forward)
     early = changed(plan, needs=np.delete(plan.needs, first), need_offsets=offsets)
-    refuses(early, f"row {forward} ", "may start before", "which brings what it goes on with")
+    refuses(early, f"row {forward} ", "may start before", "which carries its input")
 
 
 def test_a_message_of_another_micro_batch():
@@ -386,8 +386,8 @@ def test_an_order_that_can_never_end():
     the plan does."""
     table = [[("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)], [("F", 1, 0), ("F", 1, 1), ("B", 1, 0), ("B", 1, 1)]]
     plan = pipeline(equal(2), Mesh(pipeline=2), 2, table)
-    refuses(plan, "circle")
-    with pytest.raises(ConfigError, match="circle"):
+    refuses(plan, "dependency cycle")
+    with pytest.raises(ConfigError, match="dependency cycle"):
         plan.execute(star(2, bandwidth=1e9, latency=0.0))
 
 

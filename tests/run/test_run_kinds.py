@@ -8,7 +8,7 @@ import ddlsim
 from ddlsim.data import from_arrays
 
 MEASURED = ddlsim.Measured("100 ms", 8)
-NOTE = "the compute time given counts for k80 and m60 and p100 alike; give speed=[...] if not so"
+NOTE = "the given compute time applies to k80 and m60 and p100 alike; set speed=[...] if they differ"
 
 
 def test_every_kind_of_device_has_its_compute_time_in_the_summary() -> None:

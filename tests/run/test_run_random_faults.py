@@ -119,7 +119,7 @@ def test_every_strategy_has_them_as_if_they_were_put_down(name):
         result = simulated(strategy, faults=faults, seed=3)
         assert result.drawn_faults
         same(result, simulated(strategy, seed=3, **by_hand(result)))
-        assert any("came at random" in note for note in result.notes)
+        assert any("occurred at random" in note for note in result.notes)
     everything = simulated(strategy, faults=list(KINDS.values()), seed=3)
     assert {type(each) for each in everything.drawn_faults} == {SlowDown, Stop, LinkFault}
     same(everything, simulated(strategy, seed=3, **by_hand(everything)))
@@ -133,7 +133,7 @@ def test_none_is_a_run_without():
     for other in (never, seldom):
         same(plain, other)
         assert other.drawn_faults == ()
-        assert any("none of those that come at random came in the" in note for note in other.notes)
+        assert any("no random fault occurred in the" in note for note in other.notes)
 
 
 @pytest.mark.parametrize("max_time", [math.inf, 2.0])

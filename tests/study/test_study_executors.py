@@ -206,7 +206,7 @@ def test_processes_that_are_always_killed_end_it_with_a_reason(packer, monkeypat
         return worker
 
     monkeypatch.setattr(processes, "_start", killed)
-    with pytest.raises(ddlsim.DdlsimError, match="processes are killed as they start"):
+    with pytest.raises(ddlsim.DdlsimError, match="processes are killed during their start"):
         Local(2, packer, [BASE])
 
 

@@ -475,7 +475,7 @@ def test_collectives_of_machines_with_several_interfaces_are_fitted_by_the_likel
     rows = nccl((2**16, 2**22, 2**27, 2**32))
     found = calibrate(measured(truth, rows, algorithms={"all_reduce": ran}), machines(2))
     assert {c.algorithm for c in found.curves} == {ran}
-    (note,) = [note for note in found.notes if "the likeliest" in note]
+    (note,) = [note for note in found.notes if "the most likely one" in note]
     assert note.startswith(f"all_reduce nccl between hosts: fitted as {ran}, ")
     assert all(f"{name} " in note for name in ("nccl", "nccl_ring", "ring"))
     assert ("runs use nccl unless" in note) == (ran != "nccl")
@@ -483,7 +483,7 @@ def test_collectives_of_machines_with_several_interfaces_are_fitted_by_the_likel
     assert parameter(found, "between.bandwidth").value == pytest.approx(22e9, rel=0.01)
     named = {"all_reduce": ran}
     given = calibrate(measured(truth, rows, algorithms=named), machines(2), algorithms=named)
-    assert not any("the likeliest" in note for note in given.notes)
+    assert not any("the most likely one" in note for note in given.notes)
 
 
 @pytest.mark.slow

@@ -207,7 +207,7 @@ def test_steps_that_do_not_fit_are_left_out_and_said():
     fits = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=8)
     assert fits.step_time == pytest.approx(1.8e-3, rel=1e-5)
     other = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=16)
-    assert "the measured steps of digits-cnn are of batch 8 only: not used" in other.notes
+    assert "the measured step times of digits-cnn are not used: they are for batch size 8 only" in other.notes
     assert other.interval(n_draws=2).throughput.value == other.throughput
 
 

@@ -184,7 +184,7 @@ def test_sizes_of_a_collective_give_the_time_of_a_call() -> None:
     assert "call_time 22" in str(fit)
     one = calibrate_stack([collective(2**15)], "torchtitan", CLUSTER)
     assert str(one).endswith(
-        "call_time as in torchtitan: a run with other buckets tells it, or collectives of two sizes"
+        "call_time as in torchtitan: a run with other buckets determines it, or collectives of two sizes"
     )
     with pytest.raises(ConfigError, match="need the cluster"):
         calibrate_stack([collective(2**15), collective(2**20)], "torchtitan")
