@@ -50,10 +50,10 @@ class _Continuation(_Options):
 def simulate(wanted: _Simulation) -> Result:
     """Simulate a training run and return the result.
 
-    Takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and
+    It takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and these arguments:
 
-    stability         include the stability in the summary and the JSON: three more runs with inputs moved by 1e-12, see
-                      :meth:`ddlsim.Result.stability`. Small runs always include it
+    stability         include the stability in the summary and the JSON: three more runs with inputs perturbed by 1e-12
+                      (:meth:`ddlsim.Result.stability`). Small runs always include it
 
     For training runs:
 

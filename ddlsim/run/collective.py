@@ -30,7 +30,7 @@ def collective_time(
 ) -> float:
     """Return the simulated time of one collective on an otherwise idle cluster, in s.
 
-    The time ends when the last rank has finished.
+    It is the time at which the last rank has finished.
 
     algorithm    name, function or "package.module:function" (see :func:`ddlsim.collectives.build`), or a custom
                  schedule

@@ -148,7 +148,7 @@ class Communicator:
 
     def _note(self, choice: Choice, nbytes: float) -> None:
         """Note the first time that NCCL runs an algorithm by a protocol."""
-        said, notes = f"nccl: {choice.algorithm} by {choice.protocol} for ", self.setting.notes
+        said, notes = f"nccl: {choice.algorithm} with {choice.protocol} for ", self.setting.notes
         if not any(note.startswith(said) for note in notes):
             notes.append(f"{said}{nbytes / 1e6:.3g} MB")
 

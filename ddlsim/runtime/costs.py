@@ -447,7 +447,7 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
             moving = max(moving, bytes_only + slower)
             if (choice.algorithm, choice.protocol) not in seen:
                 seen.add((choice.algorithm, choice.protocol))
-                setting.notes.append(f"nccl: {choice.algorithm} by {choice.protocol} for {nbytes / 1e6:.3g} MB")
+                setting.notes.append(f"nccl: {choice.algorithm} with {choice.protocol} for {nbytes / 1e6:.3g} MB")
             name_of_plan = _SCHEDULE.get(choice.algorithm, f"nccl({choice.algorithm})")
             plan = _schedule(setting, name_of_plan, group, nbytes, kind)
             if choice.algorithm in _SCHEDULE:

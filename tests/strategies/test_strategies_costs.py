@@ -212,7 +212,7 @@ def test_switches_that_add_up_are_estimated_as_they_are_simulated(cluster, n, al
     chosen = choose(ddlsim.load_cluster(cluster), at, nbytes, "all_reduce", algorithm)
     assert times[1] == pytest.approx(times[0] + 2.0 * chosen.fill, rel=0.3)
     assert runs[0].channel_nbytes == pytest.approx(runs[1].channel_nbytes)
-    assert any(note.startswith(f"nccl: {algorithm} by Simple") for note in runs[0].notes)
+    assert any(note.startswith(f"nccl: {algorithm} with Simple") for note in runs[0].notes)
 
 
 def test_sharded_updates_and_local_sgd_know_their_collectives_too():
