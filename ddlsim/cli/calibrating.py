@@ -115,9 +115,9 @@ def calibrate(
     reader: Annotated[str | None, opt("Function that reads other file formats: package.module:function.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fit a cluster or a software stack to measurements, with uncertainties.
+    """Fit a cluster or a software stack to measurements.
 
-    For a cluster: latency, bandwidth, overhead and compute time.
+    Fits latency, bandwidth, overhead and compute time of a cluster, and reports their uncertainties.
 
     Example: ddlsim calibrate measured/ iperf.json --cluster my-cluster.toml --out calibrated.toml
 

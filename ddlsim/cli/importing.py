@@ -52,7 +52,9 @@ def import_file(
         list[str] | None, opt("Further argument of the reader: pcie_bandwidth='32 GB/s' (repeatable).", "--set")
     ] = None,
 ) -> None:
-    """Import a cluster, measurements or a plan from a file of another tool.
+    """Import a file of another tool.
+
+    Writes it as a cluster, as measurements or as a plan.
 
     Example: ddlsim import topo.xml --device a100-40g --out my-cluster.toml
     """

@@ -38,9 +38,9 @@ def lab(
     clean: Annotated[bool, opt("Only remove leftovers of killed runs.", "--clean")] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare predictions with real TCP in network namespaces (Linux, root).
+    """Compare predictions with real TCP (Linux, root).
 
-    Builds a small cluster on this computer and measures it.
+    Builds a small cluster of network namespaces on this computer and measures it.
 
     Example: sudo ddlsim lab my-cluster.toml --operations all_reduce:ring,parameter_server --sizes "64 KiB,4 MiB"
     """

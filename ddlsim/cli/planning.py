@@ -44,7 +44,9 @@ def fits(
     workspace: Annotated[str | None, opt('Workspace of convolutions, such as "64 MiB".')] = None,
     as_json: Json = False,
 ) -> None:
-    """Check whether a model fits a device for training, and how to make it fit.
+    """Check whether a model can be trained on a device.
+
+    If it does not fit, suggest changes.
 
     Example: ddlsim fits gpt2-xl a100-40g -b 8 --precision fp16 --optimizer adam
     """
@@ -118,7 +120,9 @@ def recommend(
     as_json: Json = False,
     csv: Annotated[Path | None, opt("Write all configurations as a CSV table.")] = None,
 ) -> None:
-    """Recommend workers, strategy, compression and batch size for a target.
+    """Recommend a configuration for a target.
+
+    A configuration consists of workers, strategy, compression and batch size.
 
     Example: ddlsim recommend cloud-25g-16x8-v100 --model resnet50 --deadline "3 h" --samples 115e6
 

@@ -202,7 +202,9 @@ def scaling(
     as_json: Json = False,
     plot: Annotated[Path | None, opt("Plot throughput and efficiency (png, pdf, svg).")] = None,
 ) -> None:
-    """Simulate several numbers of workers and report throughput and efficiency.
+    """Simulate several numbers of workers.
+
+    Reports throughput and efficiency.
 
     Example: ddlsim scaling cloud-25g-16x8-v100 --model resnet50 --workers 1,8,16,32,64,128 --plot scaling.png
     """

@@ -30,7 +30,9 @@ def report(
     ] = None,
     metric: Annotated[str, opt("Metric that defines the best configuration: throughput, cost_per_sample, ...")] = "",
 ) -> None:
-    """Report the configurations of a study: best, skipped and failed ones.
+    """Report the configurations of a study.
+
+    Shows the best ones, and those that were skipped or failed.
 
     Example: ddlsim report study.sqlite --html report.html --question "Is 100 Gbit/s worth it?"
     """
