@@ -59,7 +59,7 @@ def test_run_says_what_a_trace_leaves_out(tmp_path):
     trace = str(tmp_path / "t.json.gz")
     arguments = ["run", "office-1gbe", "-m", "lenet5", "--steps", "5", "--no-bottleneck", "--trace", trace]
     short, whole = (CliRunner().invoke(cli.app, [*arguments, *more]).stderr for more in ([], ["--trace-whole"]))
-    assert f"{trace} leaves out what begins after" in short
+    assert f"{trace} does not contain what begins after" in short
     assert "; --trace-whole writes all of them" in short
     assert whole.endswith(f"wrote {trace}\n")
 
@@ -361,7 +361,7 @@ def test_precision_and_flash_that_times_do_not_depend_on_are_noted():
 def test_a_device_shows_its_rates():
     """What products and fused attention reach of the peak, and where that comes from."""
     out = run("devices", "h100")
-    assert "fp8 1979 (products reach 73%)" in out
+    assert "fp8 1979 (matrix products reach 73%)" in out
     assert "flash-2 32% forward" in out
     assert "ddlsim.measure --only kernels" in out
     assert "convolutional networks" in run("devices", "v100")

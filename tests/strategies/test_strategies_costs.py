@@ -303,7 +303,7 @@ def test_what_the_curve_does_not_know_is_refused(a100):
 def test_two_backends_cannot_both_be_meant():
     rows = sweep("nccl_a100_8gpu_allreduce", 8, 1)
     both = calibrate([*rows[::4], *[dataclasses.replace(r, backend="gloo") for r in rows[::4]]], "dgx-a100-pod")
-    refused("was measured by 'gloo' and 'nccl'; calibrate with --backend", both.cluster)
+    refused("was measured with several backends, 'gloo' and 'nccl'; calibrate with --backend", both.cluster)
 
 
 def test_studies_vary_the_cost(a100):
