@@ -59,8 +59,8 @@ def test_run_says_what_a_trace_leaves_out(tmp_path):
     trace = str(tmp_path / "t.json.gz")
     arguments = ["run", "office-1gbe", "-m", "lenet5", "--steps", "5", "--no-bottleneck", "--trace", trace]
     short, whole = (CliRunner().invoke(cli.app, [*arguments, *more]).stderr for more in ([], ["--trace-whole"]))
-    assert f"{trace} does not contain what begins after" in short
-    assert "; --trace-whole writes all of them" in short
+    assert f"{trace} does not contain anything that begins after" in short
+    assert "; use --trace-whole to include all" in short
     assert whole.endswith(f"wrote {trace}\n")
 
 
