@@ -292,7 +292,7 @@ def test_no_page_quotes_a_file_that_is_no_cluster(name, tmp_path):
         assert "SECRET" not in message(str(error.value)).object
     place = app.screens(Setup(screen="cluster", cluster=str(path)), Now())[1]
     assert errors(place) == [message(f"{path}: SECRET").object]
-    assert f"{path}: cannot be used here; run the ddlsim command in a terminal to see why" in errors(place)[0]
+    assert f"{path}: cannot be used here; run the ddlsim command in a terminal to see the reason" in errors(place)[0]
     for card in place.select(pn.Card):  # the exported file, too
         card.collapsed = False
     assert not any("SECRET" in text for text in texts(place))
@@ -307,7 +307,7 @@ def test_errors_end_with_the_name_of_a_file(tmp_path):
     for place in ("", "other fields: compute: "):
         for line in ("", ":7"):
             text = message(f"{place}{path}{line}: begins with 'SECRET', which: is none").object
-            assert f"{place}{path}: cannot be used here; run the ddlsim command in a terminal to see why" in text
+            assert f"{place}{path}: cannot be used here; run the ddlsim command in a terminal to see the reason" in text
             assert "SECRET" not in text
     assert "office-1gbee" in message("unknown cluster 'office-1gbee': did you mean").object
 

@@ -52,7 +52,7 @@ def test_a_ring_on_a_star_takes_what_its_closed_form_says():
     # every round moves a quarter of the buffer
     assert played.times[1] == pytest.approx(form.alpha + 25e6 * form.beta)
     assert ("closed form", "120.1 ms") in numbers(played)
-    assert "every two ranks have the same" in closed_form(played)
+    assert "the same for every two ranks" in closed_form(played)
 
 
 def test_the_closed_form_says_where_pairs_differ_and_is_left_out_where_there_is_none():
@@ -74,7 +74,7 @@ def test_the_closed_form_says_where_pairs_differ_and_is_left_out_where_there_is_
         (Question("no-such"), "no-such"),
         (Question(STAR, algorithm="rong"), "did you mean 'ring'"),
         (Question(STAR, nbytes="many"), "many"),
-        (Question(STAR, "broadcast", "chain", 4, "1 GB", None), "chain cuts 1 GB in 1024 chunks, more than 256"),
+        (Question(STAR, "broadcast", "chain", 4, "1 GB", None), "chain cuts 1 GB in 1024 chunks, more than the 256"),
     ],
 )
 def test_what_cannot_be_played_is_said_in_a_line(question, text):
