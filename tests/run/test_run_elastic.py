@@ -350,7 +350,7 @@ def test_learning_groups_have_faults_on_the_clock(tmp_path):
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"elastic": Elastic(1, batch="global"), "compute": Measured("1 s", 12), "batch_size": 12},
-     "elastic: a group of 3 workers: the step was measured at batch_size = 12"),
+     "elastic: a group of 3 workers: the step was measured with batch_size = 12"),
     ({"elastic": Elastic(5)}, "elastic: min_workers = 5: must be at most the number of workers, 4"),
 ])  # fmt: skip
 def test_what_is_wrong_is_raised_at_the_call(tmp_path, changes, message):
