@@ -129,8 +129,8 @@ FAMILIES = (
         causes=(
             ("paddle_v100_vgg16_fp32_b32", "", "The measured steps match a ring that overlaps with the backward pass "
              "and reaches 8.1 GB/s (16 GPUs) or 8.0 GB/s (32 GPUs) through the network interface, two thirds of the "
-             "rate that NCCL assumes. Missing GPUDirect or contention with computation could be the reason, but the "
-             "source does not mention either."),
+             "rate that NCCL assumes. Missing GPUDirect or contention with computation could be the reason; the "
+             "source mentions neither."),
             ("mxnet_k80_ps", "", "In the simulation, every tensor is sent as soon as it is ready, so the servers' "
              "work overlaps with the copies inside the machines. In MXNet of 2017, the main thread waits for the sum "
              "of each tensor before it pushes the next one (src/kvstore/kvstore_dist.h, WaitToRead)."),
@@ -159,7 +159,7 @@ FAMILIES = (
         "`MXNET_INPUT`.\n"
         "- While NCCL's kernels run, computation is slower by the factor `BESIDE_KERNELS`.\n"
         "- Updates of Paddle in mixed precision and of TensorFlow's distributed sessions take the fixed times of the "
-        "stacks `paddle-amp` and `tensorflow-distributed`, which come from three rows with 8 GPUs.",
+        "stacks `paddle-amp` and `tensorflow-distributed`. These times come from three rows with 8 GPUs.",
         lambda: published.rows(machine=False),
         causes=(
             ("mxnet_k80_ps", "", "With 16 GPUs, the input pipeline explains half of the loss of speed. Two effects "
@@ -440,17 +440,17 @@ FAMILIES = (
         "of gradients follows DeepSpeed's code.",
         vtrain.multi_rows,
         causes=(
-            ("3.6B", "micro-batch 64", "No explanation is known. A micro-batch of 64 samples takes twice as long as "
-             "two micro-batches of 32. The reason could be that the memory is nearly full, so PyTorch frees and "
-             "reallocates blocks."),
-            ("3.6B", "t=16", "The delay at collectives, fitted up to t = 8, is assumed to grow in proportion to t - "
-             "1."),
+            ("3.6B", "micro-batch 64", "A micro-batch of 64 samples takes twice as long as two micro-batches of 32. "
+             "The reason could be that the memory is nearly full, so PyTorch frees and reallocates blocks (not "
+             "tested)."),
+            ("3.6B", "t=16", "The delay at collectives is fitted for t up to 8. For t = 16, it is assumed to grow in "
+             "proportion to t - 1."),
             ("3.6B", "micro-batch 2", "No explanation is known. With t = 4 and 8, a sample takes 30 and 70 % longer "
              "than in micro-batches of 4 and 8 samples. Kernel launches do not explain this: on one machine, they "
              "account for only half of the difference."),
-            ("39.1B", "t=2, d=16", "No explanation is known. Both rows take 0.19 s per sample and stage. A stage "
-             "with the same number of layers takes 0.215 s with t = 1 and 0.062 s with t = 4, so about 0.11 s would "
-             "be expected with t = 2. A slow machine could be the reason."),
+            ("39.1B", "t=2, d=16", "Both rows take 0.19 s per sample and stage. A stage with the same number of "
+             "layers takes 0.215 s with t = 1 and 0.062 s with t = 4, so about 0.11 s would be expected with t = 2. "
+             "A slow machine could be the reason (not tested)."),
             ("", "t=2", "Replicas with two to four GPUs in each machine seem to reduce gradients at 4 to 16 GB/s per "
              "machine, and replicas with one GPU at 30 GB/s or more (estimated by hand from the missing time). With "
              "several GPUs per machine, rings lead from the switch of one adapter to the switch of another, and the "
@@ -524,8 +524,8 @@ FAMILIES = (
         "replica. The speech network does not count, because its result depends on the batch, which the source does "
         "not state.",
         hybrids.rows, hybrids.counts,
-        (("", "128 nodes", "The simulated nodes are equally fast. In reality, the slowest of the 128 nodes "
-          "determines the time of each step (not tested)."),
+        (("", "128 nodes", "The simulated nodes are equally fast. With 128 real nodes, the slowest one may determine "
+          "the time of each step (not tested)."),
          ("", "speech", "No batch from 256 to 2,048 gives a speed-up below 9.7. The nodes seem to lose time that is "
           "neither computation nor the exchange of activations. How much speed dense layers lose with 64 samples is "
           "not known.")),

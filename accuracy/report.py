@@ -33,8 +33,8 @@ HEAD = """# Accuracy
 READING = """
 ## How to read the table
 
-- **Rows** are measured figures that were not used for calibration. The page of each family states which rows calibrate
-  it; these are not counted.
+- **Rows** are measured figures that were not used for calibration. The page of each family states which rows are used
+  to calibrate it; these are not counted.
 - **Result.** A goal is reached if the mean error of the counted rows does not exceed it. For families that scale out,
   rows inside one machine have a separate line and are not judged. For gains of techniques, there is a second condition:
   in six of ten rows, the error of the gain (ratio - 1), of the step without the technique and of the step with it must
@@ -44,8 +44,7 @@ READING = """
 - **Rule of thumb** is the mean error of a simple assumption: the calibrated step time of one machine or device does not
   change, scaling is perfect if the batch per device changes, and a technique gains nothing. **Skill** is this error
   divided by ddlsim's error. Below 1, the rule of thumb is better.
-- **Coverage** is the share of 95 % intervals that contain the measured figure
-  ([below](#how-often-intervals-hold)).
+- **Coverage** is the share of 95 % intervals that contain the measured value ([below](#how-often-intervals-hold)).
 
 Constants that are not calibrated come from data sheets and from NCCL's topology model (`accuracy/machines.py`). They
 are the same for all cases, and none was tuned to a counted row. However, the authors of the models knew these rows and
@@ -59,7 +58,7 @@ predicted are [listed with the reason](accuracy/not_predicted.md).
 INTERVALS = """
 ## How often intervals hold
 
-Intervals are meant to contain 95 % of the measured figures. If there is no measurement of the same operation, the
+Intervals are meant to contain 95 % of the measured values. If there is no measurement of the same operation, the
 interval is based on the errors of earlier predictions of the same kind
 ([learned deviations](calibration.md#learned-deviations), `deviations/learned.toml`).
 
@@ -78,13 +77,13 @@ Each of these choices has a physical or documented reason, but the authors had s
 
 **Weak scaling**
 
-- Six rows here suggested that TensorFlow's replicated variables are reduced after the backward pass. This choice was
+- Six rows suggested that TensorFlow's replicated variables are reduced after the backward pass. This choice was
   withdrawn, because other rows refute it.
 - The fixed times of updates in Paddle with mixed precision and in TensorFlow's distributed sessions come from rows with
   eight devices.
 - MXNet's servers process 10 GB/s, the memory traffic of one thread. From version 1.5 on, they process 60 GB/s in
-  operations that use all cores. ByteScheduler's version of MXNet is that in its Dockerfile. The rate of copies between
-  MXNet's devices is calibrated on the one-machine row.
+  operations that use all cores. For ByteScheduler, the version of MXNet comes from its Dockerfile. The rate of copies
+  between MXNet's devices is calibrated on the one-machine row.
 - The devices of a machine share an input pipeline and differ in speed. Both effects were examined because predicted
   steps on one machine were too short. Their sizes come from code and from other publications.
 
@@ -105,7 +104,7 @@ Each of these choices has a physical or documented reason, but the authors had s
   which of these settings matter.
 - NCCL on AWS: unequal interfaces were examined because predicted times without rate limits were too short, and
   increasingly so with more machines. The spread of interfaces comes from other measurements. It applies to one
-  direction only; this was chosen from these rows.
+  direction only, which was chosen because of these rows.
 
 **Intervals**
 
@@ -135,8 +134,8 @@ Each of these choices has a physical or documented reason, but the authors had s
 
 **Software stacks**
 
-- These rows showed which numbers a stack needs, such as the share of the peak rate that matrix products reach, or the
-  traffic of element-wise operations. `python -m accuracy.stacks fit` fits these numbers.
+- The rows of these families showed which numbers a stack needs, such as the share of the peak rate that matrix products
+  reach, or the traffic of element-wise operations. `python -m accuracy.stacks fit` fits these numbers.
 - MXFP8 reads operands twice. This was added because its rows are slower than those with per-tensor FP8.
 - NVFP4 keeps 15 % of the layers in bf16, as in NVIDIA's paper. This was added because the prediction was 25 % too fast.
 - TPU slices reduce gradients after the backward pass and hide collectives of tensor groups, as in MaxText's
@@ -392,7 +391,11 @@ def answer(measured: Sequence[tuple[Family, list[Row]]]) -> str:
     return (
         f"{len(counted) - len(missed)} of {len(counted)} families of measurements are predicted within their goals "
         f"({sum(len(found) for _, found, _ in counted):,} rows that were not used for calibration)."
-        + (f" The largest mean errors, relative to the goal, are those of {'; '.join(worst)}." if worst else "")
+        + (
+            f" Relative to their goals, these families have the largest mean errors: {'; '.join(worst)}."
+            if worst
+            else ""
+        )
     )
 
 
