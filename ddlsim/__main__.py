@@ -1,4 +1,4 @@
-"""`python -m ddlsim` is the command `ddlsim`."""
+"""Entry point of ``python -m ddlsim``, the same as the command ``ddlsim``."""
 
 from ddlsim.cli import main
 

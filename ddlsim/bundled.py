@@ -1,4 +1,4 @@
-"""Where the files that come with ddlsim lie: `models/`, `topologies/` and `deviations/`.
+"""Location of ddlsim's data files: `models/`, `topologies/` and `deviations/`.
 
 A checkout has these folders beside the package; a wheel carries them inside it, under `data_files/`.
 """
@@ -22,7 +22,7 @@ def bundled_files(folder: str) -> dict[str, Path]:
     for root in (_PACKAGE / "data_files" / folder, _PACKAGE.parent / folder):
         if root.is_dir():
             return {path.stem: path for path in sorted(root.glob("*.toml"))}
-    raise ConfigError(f"the bundled folder {folder!r} is missing beside {_PACKAGE}; reinstall ddlsim")
+    raise ConfigError(f"the bundled folder {folder!r} was not found next to {_PACKAGE}; reinstall ddlsim")
 
 
 def split_options(text: str, folder: Path = Path()) -> tuple[str, list[str]]:

@@ -1,4 +1,4 @@
-"""What people are told on stderr while numba compiles, which is once: what, about how long, and that it goes on.
+"""Progress messages on stderr while numba compiles, which happens once.
 
 In a terminal a line counts the seconds and is gone at the end; elsewhere (a pipe, a notebook, under a progress bar)
 there is a line every 20 s. Nothing is said of what comes from the cache, by all but the first of the processes that one
@@ -72,7 +72,7 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
         self.muted = False  # another part of the program reports instead
         self.remark = ""  # why what is compiled is not kept
         self._told: set[Part] = set()
-        self._spent: dict[Part, tuple[float, float]] = {}  # s so far, in which the process computed so many
+        self._spent: dict[Part, tuple[float, float]] = {}  # elapsed and CPU s so far
         self._next_line = 0.0
         self._began = (0.0, 0.0)
         self._over = threading.Event()
@@ -92,7 +92,7 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
             return
         if part not in self._told and part.seconds > _LONG:
             how_often = "in every run" if self.remark else "once"
-            _say(f"ddlsim: compiling {part.words}, {how_often}; this takes about {part.seconds:.0f} s of CPU time\n")
+            _say(f"ddlsim: compiling {part.words} ({how_often}, about {part.seconds:.0f} s of CPU time)\n")
             if self.remark and not self._told:
                 _say(f"ddlsim: {self.remark}\n")
             self._told.add(part)
@@ -133,7 +133,7 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
 
     def _seconds(self, part: Part) -> str:
         passed, computed = self._times(part)
-        busy = f", of which this process had a core for {computed:.0f} s" if computed < 0.7 * passed - 1.0 else ""
+        busy = f" ({computed:.0f} s of CPU time)" if computed < 0.7 * passed - 1.0 else ""
         return f"{passed:.0f} s{busy}"
 
 

@@ -1,4 +1,4 @@
-"""How numba compiles ddlsim's kernels: to code as fast as by itself, in less than half of the time.
+"""Faster compilation of ddlsim's numba kernels, with equally fast machine code.
 
 What numba does for each function by itself is left out or done once:
 
@@ -33,7 +33,7 @@ from numba.core.runtime.nrt import rtsys
 
 from ddlsim.compile_messages import teller
 
-_REMEDY = "set NUMBA_CACHE_DIR to a folder that can be written"
+_REMEDY = "set NUMBA_CACHE_DIR to a writable folder"
 _full: list[OSError] = []  # what has kept compiled code from being written
 
 
@@ -68,7 +68,7 @@ class Cache(caching.FunctionCache):  # type: ignore[misc,unused-ignore]
         except OSError as error:
             if not _full:
                 reason = f"{self.cache_path}: {error.strerror or error}"
-                warnings.warn(f"compiled code is not kept: {reason}; make room, or {_REMEDY}", stacklevel=2)
+                warnings.warn(f"compiled code cannot be cached: {reason}; free disk space, or {_REMEDY}", stacklevel=2)
             _full.append(error)
 
 
@@ -85,7 +85,7 @@ def _prepare() -> bool:
     """Find a place for compiled code; whether there is one."""
     if not _no_place():
         return True
-    teller.remark = f"no folder for compiled code can be written; {_REMEDY}"
+    teller.remark = f"no folder for compiled code is writable; {_REMEDY}"
     try:
         folder = tempfile.mkdtemp(prefix="ddlsim-")
     except OSError:

@@ -1,6 +1,6 @@
-"""One exception tree. Every message names what was wrong, where, and what to do about it.
+"""Exceptions. Every message states what is wrong, where, and how to fix it.
 
-Constructors take one plain message: simpy rebuilds a failed event's exception from its ``args``.
+Constructors take one plain message, because simpy rebuilds the exception of a failed event from its ``args``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _LONGEST, _LONGEST_WORD = 1200, 300
 
 
 class DdlsimError(Exception):
-    """Base of every error that ddlsim raises on purpose. Its message is one line, cut where something in it is long;
-    control characters in it are shown, not obeyed."""
+    """Base class of all errors that ddlsim raises deliberately.
+
+    The message is a single line. Overlong parts are shortened, and control characters are escaped.
+    """
 
     def __init__(self, message: str = "") -> None:
         text = message.replace("\n", " ")  # other ends of lines are shown
@@ -34,23 +36,23 @@ class DdlsimError(Exception):
 
 
 class ConfigError(DdlsimError, ValueError):
-    """Something the user wrote (file, argument, graph) cannot be used as it is."""
+    """An argument, file or graph from the user is invalid."""
 
 
 class UnitError(ConfigError):
-    """A quantity without a unit, with an unknown unit, or of the wrong dimension."""
+    """A quantity has no unit, an unknown unit, or the wrong dimension."""
 
 
 class DeadlockError(DdlsimError, RuntimeError):
-    """The simulation can make no progress while processes still wait."""
+    """The simulation cannot make progress, but processes are still waiting."""
 
 
 class NoUpdateError(DdlsimError):
-    """A run that was over before its first update."""
+    """The run ended before its first update."""
 
 
 class ConservationError(DdlsimError, RuntimeError):
-    """A run that does not add up: its bytes, its seconds or its updates contradict each other, so it has no result."""
+    """The bytes, times or updates of a run are inconsistent, so it has no result."""
 
 
 class _Short(reprlib.Repr):
@@ -59,7 +61,7 @@ class _Short(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         if abs(x) < 10**30:
             return repr(x)
-        return f"{'-' if x < 0 else ''}10**{int(abs(x).bit_length() * math.log10(2))} or so"
+        return f"{'-' if x < 0 else ''}10**{int(abs(x).bit_length() * math.log10(2))} approximately"
 
     def repr_ndarray(self, x: Any, level: int) -> str:
         return f"an array of shape {x.shape}, {x.dtype}" if x.ndim else repr(x.item())

@@ -1,4 +1,4 @@
-"""Code that a name stands for: ``"package.module:Name"``, as files and command lines can say it."""
+"""Import of code by name, ``"package.module:Name"``, as in files and on command lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def imported(name: str, where: str, form: str = "Name") -> object:
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
-        remedy = f"write it 'package.module:{form}', and put its folder into PYTHONPATH"
+        remedy = f"expected 'package.module:{form}', with its folder in PYTHONPATH"
         raise ConfigError(f"{where} {name!r}: {error}; {remedy}") from None
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise ConfigError(f"{where} {name!r}: {error}; write it 'package.module:{form}'") from None
+        raise ConfigError(f"{where} {name!r}: {error}; expected 'package.module:{form}'") from None

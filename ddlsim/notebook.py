@@ -1,4 +1,4 @@
-"""How things show themselves in notebooks: the rows of their text summaries as HTML.
+"""HTML representations in notebooks: the rows of the text summaries as tables.
 
 Nothing but text and tables: no colours, so that they read in light and dark notebooks alike, no script, and nothing
 that a browser would have to load. Names from elsewhere are escaped.

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: beside their place first, then moved into it.
+"""Atomic output files: written to a temporary file first, then moved into place.
 
 Readers see the old file or the new one. On a full disk, after Ctrl-C or a crash the old file is still there (or
 none, as before), and nothing lies beside it. Everything that ddlsim writes goes this way; rows that are appended to a
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 #: what can be done about it
 _REMEDIES = {
-    errno.ENOSPC: "free some or choose another folder",
-    errno.EDQUOT: "free some or choose another folder",
+    errno.ENOSPC: "free some space, or choose another folder",
+    errno.EDQUOT: "free some space, or choose another folder",
     errno.EFBIG: "raise the limit (ulimit -f), or choose another folder",
-    errno.EISDIR: "name a file in it",
+    errno.EISDIR: "specify a file in it",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "create the folder first",
     errno.ENOTDIR: "choose another folder",
@@ -68,19 +68,21 @@ def check_place(path: str | Path) -> None:
     path = Path(path)
     folder = Path(os.path.realpath(path)).parent
     if not path.parent.is_dir():
-        raise ConfigError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}; create it first")
+        raise ConfigError(f"{path}: cannot be written: the folder {str(path.parent)!r} does not exist; create it first")
     try:
         stream = _stream(path, just_look=True)
     except OSError as error:
         raise cannot_be_written(path, error) from None
     if stream is None and not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{path}: cannot be written: no file can be made in {str(folder)!r}; choose another folder")
+        raise ConfigError(
+            f"{path}: cannot be written: no permission to create files in {str(folder)!r}; choose another folder"
+        )
 
 
 def cannot_be_written(path: str | Path, error: OSError) -> ConfigError:
     """Return the error for a file that could not be written, with the reason and what to do about it."""
-    remedy = _REMEDIES.get(error.errno or 0, "choose another place")
-    return ConfigError(f"{path}: cannot be written: {error.strerror or error}; {remedy}")
+    remedy, reason = _REMEDIES.get(error.errno or 0, "choose another path"), error.strerror or error
+    return ConfigError(f"{path}: cannot be written: {reason}; {remedy}")
 
 
 def _stream(path: Path, *, just_look: bool = False) -> int | None:

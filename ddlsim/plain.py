@@ -1,4 +1,4 @@
-"""Files of plain values, TOML and JSON: what comes out can be checked and printed without harm, or it is one error.
+"""TOML and JSON files of plain values that are safe to check and print.
 
 Some content of such files is valid, but harms the reader: values nested so deeply that Python's recursion ends,
 whole numbers so large that they are no floats (or cannot even be printed), numbers whose inverse is infinite, and
@@ -21,7 +21,7 @@ MAX_NBYTES = 2**30
 #: tables and lists inside each other
 MAX_DEPTH = 100
 #: whole numbers have 64 bits, as TOML says (https://toml.io/en/v1.0.0#integer)
-_FEWER = "write one of at most 64 bits"
+_FEWER = "use an integer of at most 64 bits"
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
@@ -51,7 +51,7 @@ def decoded(data: bytes, where: str = "") -> str:
         start = error.start + (3 if data[:3] == b"\xef\xbb\xbf" else 0)  # the decoder does not count the mark
         line = data.count(b"\n", 0, start) + 1
         raise ConfigError(
-            f"{_at(where)}line {line}: is not text in UTF-8 (byte {start}, 0x{data[start]:02x}); save it as UTF-8"
+            f"{_at(where)}line {line}: invalid UTF-8 (byte {start}, 0x{data[start]:02x}); save the file as UTF-8"
         ) from None
 
 
@@ -69,11 +69,11 @@ def parse_toml(text: str, where: str = "") -> dict[str, object]:
         table: dict[str, object] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         remedy = "correct that line (is the file complete?)"
-        raise ConfigError(f"{_at(where)}is not valid TOML: {error}; {remedy}") from None
+        raise ConfigError(f"{_at(where)}not valid TOML: {error}; {remedy}") from None
     except RecursionError:
-        raise ConfigError(f"{_at(where)}is nested too deeply; is it the right file?") from None
+        raise ConfigError(f"{_at(where)}nested too deeply; is it the right file?") from None
     except ValueError:  # Python refuses integers of thousands of digits
-        raise ConfigError(f"{_at(where)}has a whole number of thousands of digits; {_FEWER}") from None
+        raise ConfigError(f"{_at(where)}contains an integer with thousands of digits; {_FEWER}") from None
     checked(table, where)
     return table
 
@@ -89,11 +89,11 @@ def parse_json(text: str, where: str = "") -> object:
     try:
         value: object = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{_at(where)}is not valid JSON: {error}; correct it (is the file complete?)") from None
+        raise ConfigError(f"{_at(where)}not valid JSON: {error}; correct it (is the file complete?)") from None
     except RecursionError:
-        raise ConfigError(f"{_at(where)}is nested too deeply; is it the right file?") from None
+        raise ConfigError(f"{_at(where)}nested too deeply; is it the right file?") from None
     except ValueError:
-        raise ConfigError(f"{_at(where)}has a whole number of thousands of digits; {_FEWER}") from None
+        raise ConfigError(f"{_at(where)}contains an integer with thousands of digits; {_FEWER}") from None
     checked(value, where)
     return value
 
@@ -110,19 +110,20 @@ def checked(value: object, where: str = "") -> None:
         part, place, depth = todo.pop()
         if isinstance(part, dict | list):
             if depth > MAX_DEPTH:
-                raise ConfigError(f"{_at(where)}is nested more than {MAX_DEPTH} deep; is it the right file?")
+                raise ConfigError(f"{_at(where)}nested more than {MAX_DEPTH} levels deep; is it the right file?")
             items = list(part.items() if isinstance(part, dict) else enumerate(part))
             if isinstance(part, dict):
                 todo += [(key, f"{place[:60]}.{key}", depth) for key in part]
             todo += [(item, f"{place[:60]}.{key}", depth + 1) for key, item in items]
         elif isinstance(part, str):
             if not part.isascii() and not is_unicode(part):
-                raise ConfigError(f"{_at(where)}{shown(place[1:60])}: {shown(part)} has half a character; correct it")
+                rule = "contains half of a surrogate pair; correct it"
+                raise ConfigError(f"{_at(where)}{shown(place[1:60])}: {shown(part)} {rule}")
         elif isinstance(part, float) and not (in_range(part) or math.isinf(part)):
             rule = "is no number" if math.isnan(part) else f"must be 0, or from {SMALLEST:g} to {LARGEST:g} in size"
             raise ConfigError(f"{_at(where)}{place[1:60]} = {part}: {rule}; correct it")
         elif isinstance(part, int) and not _LEAST <= part <= _MOST:
-            raise ConfigError(f"{_at(where)}{place[1:60]}: a whole number of more than 64 bits; {_FEWER}")
+            raise ConfigError(f"{_at(where)}{place[1:60]}: an integer of more than 64 bits; {_FEWER}")
         elif isinstance(part, datetime.date | datetime.time):
             rule = "no field takes a date or a time; write a text in quotes"
             raise ConfigError(f"{_at(where)}{place[1:60]} = {part}: {rule}")

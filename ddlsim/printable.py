@@ -1,4 +1,4 @@
-"""Text from elsewhere made harmless to show: control characters are written out, not obeyed.
+"""Escaping of control characters in text from other sources.
 
 A name from a file may hold escape sequences, which a terminal obeys (colours, the title of the window, going back over
 what was printed), or marks that reverse the order of the text after them (Unicode's bidirectional controls, "Trojan

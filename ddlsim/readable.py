@@ -1,4 +1,4 @@
-"""Numbers as people read them: three or four digits and a unit with a prefix."""
+"""Human-readable numbers: three or four digits and a unit with a prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One format for files, addresses, forms and manifests: the annotations of a class say what its table contains.
+"""One schema for files, addresses, forms and manifests, derived from the annotations of classes.
 
 :meth:`Schema.structure` turns plain values (TOML, JSON) into objects, :meth:`Schema.unstructure` objects into plain
 values. A table's keys are the arguments of a class; ``type`` names the class where a field takes several. Quantities
@@ -70,7 +70,7 @@ def refuse_code(text: object, where: str) -> None:
     """Raise ConfigError for a text that names code."""
     if names_code(text):
         raise ConfigError(
-            f"{where} = {shown(text)} would import code; if you trust the file, use allow_code=True in Python, or "
+            f"{where} = {shown(text)} would import code; if you trust the file, set allow_code=True in Python, or pass "
             "--allow-code on the command line"
         )
 
@@ -220,7 +220,7 @@ class Schema:
             if kinds and (entries is None or "type" in value):
                 return self._chosen(kinds, value, where, source)
             if entries is None and object not in members(annotation) and Any not in members(annotation):
-                raise ConfigError(f"{where} = {shown(value)}: a table cannot stand here; write a number or a text")
+                raise ConfigError(f"{where} = {shown(value)}: a table is not allowed here; write a number or a string")
             inner = object if entries is None else entries
             return {key: self.value(inner, each, f"{where}.{key}", str(key), source) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -354,7 +354,7 @@ class Schema:
         if name is None and full:
             name = self._called.get(kind) or _kebab(kind)
         if name is None and kind is not annotation:
-            raise ConfigError(f"{where} = {shown(value)}: files have no name for it; use it from Python")
+            raise ConfigError(f"{where} = {shown(value)}: cannot be written to a file; use it from Python")
         is_known = kind is annotation or (not full and (len(kinds) == 1 or kind in self.untyped))
         return ({} if is_known else {"type": name}) | self.table(value, where, full=full)
 
@@ -402,7 +402,9 @@ class Schema:
 
 #: for classes that need no names
 PLAIN = Schema()
-_AN_OBJECT = "is an object; save it as a file (cluster.save('mine.toml')) and give its path to have it in text"
+_AN_OBJECT = (
+    "is an object without a text form; save it (cluster.save('mine.toml')) and use the path of the file instead"
+)
 
 
 def required(make: Callable[..., object]) -> list[str]:
@@ -416,7 +418,8 @@ def class_named(name: str, where: str) -> type:
     """Return the dataclass that ``"package.module:Name"`` stands for; importing it runs its module."""
     make = imported(name, where)
     if not isinstance(make, type) or not is_dataclass(make):
-        raise ConfigError(f"{where} {name!r}: is {shown(make)}; name a dataclass, whose fields are its settings")
+        found = shown(make)
+        raise ConfigError(f"{where} {name!r}: is {found}; must be a dataclass, whose fields are the settings")
     return make
 
 

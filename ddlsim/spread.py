@@ -1,4 +1,4 @@
-"""Parts of one kind that are not equally fast: devices, and links (docs/models/variability.md)."""
+"""Permanent speed differences between devices, or links, of the same kind (docs/models/variability.md)."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ Variation = Annotated[float, number(0.0, 1.0)]
 @checked
 @dataclass(frozen=True)
 class Spread:
-    """Permanent speeds of devices of one kind, as far apart as those of real ones.
+    """Permanent speed differences between devices of the same kind, with a realistic spread.
 
-    variation  how far apart their compute times are, as a share of the median: from whisker to whisker of a box plot
-               (Q1 - 1.5 IQR to Q3 + 1.5 IQR), outliers left out. 0.08 is the average over five large machines with GPUs
-               of NVIDIA and AMD and their applications, 0.22 the largest (Sinha et al., Not All GPUs Are Created Equal,
-               SC 2022, arXiv:2208.11035; ``percent_variability`` in plot_script/plot_aggregated.py of their artifact,
-               github.com/hal-uw/gpu_variability_sc22_artifact): chips of one kind need different voltages, so their
-               clocks differ at the same power
+    variation  spread of the devices' compute times relative to the median, between the whiskers of a box plot (Q1 - 1.5
+               IQR to Q3 + 1.5 IQR), without outliers. 0.08 is the average over the applications on five large machines
+               with GPUs of NVIDIA and AMD, and 0.22 the maximum (Sinha et al., Not All GPUs Are Created Equal, SC 2022,
+               arXiv:2208.11035; ``percent_variability`` in plot_script/plot_aggregated.py of their artifact,
+               github.com/hal-uw/gpu_variability_sc22_artifact). Chips of the same kind need different voltages, so
+               their clock rates differ at the same power.
 
-    The k-th fastest of n devices has the expected time of the k-th smallest of n Gaussian ones (Blom 1958), so that a
-    run says what the average of many such clusters would; which device that is, is drawn from the run's seed. The
-    ``spread`` of links (:func:`ddlsim.cluster.with_detail`) is the same of the times of a byte.
+    The k-th fastest of n devices has the expected k-th smallest time of n normal samples (Blom 1958), so a run
+    represents the average of many such clusters. The run's seed determines which device has which speed. The ``spread``
+    of links (:func:`ddlsim.cluster.with_detail`) applies to the time per byte in the same way.
     """
 
     variation: Variation = 0.08
 
     @checked
     def relative_times(self, n: Count) -> list[float]:
-        """Return the times of n parts relative to the median, (n,), ascending."""
+        """Return the times of n parts relative to the median, in ascending order, shape (n,)."""
         sd, normal = self.variation / WHISKERS, NormalDist()
         return [1.0 + sd * normal.inv_cdf((k - 0.375) / (n + 0.25)) for k in range(1, n + 1)]
 
     @checked
     def speeds(self, n: Count, seed: Seed = 0) -> tuple[float, ...]:
-        """Return the speed factors of n devices, (n,)."""
+        """Return the speed factors of n devices, shape (n,)."""
         times = self.relative_times(n)
         return tuple(1.0 / times[k] for k in stream(seed, 0, "spread").permutation(n).tolist())

@@ -1,4 +1,4 @@
-"""Random streams, addressed by seed, rank and purpose: what one draws depends on nothing that others do."""
+"""Independent random streams, addressed by seed, rank and purpose."""
 
 from __future__ import annotations
 

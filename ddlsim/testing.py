@@ -1,7 +1,7 @@
-"""Checks that every part must pass, to call on your own parts; ddlsim's tests call them on the bundled ones.
+"""Contract tests for custom parts. ddlsim's own tests run them on the bundled parts.
 
-Each raises :class:`~ddlsim.errors.ConfigError` in one line with the rule that does not hold.
-Collectives have :func:`ddlsim.collectives.check`; buckets of an overlap are checked whenever they are made.
+Each raises :class:`~ddlsim.errors.ConfigError` in one line with the rule that is violated. For collectives, use
+:func:`ddlsim.collectives.check`. The buckets of an overlap are checked whenever they are built.
 """
 
 from __future__ import annotations
@@ -49,39 +49,47 @@ def _arrays(value: object) -> list[Array]:
 
 @checked
 def check_compressor(compressor: object, *, n: Count = 203, steps: Count = 20, agreed: Sequence[str] = ()) -> None:
-    """Raise ConfigError unless a compressor keeps its contract on vectors of `n` elements.
+    """Check that a compressor fulfils its contract on vectors of `n` elements.
 
-    What is decoded is a finite float32 vector (n,), from the payload alone; arguments stay as they are; the bytes are
-    those of the buffers and those expected, in each of `steps` exchanges; same streams give same bytes; gradients that
-    cannot be compressed (NaN, float64) are refused.
+    Raises ConfigError unless all of these hold:
 
-    agreed   fields of the payload that every worker knows already, which do not travel
+    - Decoding needs only the payload and returns a finite float32 vector (n,).
+    - Arguments are not modified.
+    - In each of `steps` exchanges, the reported bytes equal those of the buffers, and the expected ones.
+    - Equal random streams give equal bytes.
+    - Gradients that cannot be compressed (NaN, float64) raise an error.
+
+    agreed   fields of the payload that all workers know in advance and that are not sent
     """
     coder = cast(AnyCompressor, compressor)
     owner, vector, state = title(coder), _gradient(n, 1), coder.init(n, 7)
     before = [array.copy() for array in (vector, *_arrays(state))]
     sent, after = _messages(coder, vector, state, 0)
-    _need(_same(before, [vector, *_arrays(state)]), owner, "encode changes the gradient or the state; work on copies")
+    _need(_same(before, [vector, *_arrays(state)]), owner, "encode modifies the gradient or the state; work on copies")
     shared = any(np.shares_memory(array, vector) for array in (*_arrays(sent[-1]), *_arrays(after)))
-    _need(not shared, owner, "a payload or state is a view of the gradient, which will change; copy what is kept")
+    _need(not shared, owner, "a payload or state is a view of the gradient, which will change; copy the values instead")
     decoded = coder.decode(sent[-1])
     right = decoded.shape == (n,) and decoded.dtype == np.float32 and bool(np.isfinite(decoded).all())
-    _need(right, owner, f"decode gives {decoded.dtype}{decoded.shape}; must be a finite float32 vector ({n},)")
+    _need(right, owner, f"decode returns {decoded.dtype}{decoded.shape}; must return a finite float32 vector ({n},)")
     elsewhere = dataclasses.replace(cast(Any, coder)) if dataclasses.is_dataclass(coder) else coder  # built anew
     received = copy.deepcopy(sent[-1])
-    _need(_same([elsewhere.decode(received)], [decoded]), owner, "decode needs more than the payload")
+    _need(_same([elsewhere.decode(received)], [decoded]), owner, "decode depends on more than the payload")
     for step in range(steps):
         sent, state = _messages(coder, _gradient(n, step), state, step)
         for payload in sent:
             names = [field.name for field in dataclasses.fields(payload) if field.name not in agreed]
             size = sum(array.nbytes for name in names for array in _arrays(getattr(payload, name)))
-            _need(payload.nbytes == size, owner, f"a payload says {payload.nbytes} bytes; its buffers have {size}")
+            _need(
+                payload.nbytes == size,
+                owner,
+                f"nbytes of a payload is {payload.nbytes}, but its buffers have {size} bytes",
+            )
         expected, sizes = coder.expected_nbytes(n, step), tuple(payload.nbytes for payload in sent)
-        rule = f"expected_nbytes({n}, {step}) = {expected}, but {sizes} bytes are sent; None where values decide"
+        rule = f"expected_nbytes({n}, {step}) = {expected}, but {sizes} bytes are sent; return None if values decide"
         _need(expected is None or tuple(expected) == sizes, owner, rule)
-    _need(_same(_exchanged(coder, n), _exchanged(coder, n)), owner, "draws other numbers than those of its rng")
+    _need(_same(_exchanged(coder, n), _exchanged(coder, n)), owner, "uses random numbers that do not come from its rng")
     for wrong, what in ((_with_nan(n), "a NaN"), (vector.astype(np.float64), "a float64 vector")):
-        _need(_refused(coder, wrong, n), owner, f"encode takes {what}; begin it with check_gradient(gradient)")
+        _need(_refused(coder, wrong, n), owner, f"encode accepts {what}; call check_gradient(gradient) first")
 
 
 def _gradient(n: int, seed: int) -> npt.NDArray[np.float32]:
@@ -124,24 +132,31 @@ def _exchanged(coder: AnyCompressor, n: int) -> list[Array]:
 
 @checked
 def check_optimizer(rule: object, *, n: Count = 6) -> None:
-    """Raise ConfigError unless an update rule is pure, keeps shape and type, and counts its updates."""
+    """Check that an update rule is pure, preserves shape and type, and counts its updates.
+
+    Raises ConfigError otherwise.
+    """
     optimizer, owner = cast(Optimizer, rule), type(rule).__name__
     for dtype in (np.float32, np.float64):
         rng = np.random.default_rng(1)
         params: Any = rng.normal(size=n).astype(dtype)
         state = optimizer.init(params)
         still, _ = optimizer.update(params, np.ones(n, dtype), state, 0.0)
-        _need(np.array_equal(still, params), owner, "its first update with rate 0 moves the parameters")
+        _need(
+            np.array_equal(still, params),
+            owner,
+            "the first update changes the parameters although the learning rate is 0",
+        )
         for step in range(1, 4):
             gradient: Any = rng.normal(size=n).astype(dtype)
             before = [array.copy() for array in (params, gradient, *state.moments)]
             after, new = optimizer.update(params, gradient, state, 0.1)
             kept = _same(before, [params, gradient, *state.moments])
-            _need(kept, owner, "changes an argument in place; return new arrays")
+            _need(kept, owner, "modifies an argument in place; return new arrays")
             again, _ = optimizer.update(params, gradient, state, 0.1)
-            _need(_same([after], [again]), owner, "two updates from the same arguments differ")
+            _need(_same([after], [again]), owner, "two updates with the same arguments differ")
             for name, array in (("parameters", after), *((f"moments[{i}]", m) for i, m in enumerate(new.moments))):
-                rule_ = f"{name} of type {params.dtype} become {array.dtype}{array.shape}; keep type and shape"
+                rule_ = f"{name} of type {params.dtype} become {array.dtype}{array.shape}; preserve type and shape"
                 _need(array.dtype == params.dtype and array.shape == params.shape, owner, rule_)
             _need(new.n_updates == step, owner, f"n_updates is {new.n_updates} after {step} updates")
             params, state = after, new
@@ -149,11 +164,16 @@ def check_optimizer(rule: object, *, n: Count = 6) -> None:
 
 @checked
 def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> None:
-    """Raise ConfigError unless a layer keeps the rules of custom layers.
+    """Check that a layer fulfils the contract of custom layers.
 
-    Its gradients must agree with central differences of its outputs in float64: sample by sample, or for a whole batch
-    in training if the layer has buffers. Its shapes and tensors must be those of its cost. Randomness must come from
-    `rng` only. :func:`ddlsim.simulate` raises the same error before it trains such a layer.
+    Raises ConfigError unless all of these hold:
+
+    - Its gradients agree with central differences of its outputs in float64: per sample, or for a whole batch in
+      training if the layer has buffers.
+    - Its shapes and tensors are those of its cost.
+    - Its random numbers come from `rng` only.
+
+    :func:`ddlsim.simulate` performs the same check before it trains such a layer.
     """
     held_to_rules(layer, in_shape, n)
 
@@ -167,14 +187,19 @@ def check_strategy(
     compresses: bool = True,
     decides: bool = False,
 ) -> None:
-    """Raise ConfigError unless a strategy keeps the rules of all strategies. Half a second of runs that learn digits.
+    """Check that a strategy fulfils the contract of all strategies, with half a second of training runs.
 
-    The seed decides everything; it promises no more updates than steps make; it runs on a part of the cluster and,
-    where it has collectives, on another fabric. Every run checks by itself that bytes, seconds and updates add up.
+    Raises ConfigError unless all of these hold:
 
-    alone       one worker is plain SGD bit for bit; False where the rule differs from it
-    compresses  it runs compressed; False where it refuses
-    decides     values decide what it does when, so that it has to learn in all of these runs
+    - Runs with the same seed are equal, runs with different seeds are not.
+    - It promises no more updates than its steps make.
+    - It runs on a part of the cluster and, if it has collectives, with another fabric.
+
+    Every run also checks that bytes, seconds and updates are consistent.
+
+    alone       whether training with one worker equals plain SGD bit for bit
+    compresses  whether it supports compression
+    decides     whether its control flow depends on values, so that it must train in all of these runs
     """
     rule, owner, updates = cast(Strategy, strategy), type(strategy).__name__, contract.of(strategy).updates
 
@@ -193,15 +218,15 @@ def check_strategy(
     first, again, other = (learned(rule, n_workers, seed) for seed in (1, 1, 2))
     same = first.history.equals(again.history) and _same([first.params], [again.params])
     _need(same, owner, "two runs with the same seed differ; draw from ddlsim's streams")
-    _need(not first.history.equals(other.history), owner, "another seed gives the same run")
+    _need(not first.history.equals(other.history), owner, "two runs with different seeds are equal")
     samples = [n for _, n in timed().recorder.updates]
-    said, most = f"updates(4, {n_workers}) says {updates(4, n_workers)}", 4 * 8 * n_workers
-    before_last = f"but those before the last have learned from {sum(samples[:-1])} samples already"
-    _need(sum(samples[:-1]) < most, owner, f"{said}, {before_last}; 4 steps of {n_workers} workers have {most}")
+    said, most = f"updates(4, {n_workers}) is {updates(4, n_workers)}", 4 * 8 * n_workers
+    before_last = f"but the updates before the last use {sum(samples[:-1])} samples"
+    _need(sum(samples[:-1]) < most, owner, f"{said}, {before_last}; 4 steps of {n_workers} workers have only {most}")
     if alone:
         plain, here = (learned(each, 1, 1).params for each in (AllReduce(), rule))
         same = plain is not None and here is not None and _same([plain], [here])
-        _need(same, owner, "one worker is not plain SGD, bit for bit (say alone=False where the rule differs from it)")
+        _need(same, owner, "with one worker, it differs from plain SGD (set alone=False if it is supposed to differ)")
     if compresses:
         timed(compression=TopK(0.1))
     timed(workers=list(range(8 - n_workers, 8)))

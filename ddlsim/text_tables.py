@@ -1,4 +1,4 @@
-"""Tables as text, by rich: of the same form wherever they go, narrower only where a terminal has no room for them.
+"""Plain-text tables (with rich), wrapped only to fit a terminal.
 
 In a file, a pipe or a notebook lines are as long as their cells need. At a terminal columns of words fold until the
 table fits, numbers stay whole; a table that is too wide even so is left as it is. Wide characters count as two columns,

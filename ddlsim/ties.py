@@ -1,4 +1,4 @@
-"""When two results count as equal; every ranking uses this rule.
+"""Ties between results, as used in all rankings.
 
 Two results *tie* if they differ by less than their stability (:meth:`ddlsim.Result.stability`) or, if that was not
 examined, by less than :data:`FLOOR`, which covers rounding.
@@ -17,8 +17,10 @@ T = TypeVar("T")
 
 
 def tie(a: float, b: float, spread: float = 0.0) -> bool:
-    """Return whether two numbers are not to be told apart: they differ by no more than the relative `spread`, or
-    :data:`FLOOR` if that is larger. Infinity ties with itself only."""
+    """Return whether two numbers are tied: they differ by no more than the relative `spread`, or than :data:`FLOOR`.
+
+    The larger of the two limits applies. Infinity is tied with itself only.
+    """
     if a == b:
         return True
     if math.isinf(a) or math.isinf(b):

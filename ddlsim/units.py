@@ -1,4 +1,4 @@
-"""Unit strings at the border, SI floats inside.
+"""Conversion of texts with units to SI floats.
 
 ``parse("25 Gbit/s", "bandwidth")`` returns bytes per second, ``parse("10 us", "time")`` seconds. QuantiPhy
 reads number and scale factor (decimal, so ``10 us`` is exactly ``1e-05``); the table below says what each
@@ -87,10 +87,10 @@ def _without_exponent(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def parse(text: str, dimension: str, where: str = "") -> float:
-    """Return `text` as an SI float of the given `dimension` (a key of :data:`DIMENSIONS`).
+    """Convert `text` to an SI float of the given `dimension` (a key of :data:`DIMENSIONS`).
 
-    Raises :class:`UnitError` when the unit is missing, unknown or of another dimension, or when the number
-    is not :func:`in_range`; `where` names the field in it.
+    Raises :class:`UnitError` if the unit is missing, unknown or of another dimension, or if the number is not
+    :func:`in_range`. The message begins with `where`, the name of the field.
     """
     from quantiphy import InvalidNumber
 
@@ -115,7 +115,7 @@ def parse(text: str, dimension: str, where: str = "") -> float:
             raise UnitError(f"{at} is out of range ({SMALLEST:g} to {LARGEST:g} {si_unit}); write it like {example!r}")
         return float(quantity) * factors[unit]
     if not unit:
-        raise UnitError(f"{at} has no unit; write a {noun} like {example!r} (meaning {si_unit})")
+        raise UnitError(f"{at} has no unit; write a {noun} like {example!r} (SI unit: {si_unit})")
     for other, (_, other_factors, _) in DIMENSIONS.items():
         if unit in other_factors:
             raise UnitError(f"{at} is a {_NOUN.get(other, other)}, not a {noun}; write it like {example!r}")
@@ -123,12 +123,12 @@ def parse(text: str, dimension: str, where: str = "") -> float:
 
 
 def si(value: float | str, dimension: str) -> float:
-    """Return a number as it is, a text with a unit as :func:`parse` reads it."""
+    """Convert a text with a unit with :func:`parse`; return a number unchanged."""
     return parse(value, dimension) if isinstance(value, str) else float(value)
 
 
 def quantity_text(value: float | str, dimension: str) -> str:
-    """Return a number in SI units, or a text with a unit, as the shortest text that says it exactly."""
+    """Return the shortest text with a unit that represents a number in SI units exactly."""
     number = si(value, dimension)
     units = dict.fromkeys((*_WRITTEN.get(dimension, ()), *DIMENSIONS[dimension][1]))
     numbers = ((number / parse(f"1 {unit}", dimension), unit) for unit in units)

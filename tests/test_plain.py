@@ -11,14 +11,14 @@ HUGE = "9" * 5000
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"a = {HUGE}", "f: has a whole number of thousands of digits; write one of at most 64 bits"),
-        ("a = [1, { b = 9223372036854775808 }]", "f: a.1.b: a whole number of more than 64 bits"),
-        (".".join(["a"] * 5000) + " = 1", "f: is nested more than 100 deep; is it the right file?"),
-        ("a = " + "[" * 5000 + "]" * 5000, "f: is nested too deeply"),
+        (f"a = {HUGE}", "f: contains an integer with thousands of digits; use an integer of at most 64 bits"),
+        ("a = [1, { b = 9223372036854775808 }]", "f: a.1.b: an integer of more than 64 bits"),
+        (".".join(["a"] * 5000) + " = 1", "f: nested more than 100 levels deep; is it the right file?"),
+        ("a = " + "[" * 5000 + "]" * 5000, "f: nested too deeply"),
         ("a = nan", "f: a = nan: is no number"),
         ("a = 1e-320", "f: a = 1e-320: must be 0, or from 1e-100 to 1e+100 in size"),
         ("[t]\nwhen = 1979-05-27", "f: t.when = 1979-05-27: no field takes a date"),
-        ("a = ", "f: is not valid TOML: Invalid value (at end of document)"),
+        ("a = ", "f: not valid TOML: Invalid value (at end of document)"),
     ],
     ids=["digits", "bits", "dotted", "nested", "nan", "tiny", "date", "cut"],
 )
@@ -31,12 +31,12 @@ def test_toml_that_harms(text, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f'{{"a": {HUGE}}}', "has a whole number of thousands of digits"),
-        (f'{{"a": {10**400}}}', "a: a whole number of more than 64 bits"),
+        (f'{{"a": {HUGE}}}', "contains an integer with thousands of digits"),
+        (f'{{"a": {10**400}}}', "a: an integer of more than 64 bits"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": [NaN]}', "a.0 = nan: is no number"),
-        ('{"a": ["x\\ud800"]}', "'a.0': .* has half a character"),
-        ('{"\\udfff": 1}', "has half a character"),
+        ('{"a": ["x\\ud800"]}', "'a.0': .* contains half of a surrogate pair"),
+        ('{"\\udfff": 1}', "contains half of a surrogate pair"),
     ],
     ids=["digits", "bits", "nested", "nan", "half", "half a key"],
 )

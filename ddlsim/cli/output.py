@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from ddlsim.errors import ConfigError
+from ddlsim.extras import check_installed
 from ddlsim.output_files import check_place
 from ddlsim.printable import shown
 from ddlsim.text_tables import aligned
@@ -28,6 +29,8 @@ def check_page(path: Path | None) -> None:
     check_folder(path)
     if path is not None and path.suffix not in (".html", ".htm"):
         raise ConfigError(f"--html {path}: the report is a page; name a file that ends in .html")
+    if path is not None:
+        check_installed("matplotlib")  # a report has pictures
 
 
 def check_picture(path: Path | None) -> None:
@@ -35,6 +38,8 @@ def check_picture(path: Path | None) -> None:
     check_folder(path)
     if path is not None and path.suffix.lower() not in PICTURES:
         raise ConfigError(f"{path}: no kind of picture; end the name in one of {', '.join(PICTURES)}")
+    if path is not None:
+        check_installed("matplotlib")
 
 
 def write_file(path: Path | None, write: Callable[[Path], object]) -> None:

@@ -1,23 +1,23 @@
-"""What a calibration changes in a cluster: latencies, bandwidths and overheads, scaled to measured values.
+"""Calibrated clusters: latencies, bandwidths and overheads scaled to measured values.
 
-A measured value belongs to the *reference route* of a class of links, which anybody can look up:
+A measured value applies to the *reference route* of a class of links:
 
-between   links between hosts; the route leads from the first worker of the first host to that of the second one
-inside    links inside hosts; the route joins the first two workers of the first host that has two
+between   links between hosts; the route from the first worker of the first host to that of the second host
+inside    links inside hosts; the route between the first two workers of the first host with at least two
 
-``latency`` is the sum over the links of the class on that route (s), ``bandwidth`` the least rate at which they carry a
-large message's own bytes (bytes/s), which is what a program measures: on routes with frames the headers come on top of
-it, so the links' capacity is larger (:func:`payload_rate`). All links of the class are scaled by the same factor, so
-what the file says about their proportions stays: a trunk that is four times as wide as a network card remains so.
-Inside hosts only links of the kinds on the reference route change their bandwidth: what NVLinks do says nothing about
-PCIe. Latencies decide between routes of as many hops, so those of all kinds are scaled.
+``latency`` is the sum over the links of the class on this route (s), ``bandwidth`` the smallest rate at which they
+carry the payload of a large message (bytes/s), as measured by programs. On routes with frames, headers add to the
+payload, so the capacity of the links is larger (:func:`payload_rate`). All links of the class are scaled by the same
+factor, which preserves their proportions: a trunk with four times the bandwidth of a network card keeps four times its
+bandwidth. Inside hosts, only links of the kinds on the reference route change their bandwidth, because NVLink rates say
+nothing about PCIe. Latencies of all kinds are scaled, because they decide between routes with the same number of hops.
 
-A simulation deviates from what it is a model of, and a fit to one operation does not tell by how much another one does
-(Kennedy and O'Hagan 2001, Journal of the Royal Statistical Society B 63(3)). How far off predictions of each kind have
-been is data: `deviations/learned.toml`, which ``python -m accuracy.deviations`` writes from the measurements of the
-accuracy page. It holds one-sided 97.5 % quantiles, because what is not modelled mostly makes a run slower. Besides,
-each message may take up to as much longer or shorter as the latency of the measured ones (:data:`PER_MESSAGE`). Beyond
-the measured range the variance grows with the doublings, as that of a random walk does.
+A simulation deviates from reality, and a fit to one operation does not tell how far another operation deviates (Kennedy
+and O'Hagan 2001, Journal of the Royal Statistical Society B 63(3)). The deviations of earlier predictions of each kind
+are in `deviations/learned.toml`, which ``python -m accuracy.deviations`` writes from the measurements of the accuracy
+page. It contains one-sided 97.5 % quantiles, because effects that are not modelled mostly make a run slower. In
+addition, each message may be faster or slower by up to the latency of the measured ones (:data:`PER_MESSAGE`). Beyond
+the measured range, the variance grows with the number of doublings, as in a random walk.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
         found = _reference_links(cluster, link_class)
         if found is None or not len(found[0]):
             raise ConfigError(
-                f"cluster {cluster.name!r}: calibration: {name}: there are no two workers joined by links "
-                f"{link_class} hosts; remove this parameter"
+                f"cluster {cluster.name!r}: calibration: {name} does not apply, because no two workers "
+                f"communicate over links {link_class} hosts; remove this parameter"
             )
         route, rate = found
         members = _members(cluster, link_class, route)
@@ -275,7 +275,7 @@ def deviation(kind: str) -> Beyond:
     if "/" in known:
         return Beyond(0.0, (), 0.0, *table[known])
     alike = [sides for name, sides in table.items() if name.startswith(known) and name.count("/") == bool(known)]
-    note = f"no measured family resembles {kind}: the interval is that of the least accurate kind"
+    note = f"no measured family resembles {kind}; using the interval of the least accurate kind"
     return Beyond(0.0, (note,), 0.0, max(faster for faster, _ in alike), max(slower for _, slower in alike))
 
 
@@ -285,10 +285,10 @@ def unmeasured(note: str, kind: str) -> Beyond:
 
 
 def beyond(value: float, measured: Sequence[float], what: str) -> Beyond:
-    """Return how far a value is outside of the least and the most that were `measured`."""
+    """Return how far a value is outside the range of the `measured` ones."""
     least, most = min(measured), max(measured)
     if least <= value <= most or value <= 0.0 or most <= 0.0:
         return Beyond()
     doublings = math.log2(value / most) if value > most else math.log2(max(least, 1e-300) / value)
     ends = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
-    return Beyond(doublings * PER_DOUBLING**2, (f"extrapolated: {value:.6g} {what}, measured {ends}",))
+    return Beyond(doublings * PER_DOUBLING**2, (f"extrapolated: {value:.6g} {what} (measured: {ends})",))

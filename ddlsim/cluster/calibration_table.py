@@ -1,4 +1,4 @@
-"""The `[calibration]` table of a cluster file, which ``ddlsim calibrate`` writes: docs/calibration.md tells its keys.
+"""The `[calibration]` table of a cluster file, written by ``ddlsim calibrate``. docs/calibration.md describes its keys.
 
 Loading a cluster uses the parameters and keeps the table: runs can ask for its curves (``cost = "calibrated"``), and
 :func:`ddlsim.validation.load_calibration` reads all of it.
@@ -145,15 +145,15 @@ def parse_calibration(table: Mapping[str, object]) -> CalibrationTable:
     file = PLAIN.build(CalibrationTable, table, "calibration")
     n = len(file.parameters)
     if file.covariance and (len(file.covariance) != n or any(len(row) != n for row in file.covariance)):
-        raise ConfigError(f"calibration.covariance: must have {n} rows and columns, one for each of the parameters")
+        raise ConfigError(f"calibration.covariance: must have {n} rows and columns, one per parameter; calibrate again")
     if len(file.ranks) != 2 or file.ranks[0] > file.ranks[1]:
-        raise ConfigError(f"calibration.ranks = {file.ranks!r}: must be the least and the most; calibrate again")
+        raise ConfigError(f"calibration.ranks = {file.ranks!r}: must be [minimum, maximum]; calibrate again")
     for i, row in enumerate(file.parameters):
         if len(row.scatter) not in (0, 3):
             raise ConfigError(f"calibration.parameters.{i}.scatter: must be three numbers; calibrate again")
         for key, ends in (("nbytes", row.nbytes), ("bounds", row.bounds)):
             if len(ends) not in (0, 2):
-                raise ConfigError(f"calibration.parameters.{i}.{key}: must be the least and the most; calibrate again")
+                raise ConfigError(f"calibration.parameters.{i}.{key}: must be [minimum, maximum]; calibrate again")
     for i, curve in enumerate(file.curves):
         _check_curve(curve, f"calibration.curves.{i}")
     return file
@@ -161,15 +161,15 @@ def parse_calibration(table: Mapping[str, object]) -> CalibrationTable:
 
 def _check_curve(curve: CurveTable, place: str) -> None:
     if len(curve.sizes) + 1 != len(curve.per_byte) or list(curve.sizes) != sorted(set(curve.sizes)):
-        raise ConfigError(f"{place}.sizes: must rise, one fewer than per_byte; calibrate again")
+        raise ConfigError(f"{place}.sizes: must be ascending, with one entry fewer than per_byte; calibrate again")
     if len(curve.left_out) not in (0, len(curve.sizes)):
-        raise ConfigError(f"{place}.left_out: must have a number for each of the sizes; calibrate again")
+        raise ConfigError(f"{place}.left_out: must have one number per entry of sizes; calibrate again")
     n = 1 + len(curve.per_byte)
     if len(curve.covariance) != n or any(len(row) != n for row in curve.covariance):
         raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
     for key, values in (("nbytes", curve.nbytes), ("ranks", curve.ranks)):
         if len(values) != 2 or values[0] > values[1]:
-            raise ConfigError(f"{place}.{key} = {values!r}: must be the least and the most; calibrate again")
+            raise ConfigError(f"{place}.{key} = {values!r}: must be [minimum, maximum]; calibrate again")
 
 
 def value_of(name: str, text: str, place: str) -> float:
@@ -183,7 +183,7 @@ def value_of(name: str, text: str, place: str) -> float:
     except ValueError:
         share = math.nan
     if not 0.0 < share < 1.0:
-        raise ConfigError(f"{place}: {name} = {shown(text)} must be a share in (0, 1), like '0.022'; calibrate again")
+        raise ConfigError(f"{place}: {name} = {shown(text)} must be between 0 and 1, like '0.022'; calibrate again")
     return share
 
 
@@ -193,6 +193,6 @@ def apply(cluster: Cluster, table: Mapping[str, object]) -> Cluster:
     file = parse_calibration(table)
     for i, row in enumerate(file.parameters):
         if row.name in found:
-            raise ConfigError(f"calibration.parameters.{i}: {row.name!r} is there twice; remove one")
+            raise ConfigError(f"calibration.parameters.{i}: {row.name!r} appears twice; remove one of the entries")
         found[row.name] = value_of(row.name, row.value, f"calibration.parameters.{i}")
     return dataclasses.replace(with_parameters(cluster, found), calibration=file)

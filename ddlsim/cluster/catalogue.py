@@ -1,4 +1,4 @@
-"""From what a user names a cluster by to the :class:`Cluster`."""
+"""Load a :class:`Cluster` from a name, a path or a graph."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ _OWN = (".toml", ".json")
 
 
 def cluster_names() -> list[str]:
-    """Return the names of the bundled clusters, sorted."""
+    """Return the sorted names of the bundled clusters."""
     return sorted(bundled_files("topologies"))
 
 
 @checked
 def load_cluster(source: ClusterLike) -> Cluster:
-    """Return the cluster that `source` names.
+    """Load a cluster from a bundled name, a file or a networkx graph.
 
     source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, of a networkx graph in ``.json``
-            (node-link) or ``.graphml``, or of a topology that another tool wrote, told by its content
-            (:data:`ddlsim.imports.sniff.TOPOLOGIES`); a networkx graph; or a cluster, which is returned as it is.
-            ``"name+key=value"`` sets a key of the file's [generator], [host] or [link], as in
-            ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``, or says what another tool's
-            file leaves out, as in ``"topo.txt+bandwidth=25 GB/s"`` (:func:`ddlsim.imports.read_any`)
+            (node-link) or ``.graphml``, or of a topology file written by another tool, recognised by its content
+            (:data:`ddlsim.imports.sniff.TOPOLOGIES`); a networkx graph; or a :class:`Cluster`, which is returned
+            unchanged
 
-    Raises :class:`ConfigError`, in one line with file, field, value and remedy, for what cannot be used.
+    Append ``+key=value`` to a name or path to override a key of the file's [generator], [host] or [link] table, as in
+    ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``. For the file of another tool,
+    ``+key=value`` supplies a value that the file lacks, as in ``"topo.txt+bandwidth=25 GB/s"``
+    (:func:`ddlsim.imports.read_any`).
+
+    Raises :class:`ConfigError` for an unknown name or an invalid file. The message is one line with the file, the
+    field, its value and a remedy.
     """
     if isinstance(source, Cluster):
         return source
@@ -46,7 +50,7 @@ def load_cluster(source: ClusterLike) -> Cluster:
     if stem in bundled:
         return _load_bundled(bundled[stem], tuple(settings), os.stat(bundled[stem]).st_mtime_ns)
     if path.suffix or len(path.parts) != 1:  # no bundled cluster has a name like that
-        raise ConfigError(f"{path}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
+        raise ConfigError(f"{path}: no such file; use a path or a bundled cluster (see: ddlsim topologies)")
     raise unknown_name("cluster", stem, bundled)
 
 
@@ -57,7 +61,7 @@ def _load_bundled(path: Path, settings: tuple[str, ...], changed: int) -> Cluste
 
 
 def _load_file(path: Path, settings: Sequence[str]) -> Cluster:
-    data = read_bytes(path, "no such file; give a path or a bundled cluster (see: ddlsim topologies)")
+    data = read_bytes(path, "no such file; use a path or a bundled cluster (see: ddlsim topologies)")
     if path.suffix not in _OWN:
         from ddlsim.imports import read_topology
 
@@ -71,6 +75,5 @@ def _fact(setting: str) -> tuple[str, object]:
     """Return the name and the value of a text like ``bandwidth=25 GB/s``."""
     name, is_setting, value = setting.partition("=")
     if not is_setting:
-        hint = "a fact that the file leaves out, like +bandwidth=25 GB/s"
-        raise ConfigError(f"+{setting}: write +name=value with {hint}")
+        raise ConfigError(f"+{setting}: expected +name=value for a value that the file lacks, like +bandwidth=25 GB/s")
     return name, parse_value(value)

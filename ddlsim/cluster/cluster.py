@@ -1,4 +1,4 @@
-"""The cluster as arrays: what the network, the strategies and the reports read. See docs/architecture.md."""
+"""Clusters as arrays, which the network, strategies and reports read. See docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ ClusterLike = Annotated[
 
 @dataclass(frozen=True)
 class Routes:
-    """Routes as a CSR: route i takes the links ``links[offsets[i]:offsets[i + 1]]``, in this order.
+    """Routes in compressed sparse row form: route i is ``links[offsets[i]:offsets[i + 1]]``, in order.
 
-    `shares` (n_hops,) is the share of a message's bytes on each link (None: 1), for messages that several paths carry.
-    `flows` (n_routes,) are the numbers of the flows that ECMP hashes (None: 0).
+    shares  (n_hops,) the share of a message's bytes on each link, for messages split over several paths; None: 1
+    flows   (n_routes,) the flow numbers that ECMP hashes; None: 0
     """
 
     offsets: Ints
@@ -68,21 +68,24 @@ class Routes:
 
     @property
     def share(self) -> Floats:
-        """The share of a message's bytes on each link, (n_hops,)."""
+        """Share of a message's bytes on each link, shape (n_hops,)."""
         return np.broadcast_to(np.float64(1.0), len(self.links)) if self.shares is None else self.shares
 
     @property
     def of(self) -> Ints:
-        """The route that each link is on, (n_hops,)."""
+        """Index of the route that each link belongs to, shape (n_hops,)."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def path(self, i: int) -> tuple[Ints, Floats]:
-        """Return the links of route i, and the share of a message's bytes on each."""
+        """Return the links of route i and the share of a message's bytes on each."""
         own = slice(self.offsets[i], self.offsets[i + 1])
         return self.links[own], self.share[own]
 
     def replaced(self, paths: Mapping[int, tuple[Ints, Floats]]) -> Routes:
-        """Return a copy of these routes with the paths of some replaced by `paths`."""
+        """Return a copy in which the routes with the given indices have new paths.
+
+        paths  route index -> (links, share of bytes on each)
+        """
         if not paths:
             return self
         links, shares = zip(*(paths[i] if i in paths else self.path(i) for i in range(len(self))), strict=True)
@@ -98,14 +101,15 @@ class Routes:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Cluster:
-    """Machines and links, immutable. Build one with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
+    """Machines and links of a cluster, immutable. Build one with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
 
-    Nodes are "gpu", "host" (CPU), "storage" or "switch"; the others are endpoints. `host_of` is the machine a node
-    sits in (-1: a switch of the fabric). Links are directed; each uses one channel, which has the capacity.
+    Nodes have the kind "gpu", "host" (CPU), "storage" or "switch". All except switches are endpoints. `host_of` is the
+    machine that contains each node, or -1 for switches between machines. Links are directed. Each link belongs to one
+    channel, which has the capacity; the two directions of a half-duplex link share a channel.
 
-    Per node, shape (n_nodes,): `speed` (relative compute speed), `send_overhead`, `recv_overhead` (s per
-    message, o of LogGP), `reduce_time` (s per reduced byte). Per link, shape (n_links,): `link_bandwidth`
-    (bytes/s), `link_efficiency` (share left to payload), `link_latency` (s), `link_kind`.
+    Arrays of shape (n_nodes,): `speed` (relative compute speed), `send_overhead` and `recv_overhead` (s per message, o
+    in LogGP) and `reduce_time` (s per reduced byte). Arrays of shape (n_links,): `link_bandwidth` (bytes/s),
+    `link_efficiency` (share of the bandwidth available to payload), `link_latency` (s) and `link_kind`.
     """
 
     name: str
@@ -164,7 +168,7 @@ class Cluster:
 
     @property
     def n_nodes(self) -> int:
-        """Number of nodes, switches included."""
+        """Number of nodes, including switches."""
         return len(self.node_names)
 
     @property
@@ -174,23 +178,23 @@ class Cluster:
 
     @property
     def n_channels(self) -> int:
-        """Number of channels; at most one per link."""
+        """Number of channels, at most one per link."""
         return len(self.nominal_capacity)
 
     @cached_property
     def is_endpoint(self) -> Bools:
-        """What is no switch: GPUs and hosts, where workers or servers can be placed, and storages, shape (n_nodes,)."""
+        """Whether each node is an endpoint (GPU, host or storage) rather than a switch, shape (n_nodes,)."""
         return _frozen(np.array([kind != "switch" for kind in self.node_kind], dtype=bool))
 
     @cached_property
     def workers(self) -> Ints:
-        """Endpoints of the workers in rank order: the GPUs, or the hosts of a cluster without GPUs."""
+        """Nodes of the workers in rank order: the GPUs, or the hosts if the cluster has no GPUs."""
         gpus = self._of_kind("gpu")
         return gpus if len(gpus) else self.servers
 
     @cached_property
     def servers(self) -> Ints:
-        """Host (CPU) nodes, where parameter servers can be placed."""
+        """Host (CPU) nodes, on which parameter servers can be placed."""
         return self._of_kind("host")
 
     @cached_property
@@ -202,13 +206,12 @@ class Cluster:
         return _frozen(np.array([node for node, each in enumerate(self.node_kind) if each == kind], dtype=np.int64))
 
     def operation_seconds(self, node: int) -> float:
-        """Return the s that an operation of a storage takes, however few bytes it reads or writes."""
+        """Return the time (s) of one operation of a storage, independent of the number of bytes."""
         return 0.0 if self.operation_time is None else float(self.operation_time[node])
 
     @cached_property
     def channel_capacity(self) -> Floats:
-        """Bytes/s that each channel carries, shape (n_channels,): the nominal capacity, or where links have a `spread`
-        that of this channel."""
+        """Bytes/s of each channel, shape (n_channels,): nominal, or sampled for links with `spread`."""
         from ddlsim.cluster.details import sampled_times
 
         has_spread = self.details is not None and self.details.spread.any()
@@ -216,8 +219,10 @@ class Cluster:
 
     @checked
     def sampled(self, seed: Seed) -> Cluster:
-        """Return this cluster with the rates of unequal links as a run with `seed` has them; one that has been sampled
-        already stays as it is. Routes are those of the nominal rates."""
+        """Return this cluster with the rates of links with `spread` sampled from `seed`, as in a run with that seed.
+
+        A cluster that has already been sampled is returned unchanged. Routes are those of the nominal rates.
+        """
         if self.link_seed is not None or self.details is None or not self.details.spread.any():
             return self
         made = dataclasses.replace(self, link_seed=seed)
@@ -226,10 +231,10 @@ class Cluster:
 
     @cached_property
     def nominal_capacity(self) -> Floats:
-        """Bytes/s that each channel carries as its links are described, bandwidth * efficiency, shape (n_channels,).
+        """Nominal bytes/s of each channel (bandwidth * efficiency), shape (n_channels,).
 
-        That is payload, and the headers of frames on links that have them. Routes, rings and algorithms are chosen by
-        these rates, as in reality, where nobody knows which links are slow.
+        This includes payload and, on links with frames, frame headers. Routes, rings and algorithms are chosen by
+        nominal rates, as in real systems, where slow links are not known in advance.
         """
         n_channels = int(self.link_channel.max()) + 1 if self.n_links else 0
         capacity = np.zeros(n_channels)
@@ -238,7 +243,7 @@ class Cluster:
 
     @cached_property
     def reverse_link(self) -> Ints:
-        """The link that leads back from each link's end to its start, -1 if there is none, shape (n_links,)."""
+        """Index of the link in the opposite direction of each link, or -1 if there is none, shape (n_links,)."""
         from ddlsim.cluster.details import reverse_links
 
         return _frozen(reverse_links(self))
@@ -255,17 +260,17 @@ class Cluster:
 
     @checked
     def node(self, name: str) -> int:
-        """Return the index of the node called `name`; raises :class:`ConfigError` if there is none."""
+        """Return the index of the node called `name`. Raises :class:`ConfigError` if there is none."""
         if name not in self._node_index:
             raise unknown_name("node", name, self.node_names, f"cluster {self.name!r}")
         return self._node_index[name]
 
     @checked
     def routes(self, src: NodesLike, dst: NodesLike) -> Routes:
-        """Return the routes src[i] -> dst[i] (node indices, shape (n_routes,)); empty where they are equal.
+        """Return the routes from src[i] to dst[i] (node indices, shape (n_routes,)).
 
-        Raises :class:`ConfigError` naming both nodes when no path leads from one to the other, and for an index
-        that is no node.
+        The route from a node to itself is empty. Raises :class:`ConfigError` if an index is not a node, or if there is
+        no path between two nodes; the message names both.
         """
         src, dst = self._pairs(src, dst)
         if self.routing == "fixed" or self.fixed_routes:
@@ -274,13 +279,13 @@ class Cluster:
 
     @cached_property
     def splits(self) -> bool:
-        """Whether a message can take several paths (spraying, ECMP over several connections, several interfaces)."""
+        """Whether a message may use several paths: spraying, ECMP over several connections, or several interfaces."""
         several = self.details is not None and bool((self.details.connections > 1).any())
         return self.routing == "spray" or (self.routing == "ecmp" and several) or self.several_ports
 
     @cached_property
     def several_ports(self) -> bool:
-        """Whether a node of a machine with GPUs has several interfaces, its own or nodes with no other link inside."""
+        """Whether a node of a GPU machine has several interfaces to the network: its own links, or NIC nodes."""
         src, dst = self.host_of[self.link_src], self.host_of[self.link_dst]
         hosts = np.unique(self.host_of[self._of_kind("gpu")])
         leaves, inside = np.isin(src, hosts) & (src != dst), np.isin(src, hosts) & (src == dst)
@@ -291,17 +296,21 @@ class Cluster:
 
     @checked
     def split_routes(self, src: NodesLike, dst: NodesLike, flows: NodesLike | None = None) -> Routes:
-        """Return all links that messages src[i] -> dst[i] take, with shares; :meth:`routes` has one path of each pair.
+        """Return all links used by messages from src[i] to dst[i], with the share of bytes on each.
 
-        With routing "spray" these are the links of all shortest paths. "ecmp" hashes every connection of a pair (see
-        ``details``) and every flow separately. Between GPUs of different machines messages are divided among all
-        interfaces that are equally near. `flows`, (n_routes,), are numbers from 0, as of NCCL's channels (None: 0).
+        Unlike :meth:`routes`, which returns one path per pair, this includes every path over which a message is split.
+        With routing "spray" these are all shortest paths. "ecmp" hashes every connection of a pair (see ``details``)
+        and every flow separately. Messages between GPUs of different machines are divided among all equally near
+        interfaces.
+
+        flows  (n_routes,) non-negative flow numbers, such as NCCL channels; None: 0
+
         Raises ConfigError for pairs without a route, and for arrays of different lengths.
         """
         src, dst = self._pairs(src, dst)
         flows = np.zeros_like(src) if flows is None else np.asarray(flows, dtype=np.int64)
         if flows.shape != src.shape or (flows < 0).any():
-            raise ConfigError(f"split_routes: flows must be {len(src)} numbers from 0, one per route")
+            raise ConfigError(f"split_routes: flows must be {len(src)} non-negative integers, one per route")
         one_each = not self.splits and (self.routing != "ecmp" or not flows.any())
         routes = self.routes(src, dst) if one_each or self.routing == "ecmp" or self.fixed_routes else None
         if routes is not None and one_each:
@@ -322,7 +331,7 @@ class Cluster:
         # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
         ends = [np.require(self._nodes(nodes), np.int64, ["C", "W"]) for nodes in (src, dst)]
         if ends[0].shape != ends[1].shape:
-            raise ConfigError(f"routes: src and dst must be equally long, not {ends[0].shape} and {ends[1].shape}")
+            raise ConfigError(f"routes: src and dst must have the same length, not {ends[0].shape} and {ends[1].shape}")
         return ends[0], ends[1]
 
     def _routes_with_fixed(self, src: Ints, dst: Ints) -> Routes:
@@ -340,35 +349,36 @@ class Cluster:
 
     @checked
     def around(self, down: Iterable[Index]) -> Detours:
-        """Return the routes of this cluster while the links `down` (their places) are, see
-        :mod:`ddlsim.cluster.routing`. Raises ConfigError for a link that is not there."""
+        """Return the routes of this cluster while the links with the indices `down` are unavailable.
+
+        See :mod:`ddlsim.cluster.routing`. Raises ConfigError for an index that is not a link.
+        """
         from ddlsim.cluster.routing import Detours
 
         links = sorted(down)
         if links and links[-1] >= self.n_links:
-            raise ConfigError(f"cluster {self.name!r} has the links 0..{self.n_links - 1}, and no link {links[-1]}")
+            raise ConfigError(f"cluster {self.name!r} has no link {links[-1]}; its links are 0 to {self.n_links - 1}")
         return Detours(self, links)
 
     def no_route(self, src: int, dst: int) -> ConfigError:
-        """Return the error for two nodes without a path."""
+        """Return the error to raise for two nodes without a path between them."""
         return ConfigError(
-            f"cluster {self.name!r}: no path leads "
-            f"from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
-            f"add a {'route' if self.routing == 'fixed' else 'link'} or leave one of them out"
+            f"cluster {self.name!r}: there is no path from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
+            f"add a {'route' if self.routing == 'fixed' else 'link'}, or do not use both nodes"
         )
 
     def _nodes(self, nodes: npt.ArrayLike) -> Ints:
         places = np.atleast_1d(np.asarray(nodes, dtype=np.int64))
         if places.ndim > 1:
-            raise ConfigError(f"nodes are an array of shape {places.shape}; give a flat list")
+            raise ConfigError(f"nodes: expected a one-dimensional list, got an array of shape {places.shape}")
         wrong = places[(places < 0) | (places >= self.n_nodes)]
         if len(wrong):
-            raise ConfigError(f"cluster {self.name!r} has the nodes 0..{self.n_nodes - 1}, and no node {wrong[0]}")
+            raise ConfigError(f"cluster {self.name!r} has no node {wrong[0]}; its nodes are 0 to {self.n_nodes - 1}")
         return places
 
     @checked
     def check_connected(self, nodes: NodesLike) -> None:
-        """Raise :class:`ConfigError`, naming two nodes, unless every one of `nodes` reaches every other."""
+        """Check that all `nodes` can reach each other. Raises :class:`ConfigError` naming two nodes that cannot."""
         members = self._nodes(nodes)
         if not len(members):
             return
@@ -380,9 +390,12 @@ class Cluster:
 
     @checked
     def scaled(self, kind: str, *, bandwidth: Positive = 1.0, latency: NotNegative = 1.0) -> Cluster:
-        """Return this cluster with all links of one `kind` scaled by the factors `bandwidth` and `latency`.
+        """Return a copy of this cluster in which bandwidth and latency of all links of one `kind` are scaled.
 
-        Raises :class:`ConfigError` for a kind that no link has, or a factor that makes no sense.
+        kind                what to scale, such as "nic"
+        bandwidth, latency  factors relative to the present values
+
+        Raises :class:`ConfigError` for a kind that no link has, or an invalid factor.
         """
         if kind not in self.link_kind:
             raise unknown_name("link kind", kind, set(self.link_kind), f"cluster {self.name!r}")
@@ -394,14 +407,16 @@ class Cluster:
         )
 
     def with_links(self, bandwidth: Floats, latency: Floats) -> Cluster:
-        """Return this cluster with other link bandwidths (bytes/s) and latencies (s), each of shape (n_links,), and the
-        routes of this one: even where two ways that were equally long no longer are."""
+        """Return a copy of this cluster with new link bandwidths (bytes/s) and latencies (s), each of shape (n_links,).
+
+        Routes are those of this cluster, even if paths of equal length before now differ.
+        """
         made = dataclasses.replace(self, link_bandwidth=bandwidth, link_latency=latency)
         vars(made)["_router"] = self._router  # its cached property, with the tables that are known already
         return made
 
     def spraying(self) -> Cluster:
-        """Return this cluster with routing "spray"."""
+        """Return a copy of this cluster with routing "spray"."""
         made = dataclasses.replace(self, routing="spray")
         if self.routing != "dimension-order":  # else all policies choose from the same tables of shortest paths
             vars(made)["_router"] = self._router
@@ -415,11 +430,11 @@ class Cluster:
         device_price: Quantity | None = None,
         switch_power: Quantity | None = None,
     ) -> Cluster:
-        """Return this cluster with prices and power draws; what is None stays as it is.
+        """Return a copy of this cluster with new prices and power draws. None keeps the present value.
 
-        price         of every machine but storages, "3.06 USD/h" (a number: USD/s)
-        device_price  of every device that a worker can use, beside its machine's price
-        switch_power  what every switch between the machines draws, "150 W"
+        price         price of every machine except storages, such as "3.06 USD/h" (a number is in USD/s)
+        device_price  price of every worker's device, in addition to the price of its machine
+        switch_power  power draw of every switch between machines, such as "150 W"
         """
         new: dict[str, Floats] = {}
         if price is not None:
@@ -435,20 +450,20 @@ class Cluster:
 
     @cached_property
     def is_switch_port(self) -> Bools:
-        """The links that leave a switch of the fabric, shape (n_links,)."""
+        """Whether each link leaves a switch between machines, shape (n_links,)."""
         return _frozen(self.is_fabric_switch[self.link_src])
 
     @cached_property
     def is_fabric_switch(self) -> Bools:
-        """The switches that do not sit in a machine, shape (n_nodes,)."""
+        """Whether each node is a switch between machines, not inside one, shape (n_nodes,)."""
         switches = np.array([kind == "switch" for kind in self.node_kind], dtype=bool)
         return _frozen(switches & (self.host_of < 0))
 
     @checked
     def locality_order(self, nodes: NodesLike) -> Ints:
-        """Return a permutation of ``range(len(nodes))`` in which a ring keeps its hops local.
+        """Return a permutation of ``range(len(nodes))`` that keeps most hops of a ring local.
 
-        Nodes of one machine stay together, machines of one rack too: on a tree of switches, such a ring
+        Nodes of one machine are adjacent, and so are the machines of one rack. On a tree of switches, such a ring
         crosses each uplink once per direction. See :mod:`ddlsim.cluster.rings`.
         """
         from ddlsim.cluster.rings import locality_order
@@ -457,20 +472,20 @@ class Cluster:
 
     @cached_property
     def machine_tour(self) -> Ints:
-        """The machines in the order of a depth-first tour of the fabric, shape (n_machines,)."""
+        """Machines in the order of a depth-first traversal of the fabric, shape (n_machines,)."""
         from ddlsim.cluster.rings import machine_tour
 
         return _frozen(machine_tour(self))
 
     @cached_property
     def direct_links(self) -> dict[tuple[int, int], float]:
-        """The bandwidth (bytes/s) of the links that join two endpoints of one machine, by their nodes."""
+        """Bandwidth (bytes/s) of the links between endpoints of one machine, by (source, destination) node."""
         from ddlsim.cluster.rings import direct_links
 
         return direct_links(self)
 
     def to_graph(self) -> nx.MultiDiGraph[str]:
-        """Return the cluster as a networkx graph, the inverse of :meth:`from_graph`."""
+        """Convert the cluster to a networkx graph. :meth:`from_graph` is the inverse."""
         from ddlsim.cluster.graphs import to_graph
 
         return to_graph(self)
@@ -478,9 +493,9 @@ class Cluster:
     @classmethod
     @checked
     def from_graph(cls, graph: GraphLike, name: str | None = None) -> Cluster:
-        """Return the cluster that a networkx graph describes; the attributes read are listed in `graphs`.
+        """Build a cluster from a networkx graph. :mod:`ddlsim.cluster.graphs` lists the attributes.
 
-        Raises :class:`ConfigError` naming the node or edge and the attribute that cannot be used.
+        Raises :class:`ConfigError` naming the node or edge and the invalid attribute.
         """
         from ddlsim.cluster.graphs import from_graph
 
@@ -494,7 +509,7 @@ class Cluster:
         write_cluster(self, Path(path))
 
     def summary(self) -> str:
-        """Return a description of a few lines: machines, devices, links by kind, routing, sources."""
+        """Return a short text that lists machines, devices, links by kind, routing and sources."""
         return summary(self)
 
     def _repr_html_(self) -> str:
@@ -537,7 +552,7 @@ def title(cluster: Cluster) -> str:
 
 
 def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
-    """Return what :func:`summary` says below the title: labels ("" for the machines) and texts."""
+    """Return the rows of :func:`summary` below the title as (label, text); the label of the machines is ""."""
     kinds = Counter(cluster.node_kind)
     inside = sum(k == "switch" and h >= 0 for k, h in zip(cluster.node_kind, cluster.host_of.tolist(), strict=True))
     n = kinds["storage"]
@@ -546,7 +561,7 @@ def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
         f"{len(cluster.host_names) - kinds['storage']} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
         f"{storages}{kinds['switch'] - inside} fabric switches; routing: {cluster.routing}"
     )
-    devices = Counter(cluster.device_of[node] or "no device named" for node in cluster.workers.tolist())
+    devices = Counter(cluster.device_of[node] or "no device specified" for node in cluster.workers.tolist())
     rows = [("", machines), ("workers", ", ".join(f"{n} x {device}" for device, n in sorted(devices.items())))]
     link_kind = np.array(cluster.link_kind)
     for kind in dict.fromkeys(cluster.link_kind):
@@ -568,15 +583,15 @@ def _details(cluster: Cluster, of_kind: Bools) -> str:
     if any(detail.frame_header for detail in found):
         header = _range(np.array([detail.frame_header for detail in found]), "B")
         payload = _range(np.array([detail.frame_payload for detail in found]), "B")
-        parts.append(f"headers of {header} per {payload}")
+        parts.append(f"{header} of headers per {payload} of payload")
     if any(detail.spread for detail in found):
-        parts.append(f"rates apart by {_range(np.array([detail.spread for detail in found]), '')}")
+        parts.append(f"rates vary by {_range(np.array([detail.spread for detail in found]), '')}")
     if any(detail.burst for detail in found):
         parts.append(f"bursts of {_range(np.array([detail.burst for detail in found]), 'B')}")
     if any(detail.reverse_load for detail in found):
         parts.append(f"acknowledgements {_range(np.array([detail.reverse_load for detail in found]), '')}")
     if any(detail.sharing for detail in found):
-        parts.append("served in order of arrival")
+        parts.append("first in, first out")
     parts += sorted({_transport(detail) for detail in found if detail.transport})
     return "".join(f", {part}" for part in parts)
 

@@ -1,4 +1,4 @@
-"""What links do besides carrying bytes at a rate: frames with headers, token buckets, acknowledgements, transports.
+"""Link behaviour beyond bandwidth and latency: frames with headers, token buckets, acknowledgements, transports.
 
 The network engine applies them (docs/models/tcp.md and docs/models/transport.md have the formulas); links without them
 cost nothing.
@@ -103,7 +103,7 @@ def frame_of(transport: str, mtu: float, where: str) -> tuple[float, float]:
     """Return (header, payload) in bytes of a transport's frames; raise :class:`ConfigError` for an MTU too small."""
     protocol = PROTOCOLS[transport]
     if mtu < protocol.inside + 200.0:
-        raise ConfigError(f"{where}mtu = {shown(mtu)} is too small for {transport}; write it like '1500 B'")
+        raise ConfigError(f"{where}mtu = {shown(mtu)} is too small for {transport}; expected a size like '1500 B'")
     return protocol.frame(mtu)
 
 
@@ -134,25 +134,25 @@ Texts: TypeAlias = npt.NDArray[np.str_]
 @checked
 @dataclass(frozen=True)
 class LinkDetail:
-    """The details of one link, SI floats; 0 is what a link does without them.
+    """Optional properties of a link, in SI units. The defaults describe an ideal link.
 
-    frame_header, frame_payload  bytes that every frame of at most `frame_payload` bytes adds to a message
-    burst                        bytes that an idle link has saved up and lets through at once (token bucket)
-    reverse_load                 share of its rate that traffic takes of the other direction (acknowledgements)
-    transport                    one of `PROTOCOLS`: messages of a pair of nodes travel on its connections, one after
-                                 the other; "": they are flows, as on ideal links
-    connections                  that each pair of nodes has, between which every message is divided
-    flow_rate                    bytes/s of one connection at most; 0: no limit
-    window                       bytes of one connection under way at most; 0: the transport's own
-    rendezvous                   bytes; a larger message asks its receiver first and waits for it; 0: none does
-    loss                         share of TCP's segments that are lost
-    unordered                    messages of a connection do not wait for each other but share it
-    warm                         windows are open already: no slow start
-    buffer                       bytes that may wait at this port of a switch before TCP's are lost; 0: no end of them
-    overhead                     s that the threads at both ends of a message take, on top of the links' latency
-    spread                       how far apart the rates of links of this kind are, as of :class:`ddlsim.Spread`
-    sharing                      "fifo": bytes leave in the order in which they arrived, on all links of a network with
-                                 such a link; "": messages share links side by side
+    frame_header, frame_payload  bytes that each frame adds to a message, and payload bytes per full frame
+    burst                        bytes that an idle link accumulates and may send at once (token bucket)
+    reverse_load                 share of a message's rate that its acknowledgements take from the opposite direction
+    transport                    one of `PROTOCOLS`: messages between two nodes are queued on their connections;
+                                 "": every message is a flow, as on ideal links
+    connections                  connections per pair of nodes, over which every message is divided
+    flow_rate                    maximum bytes/s of one connection; 0: no limit
+    window                       maximum bytes in flight per connection; 0: the default of the transport
+    rendezvous                   larger messages (bytes) wait until the receiver has answered a request; 0: none
+    loss                         share of TCP segments that are lost
+    unordered                    messages of a connection share its rate and do not wait for each other
+    warm                         windows are already open: no slow start
+    buffer                       bytes that can queue at this switch port before TCP segments are lost; 0: unlimited
+    overhead                     s that the threads at both ends spend on a message, in addition to link latency
+    spread                       variation of the rates of links of this kind, as in :class:`ddlsim.Spread`
+    sharing                      "fifo": bytes are sent in order of arrival, on all links of a network that has such a
+                                 link; "": messages share links by max-min fairness
     """
 
     frame_header: NotNegative = 0.0
@@ -173,7 +173,7 @@ class LinkDetail:
     sharing: Sharing = ""
 
     def written(self) -> dict[str, Any]:
-        """Return the fields that say anything, as attributes of an edge."""
+        """Return the fields that differ from their defaults, as edge attributes."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value != getattr(_NONE, key)}
 
     def __bool__(self) -> bool:
@@ -188,7 +188,7 @@ DETAIL_KEYS = tuple(field.name for field in dataclasses.fields(LinkDetail))
 
 @dataclass(frozen=True, eq=False)
 class LinkDetails:
-    """The details of all links of a cluster, each of shape (n_links,), as in :class:`LinkDetail`."""
+    """Properties of all links of a cluster: each field of :class:`LinkDetail` as an array of shape (n_links,)."""
 
     frame_header: Floats
     frame_payload: Floats
@@ -212,12 +212,12 @@ class LinkDetails:
             getattr(self, key).setflags(write=False)
 
     def of(self, link: int) -> LinkDetail:
-        """Return the details of one link."""
+        """Return the properties of one link."""
         return LinkDetail(*(getattr(self, key)[link].item() for key in DETAIL_KEYS))
 
     @property
     def acts(self) -> bool:
-        """Whether any link does more than to name a transport whose messages share it as flows do."""
+        """Whether any link behaves differently from an ideal link; merely naming a transport does not count."""
         told = self.flow_rate + self.window + self.rendezvous > 0.0
         transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp-")
         shaped = (self.frame_header + self.burst + self.reverse_load > 0.0) | (self.sharing == "fifo")
@@ -225,7 +225,7 @@ class LinkDetails:
 
     @property
     def connection_limit(self) -> Floats:
-        """Bytes/s that the connections of a pair of nodes carry together, inf where nothing is said, (n_links,)."""
+        """Maximum bytes/s of all connections between two nodes together, inf without a limit, shape (n_links,)."""
         return np.where(self.flow_rate > 0.0, self.connections * self.flow_rate, np.inf)
 
 
@@ -296,7 +296,7 @@ class Told:
         if bool(sizes["frame_header"]) != bool(sizes["frame_payload"]):
             raise ConfigError(
                 f"{where}frame_header = {shown(self.frame_header)} and frame_payload = {shown(self.frame_payload)} "
-                "say together what a frame is; give both, like '66 B' and '1448 B'"
+                "must be set together, like '66 B' and '1448 B'"
             )
         transport = "" if self.transport == IDEAL else self.transport
         plain = ("reverse_load", "loss", "connections", "unordered", "warm", "spread")
@@ -324,16 +324,18 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
         if idle:
             value = mtu if idle[0] == "mtu" else getattr(detail, idle[0])
             raise ConfigError(
-                f"{where}{idle[0]} = {shown(value)} belongs to a transport; add transport = one of "
+                f"{where}{idle[0]} = {shown(value)} has no effect without a transport; set transport to one of "
                 f"{', '.join(map(repr, PROTOCOLS))}"
             )
         return detail
     if detail.loss and not detail.transport.startswith("tcp-"):
-        raise ConfigError(f"{where}loss = {detail.loss} is for TCP; {detail.transport} links lose nothing")
+        raise ConfigError(f"{where}loss = {detail.loss} applies to TCP only; {detail.transport} does not lose messages")
     if detail.buffer and not detail.transport.startswith("tcp-"):
-        raise ConfigError(f"{where}buffer = {detail.buffer:g} B is for TCP; {detail.transport} senders are held back")
+        raise ConfigError(
+            f"{where}buffer = {detail.buffer:g} B applies to TCP only; {detail.transport} uses flow control"
+        )
     if mtu and detail.frame_header:
-        raise ConfigError(f"{where}mtu and frame_header both say what a frame is; remove one")
+        raise ConfigError(f"{where}mtu and frame_header both define the frame; remove one of them")
     if not mtu:
         return detail
     header, payload = frame_of(detail.transport, mtu, where)
@@ -352,12 +354,17 @@ def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
 
 @takes_fields_of(_Wanted)
 def with_detail(wanted: _Wanted) -> Cluster:
-    """Return the cluster with these details on all links of the given `kinds` (None: all between hosts).
+    """Return a copy of the cluster with these properties on all links of the given `kinds`.
 
-    The parameters are those of :class:`LinkDetail`, sizes as text like "3 MiB" and rates like "5 Gbit/s" as well; `mtu`
-    (bytes) says the transport's frames. ``transport="ideal"`` alone takes transports away and leaves frames, bursts and
-    acknowledgements as they are. Links of other kinds keep theirs. Raises :class:`ConfigError` for a number
-    that makes no sense, a transport that does not exist, or a kind that no link has.
+    cluster  a :class:`Cluster`
+    kinds    kinds of links to change; None: all links between machines
+    mtu      bytes per frame of the transport; sets `frame_header` and `frame_payload`
+
+    The other parameters are those of :class:`LinkDetail`; sizes and rates may also be text such as "3 MiB" or "5
+    Gbit/s". ``transport="ideal"`` alone removes transports but keeps frames, bursts, acknowledgements and spread. Other
+    links are unchanged.
+
+    Raises :class:`ConfigError` for an invalid number, an unknown transport, or a kind that no link has.
     """
     cluster, kinds, detail = wanted.cluster, wanted.kinds, wanted.detail()
     for kind in kinds or ():

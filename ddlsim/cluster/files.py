@@ -1,4 +1,4 @@
-"""Files in and out: TOML for people, node-link JSON and GraphML for programs.
+"""Cluster files: TOML for people, node-link JSON and GraphML for programs.
 
 Every error is one line that begins with the path. Nothing in a file can run code: TOML and JSON are plain
 data, and XML passes defusedxml (no entities, no DTD) before networkx sees it.
@@ -177,7 +177,7 @@ def _call(make: Callable[..., Any], table: Mapping[str, object], place: str, **m
     arguments = dict(table)
     source = arguments.pop("source", None)
     if not isinstance(source, str | None):
-        raise ConfigError(f"{place}.source = {shown(source)}: must be a text")
+        raise ConfigError(f"{place}.source = {shown(source)}: must be a string")
     for key in more.keys() & arguments.keys():
         raise unknown_name("key", key, PLAIN.arguments_of(make).keys() - more, place)
     checked_arguments = PLAIN.arguments(make, arguments, place)
@@ -194,7 +194,9 @@ def interior(table: Mapping[str, object], place: str) -> tuple[Interior, list[st
         return _call(MultiGpu, table, place)
     only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
     for key in sorted(table.keys() & only_gpu):
-        raise ConfigError(f"{place}.{key} = {shown(table[key])} is for machines with GPUs; add n_gpus or remove it")
+        raise ConfigError(
+            f"{place}.{key} = {shown(table[key])} applies to machines with GPUs only; add n_gpus or remove it"
+        )
     return _call(Host, table, place)
 
 
@@ -217,7 +219,9 @@ def set_key(file: Table, setting: str) -> None:
     """Set a key of a file's [generator], [host] or [link] by a text like ``n_hosts=64`` or ``transport=roce``."""
     key, is_setting, text = setting.partition("=")
     if not is_setting:
-        raise ConfigError(f"+{setting}: write +key=value with a key of [generator], [host] or [link], like +n_hosts=64")
+        raise ConfigError(
+            f"+{setting}: expected +key=value with a key of [generator], [host] or [link], like +n_hosts=64"
+        )
     if key == "transport":
         _set_transport(file, parse_value(text))
     elif key == "storage":  # of a file whose machines meet in one switch
@@ -236,7 +240,9 @@ def set_key(file: Table, setting: str) -> None:
 
 def _set_in_generator(file: Table, key: str, value: object, setting: str) -> None:
     if not isinstance(file.get("generator"), dict):
-        raise ConfigError(f"+{setting}: the file has no [generator] whose keys could be set; change a copy of it")
+        raise ConfigError(
+            f"+{setting}: the file has no [generator] with keys to override; edit a copy of the file instead"
+        )
     make = GENERATORS.get(str(file["generator"].get("type")))
     of_network = set() if make is None else PLAIN.arguments_of(make).keys() - {"host"}
     of_host = {field.name for field in fields(MultiGpu)}
@@ -265,13 +271,15 @@ def parse_file(table: Table, settings: Sequence[str] = ()) -> ClusterFile:
         set_key(table, setting)
     file = PLAIN.build(ClusterFile, table, "", outline, "")
     if file.generator is None and not (file.hosts or file.nodes):
-        raise ConfigError("the file describes no machines; add [generator] (type = 'star', say) or [[hosts]]")
+        raise ConfigError(
+            "the file describes no machines; add [generator], for example with type = 'star', or [[hosts]]"
+        )
     if file.generator is not None:
         for key in ("hosts", "switches", "links", "nodes", "edges", "grid"):
             if getattr(file, key):
-                raise ConfigError(f"{key} cannot stand beside [generator]; remove one of them")
+                raise ConfigError(f"{key} and [generator] exclude each other; remove one of them")
     elif file.host is not None:
-        raise ConfigError("[host] goes with [generator]; write these keys into [[hosts]]")
+        raise ConfigError("[host] requires [generator]; move its keys to [[hosts]]")
     return file
 
 
@@ -297,12 +305,12 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
         if path.suffix == ".toml":
             return _with_device_files(_read_toml(path.stem, text, settings), path.parent)
         if settings:
-            raise ConfigError(f"+{settings[0]}: only keys of a .toml file with [generator] can be set")
+            raise ConfigError(f"+{settings[0]}: only .toml files with [generator] have keys to override")
         return readers[path.suffix](path.stem, text)
     except ConfigError as error:
         raise type(error)(f"{path}: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{path}: is nested too deeply for a cluster; is it the right file?") from None
+        raise ConfigError(f"{path}: nested too deeply for a cluster file; is it the right file?") from None
 
 
 def _with_device_files(cluster: Cluster, folder: Path) -> Cluster:
@@ -462,7 +470,7 @@ def _add_nodes(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
         check_size(len(graph) + len(names), 0, f"nodes.{i}")
         for node in names:
             if node in graph:
-                raise ConfigError(f"nodes.{i}.names: {shown(node)} is taken already; choose another name")
+                raise ConfigError(f"nodes.{i}.names: {shown(node)} is already taken; choose another name")
             graph.add_node(node, **{str(key): value for key, value in table.items() if key != "names"})
 
 
@@ -479,7 +487,7 @@ def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
         keys: Any = table.get("keys", [None] * len(links))
         is_list = isinstance(keys, list | tuple) and len(keys) == len(links)
         if not is_list or not all(key is None or type(key) is int for key in keys):
-            raise ConfigError(f"edges.{i}.keys = {shown(keys)} must be {len(links)} whole numbers, one for each link")
+            raise ConfigError(f"edges.{i}.keys = {shown(keys)} must be {len(links)} integers, one per link")
         n_links += len(links)
         check_size(0, n_links, f"edges.{i}")
         data = {str(key): value for key, value in table.items() if key not in ("links", "keys")}
@@ -492,21 +500,23 @@ def _add_edges(graph: Graph, tables: Iterable[Mapping[str, Any]]) -> None:
 
 def _check_new(name: str, ports: dict[str, list[str]], place: str) -> None:
     if name in ports:
-        raise ConfigError(f"{place}.name = {name!r} is taken already; choose another name")
+        raise ConfigError(f"{place}.name = {name!r} is already taken; choose another name")
 
 
 def _add_links(graph: Graph, ports: dict[str, list[str]], link: LinkTable, place: str) -> None:
     ends = [_matching(pattern, ports, f"{place}.between") for pattern in link.between]
     if link.shared and link.reverse_bandwidth is not None:
         raise ConfigError(
-            f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} has no effect on a shared link; remove one"
+            f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} cannot be combined with shared; remove one of them"
         )
     n_ports = [sum(len(ports[name]) for name in names) for names in ends]
     n_cables = max(n_ports[0] * len(ends[1]), n_ports[1] * len(ends[0]))  # at most: each pair has one for each NIC
     check_size(0, graph.number_of_edges() + 2 * n_cables, f"{place}.between = {link.between!r}")
     for a, b in itertools.product(*ends):
         if a == b:
-            raise ConfigError(f"{place}.between = {link.between!r} joins {a!r} to itself; name two nodes")
+            raise ConfigError(
+                f"{place}.between = {link.between!r} connects {a!r} to itself; specify two different nodes"
+            )
         n_switches = sum(graph.nodes[ports[end][0]]["kind"] == "switch" and ports[end] == [end] for end in (a, b))
         kind = link.kind or ("link", "nic", "trunk")[n_switches]
         rest: Any = {key: getattr(link, key) for key in ("efficiency", "reverse_bandwidth", "shared")}
@@ -527,12 +537,14 @@ def _read_json(stem: str, text: str) -> Cluster:
     data: Any = plain.parse_json(text)
     edges = next((key for key in ("edges", "links") if isinstance(data, dict) and key in data), None)
     if edges is None or not isinstance(data.get("nodes"), list) or not isinstance(data[edges], list):
-        raise ConfigError("has no lists 'nodes' and 'edges' (or 'links'); write it with networkx.node_link_data")
+        raise ConfigError(
+            "the lists 'nodes' and 'edges' (or 'links') are missing; write the file with networkx.node_link_data"
+        )
     for key in ("directed", "multigraph"):
         if not isinstance(data.get(key, True), bool):
             raise ConfigError(f"{key} = {shown(data[key])} must be true or false")
     if not isinstance(data.get("graph", {}), dict):
-        raise ConfigError(f"graph = {shown(data['graph'])} must be an object: the attributes of the whole")
+        raise ConfigError(f"graph = {shown(data['graph'])} must be an object with the attributes of the graph")
     try:
         ids = [node["id"] for node in data["nodes"]]
         _check_references(ids, [end for edge in data[edges] for end in (edge["source"], edge["target"])])
@@ -541,7 +553,9 @@ def _read_json(stem: str, text: str) -> Cluster:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"is no node-link graph ({what}); nodes need 'id', {edges} 'source' and 'target'") from None
+        raise ConfigError(
+            f"not a node-link graph ({what}); nodes must have 'id', and {edges} 'source' and 'target'"
+        ) from None
     return from_graph(graph, None if "name" in graph.graph else stem)
 
 
@@ -553,7 +567,7 @@ def _check_references(nodes: list[Any], ends: list[Any]) -> None:
     for end in ends:
         if end not in known:
             raise ConfigError(
-                f"an edge ends at {shown(end)}, which is not among the nodes; add the node or correct the edge"
+                f"an edge ends at {shown(end)}, which is not a node of the graph; add the node or correct the edge"
             )
 
 
@@ -567,10 +581,10 @@ def _read_graphml(stem: str, text: str) -> Cluster:
         root = fromstring(text, forbid_dtd=True)
     except DefusedXmlException as error:
         raise ConfigError(
-            f"declares a DTD or an entity, which is refused ({type(error).__name__}); remove it"
+            f"DTDs and entity declarations are not allowed ({type(error).__name__}); remove them"
         ) from None
     except (ParseError, ValueError) as error:  # ValueError: characters that XML does not have
-        raise ConfigError(f"is not valid XML: {error}; correct it (is the file complete?)") from None
+        raise ConfigError(f"not valid XML: {error}; correct it (is the file complete?)") from None
     elements = [(element.tag.rpartition("}")[2], element.attrib) for element in root.iter()]
     try:
         _check_references(
@@ -584,7 +598,7 @@ def _read_graphml(stem: str, text: str) -> Cluster:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException, Warning) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"is no GraphML graph ({what}); write it with networkx") from None
+        raise ConfigError(f"not a GraphML graph ({what}); write it with networkx") from None
     for *_, edge in graph.edges(data=True):
         edge.pop("id", None)
     for key in _LISTS:
@@ -592,7 +606,5 @@ def _read_graphml(stem: str, text: str) -> Cluster:
             try:
                 graph.graph[key] = plain.parse_json(graph.graph[key])
             except ConfigError:
-                raise ConfigError(
-                    f"{key} = {shown(graph.graph[key])} must be a list as JSON text, like '[8, 8]'"
-                ) from None
+                raise ConfigError(f"{key} = {shown(graph.graph[key])} must be a list in JSON, like '[8, 8]'") from None
     return from_graph(graph, None if "name" in graph.graph else stem)

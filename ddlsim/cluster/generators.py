@@ -1,4 +1,20 @@
-"""Topology generators: functions returning the networkx graph of a cluster.
+"""Topology generators: functions that return the networkx graph of a cluster.
+
+They share these parameters: `host`, the machine to place at each position (see :mod:`ddlsim.cluster.nodes`), and the
+properties of the link from a machine to the network: bandwidth (per direction, in bytes/s or text such as
+"25 Gbit/s"), latency (in seconds or text) and efficiency (share of the bandwidth available to payload). This link has
+the kind "nic". Links between switches are of kind "trunk", links between machines without a switch of kind "link". A
+machine with several NICs has one such link per NIC.
+
+Every generator raises :class:`ddlsim.errors.ConfigError` for an invalid number; the message names the parameter.
+
+They share these parameters: `host`, the machine to place at each position (see :mod:`ddlsim.cluster.nodes`), and the
+properties of the link from a machine to the network: bandwidth (per direction, in bytes/s or text such as
+"25 Gbit/s"), latency (in seconds or text) and efficiency (share of the bandwidth available to payload). This link has
+the kind "nic". Links between switches are of kind "trunk", links between machines without a switch of kind "link". A
+machine with several NICs has one such link per NIC.
+
+Every generator raises :class:`ddlsim.errors.ConfigError` for an invalid number; the message names the parameter.
 
 All of them take the machine that stands at each place (`host`, see :mod:`ddlsim.cluster.nodes`), and
 bandwidth (per direction, float bytes/s or text like "25 Gbit/s"), latency (float seconds or text) and
@@ -79,7 +95,7 @@ class _Plain(_Fabric):
     def link(self) -> Link:
         back = self.reverse_bandwidth
         if self.shared and back is not None:
-            raise ConfigError(f"reverse_bandwidth = {back!r} has no effect on a shared link; remove one")
+            raise ConfigError(f"reverse_bandwidth = {back!r} cannot be combined with shared; remove one of them")
         reverse = None if back is None else si(back, "bandwidth")
         return replace(super().link, reverse_bandwidth=reverse, shared=self.shared)
 
@@ -101,7 +117,7 @@ class _Oversubscribed(_Trunked):
         if self.trunk_bandwidth is not None and self.oversubscription != 1:
             raise ConfigError(
                 f"oversubscription = {self.oversubscription!r} and trunk_bandwidth = {self.trunk_bandwidth!r} "
-                f"say the same thing twice; remove one"
+                f"both determine the trunks; remove one of them"
             )
         trunk = trunk_of(link, self.trunk_bandwidth, self.trunk_latency)
         if self.trunk_bandwidth is not None:
@@ -184,20 +200,32 @@ def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
 
 @takes_fields_of(_Plain)
 def ring(wanted: _Plain) -> Graph:
-    """Return machines joined in a circle, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
+    """Build a ring of machines that forward messages to their neighbours.
+
+    reverse_bandwidth  bandwidth from machine i + 1 to machine i, if it differs
+    shared             make the links half-duplex
+    """
     return _direct("ring", [wanted.n_hosts], wanted)
 
 
 @takes_fields_of(_Plain)
 def line(wanted: _Plain) -> Graph:
-    """Return machines joined in a row, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
+    """Build a line of machines that forward messages to their neighbours.
+
+    reverse_bandwidth  bandwidth from machine i + 1 to machine i, if it differs
+    shared             make the links half-duplex
+    """
     n = wanted.n_hosts
     return _direct("line", [n], wanted, itertools.pairwise(range(n)), n - 1)
 
 
 @takes_fields_of(_Plain)
 def fully_connected(wanted: _Plain) -> Graph:
-    """Return machines with a link between any two. `reverse_bandwidth` is that towards the lower number."""
+    """Build machines with a link between every pair.
+
+    reverse_bandwidth  bandwidth towards the machine with the lower number, if it differs
+    shared             make the links half-duplex
+    """
     n = wanted.n_hosts
     return _direct("fully-connected", [n], wanted, itertools.combinations(range(n), 2), n * (n - 1) // 2)
 
@@ -212,11 +240,15 @@ class _Torus(_Fabric):
 
 @takes_fields_of(_Torus)
 def torus(wanted: _Torus) -> Graph:
-    """Return a torus of machines, e.g. sizes (8, 8) or (4, 4, 4), numbered in row-major order.
+    """Build a torus of machines, for example with sizes (8, 8) or (4, 4, 4), numbered in row-major order.
 
-    Routes go one dimension after the other, the first one first. A dimension of size 2 has one link, not two.
-    Of several `slices`, tori of these sizes, all machines also have a link of `nic_bandwidth` (None: as the others) to
-    one switch, by which messages go to another slice.
+    sizes          machines per dimension; a dimension of size 2 has one link, not two
+    slices         number of tori of these sizes. With several slices, every machine also has a link to one switch,
+                   which carries messages between slices.
+    nic_bandwidth  bandwidth of the links to that switch; None: that of the other links
+    nic_latency    their latency; None: that of the other links
+
+    Routing is in dimension order, starting with the first dimension.
     """
     sizes, n_slices = wanted.sizes, wanted.slices
     if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
@@ -224,7 +256,7 @@ def torus(wanted: _Torus) -> Graph:
     if n_slices == 1:
         return _direct("torus", sizes, wanted)
     if not isinstance(wanted.host, Host):
-        raise ConfigError(f"slices = {n_slices} needs machines of one device each; remove n_gpus")
+        raise ConfigError(f"slices = {n_slices} requires machines with a single device; remove n_gpus")
     places, n_pairs = math.prod(sizes), n_slices * _n_grid_pairs(sizes)
     check_size(n_slices * places + 1, 2 * (n_slices * places + n_pairs), f"torus of {n_slices} slices")
     pairs = ((a + i * places, b + i * places) for i in range(n_slices) for a, b in _grid_pairs(sizes))
@@ -244,7 +276,10 @@ class _Cube(_Fabric):
 
 @takes_fields_of(_Cube)
 def hypercube(wanted: _Cube) -> Graph:
-    """Return 2 ** n_dims machines, joined where their numbers differ in one bit (highest routed first)."""
+    """Build a hypercube of 2 ** n_dims machines, with links between machines whose numbers differ in one bit.
+
+    Routes correct the highest differing bit first.
+    """
     n_dims = wanted.n_dims
     if n_dims > MAX_NODES.bit_length():
         raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower it")
@@ -256,10 +291,10 @@ def hypercube(wanted: _Cube) -> Graph:
 
 @takes_fields_of(_Plain)
 def star(wanted: _Plain) -> Graph:
-    """Return `n_hosts` machines on one switch (non-blocking inside).
+    """Build `n_hosts` machines connected to one non-blocking switch.
 
-    `reverse_bandwidth` is that from the switch to the machine, if it differs; `shared` makes the links half
-    duplex.
+    reverse_bandwidth  bandwidth from the switch to a machine, if it differs
+    shared             make the links half-duplex
     """
     link, n_hosts = wanted.link, wanted.n_hosts
     graph, hosts = start("star", "shortest", n_hosts, wanted.host, n_switches=1, n_links=2 * n_hosts * wanted.n_nics)
@@ -280,16 +315,19 @@ class _LeafSpine(_Oversubscribed):
 
 @takes_fields_of(_LeafSpine)
 def leaf_spine(wanted: _LeafSpine) -> Graph:
-    """Return a two-level Clos network: every leaf switch has a trunk to every spine switch.
+    """Build a two-level Clos network: every leaf switch has a trunk to every spine switch.
 
-    A trunk has `trunk_bandwidth`, or what lets the leaf's machines use 1/oversubscription of their bandwidth
-    through all spines together. With `rail_optimised`, NIC j of each machine of a group of `hosts_per_leaf`
-    goes to the group's leaf j (so `n_leaves` must be a multiple of the number of NICs).
+    trunk_bandwidth   bandwidth of each trunk; None: derived from `oversubscription`
+    oversubscription  total bandwidth of a leaf's machines divided by that of its trunks
+    rail_optimised    connect NIC j of every machine in a group of `hosts_per_leaf` to the group's leaf j; `n_leaves`
+                      must be a multiple of the number of NICs
     """
     link, n_nics, n_leaves, n_spines = wanted.link, wanted.n_nics, wanted.n_leaves, wanted.n_spines
     hosts_per_leaf, rails = wanted.hosts_per_leaf, n_nics if wanted.rail_optimised else 1
     if n_leaves % rails:
-        raise ConfigError(f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs of a machine on rails")
+        raise ConfigError(
+            f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs per machine if rail_optimised is set"
+        )
     n_down = hosts_per_leaf * n_nics // rails
     trunk = wanted.trunk(link, n_down, n_spines)
     n_hosts = n_leaves // rails * hosts_per_leaf
@@ -314,14 +352,14 @@ class _FatTree(_Trunked):
 
 @takes_fields_of(_FatTree)
 def fat_tree(wanted: _FatTree) -> Graph:
-    """Return the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008): k**3 / 4 machines.
+    """Build the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008) with k**3 / 4 machines.
 
-    k pods of k/2 edge and k/2 aggregation switches; aggregation switch j of every pod reaches the core
-    switches j*k/2 ... j*k/2 + k/2 - 1.
+    It has k pods of k/2 edge and k/2 aggregation switches. Aggregation switch j of every pod is connected to the core
+    switches j*k/2 to j*k/2 + k/2 - 1.
     """
     k, link, n_nics = wanted.k, wanted.link, wanted.n_nics
     if k % 2:
-        raise ConfigError(f"k = {k} must be even: half of a switch's ports go up")
+        raise ConfigError(f"k = {k} must be even, because half of a switch's ports are uplinks")
     half = k // 2
     trunk = trunk_of(link, wanted.trunk_bandwidth, wanted.trunk_latency)
     n_hosts, n_links = k * half * half, 2 * k * half * half * (n_nics + 2)
@@ -348,10 +386,12 @@ class _Racks(_Oversubscribed):
 
 @takes_fields_of(_Racks)
 def racks(wanted: _Racks) -> Graph:
-    """Return racks with a switch each and one trunk to a core switch; two racks have a trunk between them
-    instead.
+    """Build racks with one switch each, connected by one trunk per rack to a core switch.
 
-    The trunk has `trunk_bandwidth`, or 1/oversubscription of what the rack's machines have together.
+    Two racks are connected directly by a single trunk.
+
+    trunk_bandwidth   bandwidth of each trunk; None: derived from `oversubscription`
+    oversubscription  total bandwidth of a rack's machines divided by that of its trunk
     """
     link, n_nics, n_racks, hosts_per_rack = wanted.link, wanted.n_nics, wanted.n_racks, wanted.hosts_per_rack
     trunk = wanted.trunk(link, hosts_per_rack * n_nics, 1)
@@ -378,7 +418,7 @@ class _TwoRacks(_Oversubscribed):
 
 @takes_fields_of(_TwoRacks)
 def two_racks(wanted: _TwoRacks) -> Graph:
-    """Return :func:`racks` with two racks: one trunk joins their switches."""
+    """Build :func:`racks` with two racks, connected by one trunk between their switches."""
     return racks(2, **vars(wanted))
 
 
@@ -399,15 +439,15 @@ class _Dragonfly(_Fabric):
 
 @takes_fields_of(_Dragonfly)
 def dragonfly(wanted: _Dragonfly) -> Graph:
-    """Return a dragonfly (Kim, Dally, Scott and Abts, ISCA 2008) with minimal routing.
+    """Build a dragonfly with minimal routing (Kim, Dally, Scott and Abts, ISCA 2008).
 
-    group_shape   routers of a group: (a,) all joined to each other; (rows, columns), as in Cray's Aries
-                  (Faanes et al., SC 2012), joined to those of the same row and to those of the same column
-    local_cables  cables in parallel per dimension of the group, counted as one link of their total bandwidth
-    global_links  links between each pair of groups, given to the groups' routers in turn
-    n_hosts       fill only the first `n_hosts` places (the others are service nodes, or empty)
+    group_shape   routers per group: (a,) for a fully connected group, or (rows, columns) for Cray's Aries
+                  (Faanes et al., SC 2012), where a router has links to the others in its row and in its column
+    local_cables  parallel cables per dimension of the group, modelled as one link with their total bandwidth
+    global_links  links between each pair of groups, assigned to the routers of a group in turn
+    n_hosts       number of positions to fill, starting with the first; None: all
 
-    Links inside a group are of kind "trunk", those between groups of kind "global".
+    Links inside a group are of kind "trunk", links between groups of kind "global".
     """
     n_groups, hosts_per_router, global_links = wanted.n_groups, wanted.hosts_per_router, wanted.global_links
     shape = list(wanted.group_shape)
@@ -418,7 +458,7 @@ def dragonfly(wanted: _Dragonfly) -> Graph:
     places = n_groups * per_group * hosts_per_router
     n_hosts = places if wanted.n_hosts is None else wanted.n_hosts
     if n_hosts > places:
-        raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} places of this dragonfly; lower it")
+        raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} positions of this dragonfly; lower it")
     link = wanted.link
     local = trunk_of(link, wanted.local_bandwidth, wanted.local_latency)
     between = trunk_of(link, wanted.global_bandwidth, wanted.global_latency)

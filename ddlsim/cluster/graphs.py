@@ -1,6 +1,6 @@
-"""networkx graphs in and out.
+"""Conversion between networkx graphs and clusters.
 
-Attributes that are read (others are refused, so that a misspelt one does not pass in silence):
+These attributes are read. Any other raises ConfigError, so that a misspelt attribute is not ignored silently:
 
 graph   name, title, sources, notes; routing (see `routing.POLICIES`); grid: sizes of the dimensions in which the
         machines are numbered in row-major order, levels of hierarchical collectives (nodes of a torus, with routing
@@ -59,7 +59,7 @@ def _reject_unknown(attributes: Iterable[str], known: set[str], where: str) -> N
 def _text(attributes: Attributes, key: str, default: str | None, where: str) -> str | None:
     value = attributes.get(key, default)
     if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{where}: {key} = {shown(value)} must be a text")
+        raise ConfigError(f"{where}: {key} = {shown(value)} must be a string")
     return value
 
 
@@ -67,7 +67,7 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{where} = {shown(value)} must be a list of texts")
+        raise ConfigError(f"{where} = {shown(value)} must be a list of strings")
     return tuple(value)
 
 
@@ -79,11 +79,13 @@ def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
         edges = [(u, v, 0, data) for u, v, data in graph.edges(data=True)]
     for u, v, key, data in edges:
         if u == v:
-            raise ConfigError(f"{where}: edge {u!r} - {v!r} joins a node to itself; remove it")
+            raise ConfigError(f"{where}: edge {u!r} - {v!r} connects a node to itself; remove it")
         if "reverse_bandwidth" in data:
             remedy = f"set bandwidth on the edge {v!r} -> {u!r}"
             if not graph.is_directed():
-                remedy = "an undirected graph forgets the direction of its edges; pass a directed one, with two edges"
+                remedy = (
+                    "an undirected graph does not store the direction of edges; use a directed graph with two edges"
+                )
             raise ConfigError(
                 f"{where}: edge {u!r} - {v!r}: reverse_bandwidth = {shown(data['reverse_bandwidth'])}: {remedy}"
             )
@@ -106,7 +108,7 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     index: dict[Hashable, int] = {node: i for i, node in enumerate(graph.nodes)}
     names = tuple(str(node) for node in index)
     if len(set(names)) < len(names):
-        raise ConfigError(f"{where}: two nodes print as the same name; rename one")
+        raise ConfigError(f"{where}: two nodes have the same name when converted to text; rename one")
     grid = graph.graph.get("grid", ())
     if not isinstance(grid, list | tuple) or not all(type(size) is int and size > 0 for size in grid):
         raise ConfigError(f"{where}: grid = {shown(grid)} must be a list of sizes like [8, 8]")
@@ -114,18 +116,24 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     nodes = _node_columns(graph, where)
     n_places = sum(kind != "switch" for kind in nodes["node_kind"])  # a switch may join several tori
     if routing == "dimension-order" and math.prod(grid) != n_places:
-        raise ConfigError(f"{where}: routing = 'dimension-order' needs grid = [sizes] that number the {n_places} nodes")
+        raise ConfigError(
+            f"{where}: routing = 'dimension-order' requires a grid whose product is the number of nodes, {n_places}"
+        )
     links = _link_columns(graph, index, where)
     hosts = zip(nodes["host_of"].tolist(), nodes["node_kind"], strict=True)
     n_machines = len({host for host, kind in hosts if host >= 0 and kind != "storage"})
     if grid and routing != "dimension-order" and math.prod(grid) != n_machines:
-        raise ConfigError(f"{where}: grid = {list(grid)} does not number its {n_machines} machines; correct it")
+        raise ConfigError(
+            f"{where}: grid = {list(grid)} does not match the number of machines, {n_machines}; correct it"
+        )
     title = _text(graph.graph, "title", "", where) or ""
     texts = {key: _texts(graph.graph.get(key, ()), f"{where}: {key}") for key in ("sources", "notes")}
     about: dict[str, Any] = {"name": name, "title": title, "routing": routing, "grid": tuple(grid), **texts}
     cluster = Cluster(node_names=names, **about, **nodes, **links)
     if not cluster.is_endpoint.any():
-        raise ConfigError(f"{where}: all {len(names)} nodes are switches; give some kind = 'host' or 'gpu'")
+        raise ConfigError(
+            f"{where}: all {len(names)} nodes are switches; at least one must have kind = 'host' or 'gpu'"
+        )
     return _with_fixed_routes(cluster, graph.graph.get("routes", ()), where)
 
 
@@ -176,11 +184,15 @@ def _cost_columns(graph: nx.Graph[Any], host_of: list[int], n_hosts: int, where:
         for key in columns.keys() & data.keys():
             place = f"{where}: node {str(name)!r}"
             if (data.get("kind", "host") == "switch") != (key == "power"):
-                raise ConfigError(f"{place}: {key} is for {'switches' if key == 'power' else 'endpoints'}; remove it")
+                kinds = "switches" if key == "power" else "endpoints"
+                raise ConfigError(f"{place}: {key} applies to {kinds} only; remove it")
             number = nonnegative(data[key], "power" if key == "power" else "price", f"{place}: {key}")
             at = host_of[node] if key == "price" else node
             if not np.isnan(columns[key][at]) and columns[key][at] != number:
-                raise ConfigError(f"{place}: price = {data[key]!r} differs from that on another node of its machine")
+                raise ConfigError(
+                    f"{place}: price = {data[key]!r} differs from the price at another node of the same machine; "
+                    "remove one of them"
+                )
             columns[key][at] = number
     fields = {"price": "host_price", "device_price": "device_price", "power": "switch_power"}
     stated = {fields[key]: column for key, column in columns.items() if not np.isnan(column).all()}
@@ -194,7 +206,7 @@ def _operation_times(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
         if "operations" in data:
             place = f"{where}: node {str(name)!r}"
             if data.get("kind") != "storage":
-                raise ConfigError(f"{place}: operations is for storages; remove it")
+                raise ConfigError(f"{place}: operations applies to storages only; remove it")
             times[node] = 1.0 / positive(data["operations"], None, f"{place}: operations")
     return {"operation_time": times} if times.any() else {}
 
@@ -205,7 +217,7 @@ def _reducing_switches(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
         value = data.get("reduces", False)
         if not isinstance(value, bool) or (value and data.get("kind", "host") != "switch"):
             place = f"{where}: node {str(name)!r}"
-            raise ConfigError(f"{place}: reduces = {shown(value)} must be true or false, at a switch")
+            raise ConfigError(f"{place}: reduces = {shown(value)} must be true or false, and applies to switches only")
     reduces = np.array([data.get("reduces", False) for _, data in graph.nodes(data=True)], dtype=bool)
     return {"switch_reduces": reduces} if reduces.any() else {}
 
@@ -276,7 +288,7 @@ def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Li
             u, v, _, _ = listed[link]
             raise ConfigError(
                 f"{where}: shared edge {u!r} -> {v!r}: bandwidth, efficiency and kind must equal those of "
-                f"{v!r} -> {u!r} (half duplex has one capacity); make them equal or drop shared"
+                f"{v!r} -> {u!r}, because both share one capacity; make them equal or remove shared"
             )
 
 
@@ -291,15 +303,15 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
         place = f"{where}: routes[{number}]"
         nodes = [cluster.node(str(name)) for name in _texts(path, place)]
         if len(nodes) < 2 or nodes[0] == nodes[-1]:
-            raise ConfigError(f"{place} = {shown(path)} must lead from one node to another one")
+            raise ConfigError(f"{place} = {shown(path)} must be a path between two different nodes")
         for hop in itertools.pairwise(nodes):
             if hop not in link_of:
                 u, v = (cluster.node_names[node] for node in hop)
                 raise ConfigError(
-                    f"{place} = {shown(path)}: no link leads from {u!r} to {v!r}; add it or correct the path"
+                    f"{place} = {shown(path)}: there is no link from {u!r} to {v!r}; add it or correct the path"
                 )
         if (nodes[0], nodes[-1]) in fixed:
-            raise ConfigError(f"{place} = {shown(path)} repeats a pair of nodes; remove one of the two routes")
+            raise ConfigError(f"{place} = {shown(path)} is the second route between these nodes; remove one of them")
         fixed[nodes[0], nodes[-1]] = tuple(link_of[hop] for hop in itertools.pairwise(nodes))
     return dataclasses.replace(cluster, fixed_routes=fixed)
 

@@ -1,4 +1,4 @@
-"""The levels of a network: groups of workers near each other, groups of these groups, and so on outwards.
+"""Levels of a network: groups of nearby workers, groups of these groups, and so on.
 
 A topology declares levels by its `grid`: each dimension is a level, the fastest one innermost. Otherwise levels follow
 from the links. Machines are the first level. Then every group joins the groups at the other end of its fastest links

@@ -1,4 +1,4 @@
-"""Machines and racks: which of them devices belong to."""
+"""Mapping from devices to machines and racks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def ranks_of_parts(
             if host not in rack_of:
                 raise ConfigError(
                     f"failures: per = 'rack', but machine {cluster.host_names[host]!r} of cluster {cluster.name!r} is "
-                    "on no switch; say how many machines a rack has, machines_per_rack = 16"
+                    "not connected to a switch; set the number of machines per rack, like machines_per_rack = 16"
                 )
         part = [rack_of[host] for host in hosts]
     ranks: dict[int, list[int]] = {}

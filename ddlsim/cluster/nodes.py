@@ -1,4 +1,4 @@
-"""What stands inside a machine: a single processor, or GPUs with their links.
+"""The inside of a machine: a single processor, or GPUs with their links.
 
 The generators put one :class:`Host` or :class:`MultiGpu` at every place of their fabric. Its *ports* are the
 nodes to which the network links (kind "nic" on switched fabrics) attach: one per NIC.
@@ -57,14 +57,14 @@ Price = Annotated[Quantity, quantity("price", zero=True)]
 @checked
 @dataclass(frozen=True)
 class Host:
-    """A machine with one endpoint, its processor. (A machine with one GPU is a :class:`MultiGpu`, too.)
+    """A machine with a single processor, which is its only endpoint. Use :class:`MultiGpu` for GPUs, even for one.
 
-    device          key of the device catalogue or a device file, if compute times are to be predicted from it
-    speed           compute speed relative to the device's own (1.0)
-    send_overhead, recv_overhead   software time per message, o of LogGP (Alexandrov et al. 1995)
-    reduce_bandwidth               bytes/s at which received data are added up; None: no time
-    price           of the machine, "3.06 USD/h"; None: not known
-    device_price    of the device in it beside that, if it has a price of its own
+    device            key of the device catalogue or a device file, needed to predict compute times
+    speed             compute speed relative to that of the device
+    send_overhead, recv_overhead  software time (s) per message, o in LogGP (Alexandrov et al. 1995)
+    reduce_bandwidth  bytes/s at which received data are reduced; None: reduction takes no time
+    price             price of the machine, such as "3.06 USD/h"; None: unknown
+    device_price      price of its device in addition to `price`, if it is charged separately
     """
 
     device: str | None = None
@@ -81,16 +81,17 @@ class Host:
 class MultiGpu:
     """A machine with several GPUs. Bandwidths are per direction.
 
-    inside   "nvswitch": every GPU has `nvlink_bandwidth` into one crossbar; "nvlink_mesh": a link of that
-             bandwidth between any two; "hybrid_cube_mesh": 8 GPUs as in the DGX-1 V100, `nvlink_bandwidth`
-             being that of one NVLink, pairs having one or two; "pcie_tree": no NVLink
-    n_pcie_switches   the GPUs are spread over this many, in order; each has one link to the CPU
-    n_nics   1: at the CPU, or on the PCIe switch where there is only one; otherwise they are spread over the PCIe
-             switches in order, like GPUs: 32 on 8 switches of a GPU each are four NICs for every GPU, which uses them
-             all; of 2 on 4 switches every second switch has one
-    cpu      device key of the CPU, a "host" node where parameter servers can run
-    The remaining fields are those of :class:`Host`, for each GPU (overheads also for the CPU; `price` is that of
-    the whole machine).
+    inside            "nvswitch": every GPU has a link of `nvlink_bandwidth` to one crossbar; "nvlink_mesh": a link of
+                      that bandwidth between every two GPUs; "hybrid_cube_mesh": 8 GPUs as in the DGX-1 V100, with one
+                      or two NVLinks per pair and `nvlink_bandwidth` per NVLink; "pcie_tree": no NVLink
+    n_pcie_switches   PCIe switches, each with one link to the CPU; the GPUs are distributed over them in order
+    n_nics            NICs. A single NIC is attached to the CPU, or to the PCIe switch if there is only one. Several are
+                      distributed over the PCIe switches in order, like GPUs. With 32 NICs and 8 switches of one GPU
+                      each, every GPU uses four NICs; with 2 NICs and 4 switches, every second switch has one.
+    cpu               device key of the CPU, a "host" node on which parameter servers can run
+
+    The remaining fields are those of :class:`Host` and apply to each GPU. Overheads also apply to the CPU, and `price`
+    is the price of the whole machine.
     """
 
     n_gpus: Places
@@ -187,9 +188,13 @@ def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, An
 
 def _check(host: MultiGpu) -> None:
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
-        raise ConfigError(f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8")
+        raise ConfigError(
+            f"host: n_gpus = {host.n_gpus} is incompatible with inside = 'hybrid_cube_mesh', which has 8 GPUs"
+        )
     if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
-        raise ConfigError(f"host: nvlink_bandwidth is missing; inside = {host.inside!r} needs it, like '25 GB/s'")
+        raise ConfigError(
+            f"host: nvlink_bandwidth is missing; inside = {host.inside!r} requires it; set a rate like '25 GB/s'"
+        )
     if host.inside == "pcie_tree" and host.nvlink_bandwidth is not None:
         raise ConfigError(
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "

@@ -1,4 +1,4 @@
-"""Numbers that users write: checked once, with errors that say where."""
+"""Validation of user-supplied numbers, with the location in error messages."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def check_size(n_nodes: int, n_links: int, where: str) -> None:
     for n, most, what in ((n_nodes, MAX_NODES, "nodes"), (n_links, MAX_LINKS, "links")):
         if n > most:
             raise ConfigError(
-                f"{where}: {shown(n)} {what} are more than {most}, the most that are built in memory; "
+                f"{where}: {shown(n)} {what} exceed the limit of {most} for clusters in memory; "
                 f"simulate a part of the cluster"
             )

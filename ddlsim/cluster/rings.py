@@ -1,4 +1,4 @@
-"""Orders of nodes in which neighbours are near, and rings over all links between GPUs, as NCCL searches them.
+"""Node orders with nearby neighbours, and rings over all links between GPUs, as found by NCCL's search.
 
 Machines are visited as by a depth-first tour of a spanning tree of the fabric. In a tree, such a tour goes
 down and up every edge once, so a ring in this order crosses each uplink once per direction; in multi-rooted

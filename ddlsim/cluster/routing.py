@@ -1,4 +1,4 @@
-"""Routing policies on arrays: tables per used destination, made when first needed and kept.
+"""Array-based routing policies with one table per destination, built on first use.
 
 Endpoints with a single attachment are contracted to their switch first, so a fat tree of 10,000 hosts is
 searched on its switches only; tori and hypercubes need no search at all (dimension order by formula).
@@ -219,7 +219,9 @@ def _grid_links(cluster: Cluster) -> Ints:
     shape, n = cluster.grid, sum(kind != "switch" for kind in cluster.node_kind)
     where = f"cluster {cluster.name!r}"
     if int(np.prod(shape)) != n or not shape:
-        raise ConfigError(f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it")
+        raise ConfigError(
+            f"{where}: grid = {list(shape)} does not match the number of nodes, {n}; correct or remove it"
+        )
     link_of = widest_links(cluster)
     table = np.zeros((n, len(shape), 2), dtype=np.int64)
     numbers = np.arange(n).reshape(shape)
@@ -232,7 +234,7 @@ def _grid_links(cluster: Cluster) -> Ints:
                 if (node, other) not in link_of:
                     names = cluster.node_names[node], cluster.node_names[other]
                     raise ConfigError(
-                        f"{where}: grid = {list(shape)} needs a link from {names[0]!r} to {names[1]!r}; "
+                        f"{where}: grid = {list(shape)} requires a link from {names[0]!r} to {names[1]!r}; "
                         f"add it or use routing = 'shortest'"
                     )
                 table[node, dim, way] = link_of[node, other]

@@ -1,4 +1,4 @@
-"""Nodes added to a cluster: storages (`with_storage`), and cores that drive messages (`Endpoints`).
+"""Additions to a cluster: storages (`with_storage`), and cores that drive communication (`Endpoints`).
 
 Storages are nodes that data sets are read from and checkpoints are written to, behind a link that is their disks.
 
@@ -49,18 +49,22 @@ def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     """Add a storage to the graph of a cluster. Raises ConfigError, with `where`, for a place that there is not."""
     if graph.graph.get("routing") == "dimension-order":
         raise ConfigError(
-            f"{where}: a grid with routing = 'dimension-order' has no place for a storage; let one of its hosts be it "
-            "(its name goes as well), or use routing = 'shortest'"
+            f"{where}: a storage cannot be added to a grid with routing = 'dimension-order'; use the name of one of "
+            "its "
+            "hosts as storage, or set routing = 'shortest'"
         )
     at = _place(graph, storage.at, where)
     port = f"{storage.name}.port"
     for name in (storage.name, port):
         if name in graph:
-            raise ConfigError(f"{where}: name = {name!r} is taken already; choose another name")
+            raise ConfigError(f"{where}: name = {name!r} is already taken; choose another name")
     told, detail = _usual_link(graph, at)
     bandwidth, latency = storage.bandwidth, storage.latency
     if bandwidth is None and told is None:
-        raise ConfigError(f"{where}: bandwidth is missing: no machine at {at!r} says what links there carry; add it")
+        raise ConfigError(
+            f"{where}: bandwidth is missing, and no machine is connected to {at!r} whose link it could default to; "
+            "set it"
+        )
     usual: Mapping[str, Any] = told or {}
     operations = {} if storage.operations is None else {"operations": storage.operations}
     graph.add_node(storage.name, kind="storage", host=storage.name, **operations)
@@ -81,8 +85,10 @@ def _place(graph: Graph, at: str | None, where: str) -> str:
     switches = [name for name, data in graph.nodes(data=True) if data.get("kind") == "switch" and "host" not in data]
     if len(switches) != 1:
         some = ", ".join(switches[:4]) or "none"
-        found = f"there is not one switch between machines but {len(switches)} ({some})"
-        raise ConfigError(f"{where}: at is missing, and {found}; name the node to which the storage is joined")
+        raise ConfigError(
+            f"{where}: at is missing, and the cluster has {len(switches)} switches between machines ({some}) instead "
+            "of one; set it to the node to connect the storage to"
+        )
     return switches[0]
 
 
@@ -101,17 +107,17 @@ def with_storage(
     operations: Positive | None = None, at: str | None = None, bandwidth: Bandwidth | None = None,
     latency: _Latency | None = None,
 ) -> Cluster:  # fmt: skip
-    """Return a cluster with a storage more, which workers read samples from and write checkpoints to.
+    """Return a copy of the cluster with an additional storage, for data sets and checkpoints.
 
     cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
-    name        of the storage, for ``Input(storage=...)`` and ``Checkpoints(to=...)``
-    read        bytes/s of its disks, of all who read together
-    write       bytes/s at which they write; None: as they read
-    operations  1/s that they do at most, however few bytes each reads; None: no limit
-    at          node to which it is joined, such as a switch; None: the only switch between the machines
-    bandwidth, latency  of its link to that; None: as those of the machines there
+    name        name of the storage, for ``Input(storage=...)`` and ``Checkpoints(to=...)``
+    read        total read bandwidth in bytes/s, shared by all readers
+    write       total write bandwidth in bytes/s; None: the same as `read`
+    operations  maximum operations/s, whatever their size; None: no limit
+    at          node to connect the storage to, such as a switch; None: the only switch between the machines
+    bandwidth, latency  properties of the link to that node; None: those of the machines connected to it
 
-    Raises ConfigError for a node that there is not, or a name that is taken.
+    Raises ConfigError if `at` is not a node of the cluster, or if the name is taken.
     """
     loaded = load_cluster(cluster)
     storage = Storage(
@@ -126,17 +132,20 @@ def with_storage(
 @checked
 @dataclass(frozen=True)
 class Endpoints:
-    """Of the `of` cores of each machine `cores` are taken from computing to drive messages (Sridharan et al. 2018,
-    arXiv:1801.08030; oneCCL's workers): each is an endpoint, which sends and receives while the others compute.
+    """CPU cores that are reserved for communication on each machine, such as oneCCL's worker threads.
 
-    cores         endpoints of a machine
-    of            cores of a machine
-    bandwidth     that one endpoint drives each way: a machine has the smaller one of its network's and all endpoints'
-    message_rate  messages/s that one endpoint sends. Every message is shared out over all endpoints of its machine, so
-                  each of them does its piece of one message after the other
+    Each of these `cores` is an endpoint, which sends and receives while the other cores compute (Sridharan et al. 2018,
+    arXiv:1801.08030).
 
-    ``Endpoints(2, 32).on("cori-haswell")`` is a cluster for any strategy. Machines without endpoints have all their
-    cores to compute with, and messages that go on only while these wait: ``overlap=WhileWaiting("layer")``.
+    cores         endpoints per machine
+    of            cores per machine
+    bandwidth     bytes/s that one endpoint can drive in each direction. A machine is limited to the smaller of its link
+                  bandwidth and the total of its endpoints.
+    message_rate  messages/s that one endpoint can send. Every message is divided among all endpoints of a machine, so
+                  each endpoint handles its part of one message after the other.
+
+    ``Endpoints(2, 32).on("cori-haswell")`` returns a cluster for any strategy. Without endpoints, machines compute with
+    all cores; use ``overlap=WhileWaiting("layer")`` if their messages make progress only while the cores are idle.
     """
 
     cores: Count
@@ -147,23 +156,25 @@ class Endpoints:
     def __post_init__(self) -> None:
         if self.cores >= self.of:
             raise ConfigError(
-                f"Endpoints: cores = {self.cores}: must leave some of the {self.of} cores to compute with; use at most "
+                f"Endpoints: cores = {self.cores}: must leave some of the {self.of} cores for computation; use at most "
                 f"{max(self.of - 1, 0)}"
             )
 
     @checked
     def on(self, cluster: ClusterLike) -> Cluster:
-        """Return a cluster whose workers have endpoints.
+        """Return a copy of the cluster whose workers have endpoints.
 
-        They compute (of - cores) / of as fast, no link of theirs carries more than the endpoints drive, and sending a
-        message occupies them. Raises ConfigError for workers that are GPUs, which have no cores to give away.
+        Workers compute at (of - cores) / of of their speed, their links carry at most as much as the endpoints can
+        drive, and each message adds send overhead. Raises ConfigError if workers are GPUs, which have no cores to
+        reserve.
         """
         loaded = load_cluster(cluster)
         workers = loaded.workers
         if any(loaded.node_kind[node] == "gpu" for node in workers):
             raise ConfigError(
-                f"Endpoints: the workers of {loaded.name!r} are GPUs, whose cores drive no messages; use a cluster of "
-                "hosts that compute"
+                f"Endpoints: the workers of {loaded.name!r} are GPUs, whose cores do not drive communication; use a "
+                "cluster "
+                "whose workers are CPUs"
             )
         speed, overhead = loaded.speed.copy(), loaded.send_overhead.copy()
         speed[workers] *= (self.of - self.cores) / self.of

@@ -1,4 +1,4 @@
-"""Compiled parts of routing: shortest-path DAGs towards a target, and walks along them.
+"""Compiled parts of routing: shortest-path DAGs to a destination, and walks along them.
 
 A DAG is stored as one bit per link ("this link lies on a shortest path to the target"), which keeps tables
 of ten thousand targets in memory and leaves the choice among equal links to the policy.

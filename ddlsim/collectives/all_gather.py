@@ -38,13 +38,13 @@ def ring(n_ranks: Ranks) -> Schedule:
 
 @checked
 def nccl(n_ranks: Ranks, way: Way | None = None) -> Schedule:
-    """What NCCL runs: see :func:`ddlsim.collectives.all_reduce.nccl`; here rings."""
+    """NCCL's algorithm, which consists of rings. See :func:`ddlsim.collectives.all_reduce.nccl`."""
     return by_nccl(ring, n_ranks, way)
 
 
 @checked
 def nccl_ring(n_ranks: Ranks, rings: Sequence[Ints] | None = None) -> Schedule:
-    """Rings on all ways between the GPUs at once: see :func:`ddlsim.collectives.all_reduce.nccl_ring`."""
+    """Concurrent rings over all links between the GPUs. See :func:`ddlsim.collectives.all_reduce.nccl_ring`."""
     return side_by_side(ring, n_ranks, rings)
 
 
@@ -52,7 +52,7 @@ def nccl_ring(n_ranks: Ranks, rings: Sequence[Ints] | None = None) -> Schedule:
 def recursive_doubling(n_ranks: Ranks) -> Schedule:
     """Recursive doubling (Thakur, Rabenseifner and Gropp 2005, sec. 4.1): log2 p alpha + (p-1)/p S beta.
 
-    Recursive halving run backwards; two steps more if p is not a power of two.
+    It is the reverse of recursive halving, with two more steps if p is not a power of two.
     """
     return reverse(reduce_scatter.recursive_halving(n_ranks), "all_gather")
 
@@ -61,7 +61,8 @@ def recursive_doubling(n_ranks: Ranks) -> Schedule:
 def bruck(n_ranks: Ranks) -> Schedule:
     """Bruck et al. 1997: ceil(log2 p) alpha + (p-1)/p S beta for every number of ranks.
 
-    In step k rank r sends the blocks that it has, r and up, to rank r - 2^k (no more than are missing there).
+    In step k, rank r sends the blocks that it holds, starting with r, to rank r - 2^k, but no more than that rank is
+    missing.
     """
     rank = np.arange(n_ranks)
     steps = [1 << k for k in range((n_ranks - 1).bit_length())]
@@ -71,17 +72,17 @@ def bruck(n_ranks: Ranks) -> Schedule:
 
 @checked
 def hierarchical(n_ranks: Ranks, *, groups: Sequence[Ints], levels: Levels | None = None) -> Schedule:
-    """The hierarchical reduce-scatter in reverse: between groups first, then inside them."""
+    """Reverse of the hierarchical reduce-scatter: between groups first, then inside them."""
     return reverse(reduce_scatter.hierarchical(n_ranks, groups=groups, levels=levels), "all_gather")
 
 
 @checked
 def torus(n_ranks: Ranks, axes: Ints | None = None) -> Schedule:
-    """The reduce-scatter of the same name in reverse: between slices first, then along all axes at once."""
+    """Reverse of the reduce-scatter on a torus: between slices first, then along all axes at once."""
     return reverse(reduce_scatter.torus(n_ranks, axes), "all_gather")
 
 
 @checked
 def direct(n_ranks: Ranks) -> Schedule:
-    """Every rank sends its block to every other rank at once: alpha + (p-1)/p S beta."""
+    """Every rank sends its block to all other ranks at once: alpha + (p-1)/p S beta."""
     return reverse(reduce_scatter.direct(n_ranks), "all_gather")

@@ -72,32 +72,32 @@ def ring(n_ranks: Ranks) -> Schedule:
 def nccl(
     n_ranks: Ranks, algorithm: NcclAlgorithm | None = None, protocol: NcclProtocol | None = None, way: Way | None = None
 ) -> Schedule:
-    """What NCCL runs on GPUs: rings or trees over all channels, or what switches add up, as its tuner chooses by size.
+    """NCCL's algorithm on GPUs, chosen by its tuner: rings or trees over all channels, or reduction in switches.
 
-    algorithm, protocol   this one whatever the size, as NCCL_ALGO and NCCL_PROTO have it: "nccl(nvls_tree)",
-                          "nccl(ring, LL128)"
-    way                   where it runs, and the tuner's choice (:mod:`ddlsim.collectives.nccl_way`), found for the
-                          cluster, the nodes and the size; None: a plain ring
+    algorithm, protocol  fixed choices, independent of the size, like NCCL_ALGO and NCCL_PROTO: "nccl(nvls_tree)",
+                         "nccl(ring, LL128)"
+    way                  placement and the tuner's choice (:mod:`ddlsim.collectives.nccl_way`), determined from cluster,
+                         nodes and size; None: a plain ring
     """
     return by_nccl(ring, n_ranks, way)
 
 
 @checked
 def nccl_ring(n_ranks: Ranks, rings: Sequence[Ints] | None = None) -> Schedule:
-    """Rings on all ways between the GPUs at once, as NCCL has them on its channels: each carries 1/k of the buffer.
+    """Concurrent rings over all links between GPUs, like NCCL's channels; each of k rings carries 1/k of the buffer.
 
-    rings  the orders of the ranks in each of the k; None: one, in the order of the ranks. On a cluster they are found
-           in its links (:mod:`ddlsim.cluster.rings`): over disjoint NVLinks inside a machine, or one for each network
-           interface
+    rings  order of the ranks in each of the k rings; None: one ring in rank order. On a cluster, they are determined
+           from its links (:mod:`ddlsim.cluster.rings`): over disjoint NVLinks inside a machine, or one per network
+           interface.
 
-    2 (p-1) alpha + 2 (p-1)/p S/k beta + (p-1)/p S/k gamma where no two rings share a link.
+    2 (p-1) alpha + 2 (p-1)/p S/k beta + (p-1)/p S/k gamma if no two rings share a link.
     """
     return side_by_side(ring, n_ranks, rings)
 
 
 @checked
 def torus(n_ranks: Ranks, axes: Ints | None = None) -> Schedule:
-    """Reduce-scatter and all-gather of the same name: rings along all axes of a torus at once, in both directions.
+    """Reduce-scatter and all-gather in rings along all axes of a torus at once, in both directions.
 
     On one torus of D equal axes of n ranks: 2 D (n-1) alpha + (p-1)/p S beta / D.
     """
@@ -108,21 +108,21 @@ def torus(n_ranks: Ranks, axes: Ints | None = None) -> Schedule:
 
 @checked
 def naive_ring(n_ranks: Ranks) -> Schedule:
-    """Whole buffers go round and are added up locally (Gloo's ``allreduce_ring``): (p-1) (alpha + S beta)."""
+    """Ring that passes on whole buffers, added up locally (Gloo's ``allreduce_ring``): (p-1) (alpha + S beta)."""
     return dataclasses.replace(all_gather.ring(n_ranks), kind="all_reduce", copies=n_ranks)
 
 
 @checked
 def pipelined_ring(n_ranks: Ranks, n_lanes: Annotated[int, whole(1, 1024)] = 2) -> Schedule:
-    """Ring whose chunks are cut in `n_lanes` slices that travel independently, so that latency is hidden.
+    """Ring whose chunks are divided into `n_lanes` slices that are sent independently, which hides latency.
 
-    While a slice is under way the port sends another one, as in Gloo's ``allreduce_ring_chunked`` (two chunks
-    in flight). Lanes in lockstep would share the port and then wait together, hiding nothing; so lane i sends
-    its very first slice in i + 1 pieces, which sets it back by i latencies for good. With two lanes that is
-    alpha + 2 (p-1)/p S beta, as long as alpha is less than S/(4p) beta (`cost.pipelined_ring` has the rest).
+    While one slice is in flight, the port sends another, as in Gloo's ``allreduce_ring_chunked`` (two chunks in
+    flight). Lanes in lockstep would share the port and then wait together, which would hide nothing. Lane i therefore
+    sends its very first slice in i + 1 pieces, which delays it by i latencies permanently. With two lanes, the time is
+    alpha + 2 (p-1)/p S beta, as long as alpha is less than S/(4p) beta (`cost.pipelined_ring` has the general case).
     """
     if n_lanes < 1:
-        raise ConfigError(f"pipelined_ring: n_lanes is {n_lanes}; give 1 or more")
+        raise ConfigError(f"pipelined_ring: n_lanes is {n_lanes}; must be at least 1")
     rank = np.arange(n_ranks)
     right = (rank + 1) % n_ranks
     n_pieces = n_lanes * (n_lanes + 1) // 2  # of each of the p chunks
@@ -145,7 +145,7 @@ def pipelined_ring(n_ranks: Ranks, n_lanes: Annotated[int, whole(1, 1024)] = 2) 
 
 @checked
 def recursive_doubling(n_ranks: Ranks) -> Schedule:
-    """Whole buffers to partners at distance 1, 2, 4, ... : log2 p (alpha + S (beta + gamma)) if p = 2^q.
+    """Exchange of whole buffers at distances 1, 2, 4, ...: log2 p (alpha + S (beta + gamma)) if p = 2^q.
 
     Thakur, Rabenseifner and Gropp 2005, sec. 4.5. If p is not a power of two, see :func:`halving_doubling`.
     """
@@ -159,12 +159,12 @@ def recursive_doubling(n_ranks: Ranks) -> Schedule:
 def halving_doubling(n_ranks: Ranks, first: Annotated[str, one_of("near", "far")] = "near") -> Schedule:
     """Reduce-scatter by halving, all-gather by doubling (Rabenseifner 2004; Thakur et al. 2005, sec. 4.5).
 
-    2 log2 p alpha + 2 (p-1)/p S beta + (p-1)/p S gamma if p = 2^q. Otherwise the lowest p - 2^q pairs fold: a
-    step before and one after with whole buffers. (Ranks that need not fold start at once, and their early
-    messages share the receivers' ports with the folding, so the textbook's sum of steps is a lower bound.)
+    2 log2 p alpha + 2 (p-1)/p S beta + (p-1)/p S gamma if p = 2^q. Otherwise the lowest p - 2^q pairs fold, in one step
+    before and one after with whole buffers. Ranks that do not fold start at once, and their early messages share the
+    receivers' ports with the folding, so the textbook's sum of steps is a lower bound.
 
-    first  the partner of the first, largest exchange: "near" (large messages stay in a rack) or "far", as most
-           implementations have it
+    first  partner in the first, largest exchange: "near" (large messages stay in a rack), or "far" as in most
+           implementations
     """
     _, active = fold_pairs(n_ranks)
     distances = [1 << k for k in range(len(active).bit_length() - 1)]
@@ -177,8 +177,10 @@ def halving_doubling(n_ranks: Ranks, first: Annotated[str, one_of("near", "far")
 
 @checked
 def open_mpi(n_ranks: Ranks, nbytes: NotNegative = math.inf) -> Schedule:
-    """What Open MPI 4.1 and later run for `nbytes` per rank: mostly :func:`halving_doubling`, also where p is no power
-    of two, which then takes about twice as long as a ring. Earlier releases run :func:`ring` from 10 kB on.
+    """Open MPI's choice (4.1 and later) for `nbytes` per rank, mostly :func:`halving_doubling`.
+
+    It is also used if p is not a power of two, where it takes about twice as long as a ring. Earlier releases run
+    :func:`ring` from 10 kB on.
     """
     rules = next(rules for n, rules in _OPEN_MPI if n_ranks < n)
     name = next((name for most, name in rules if nbytes < most), "halving")
@@ -198,7 +200,9 @@ def _folded(n_ranks: int, n_chunks: int, exchange: list[Round]) -> Schedule:
 
 @checked
 def binomial_tree(n_ranks: Ranks, answer: Index = 0) -> Schedule:
-    """Binomial reduce to rank 0, then binomial broadcast, children answering with `answer` bytes if any.
+    """Binomial reduce to rank 0, then binomial broadcast.
+
+    answer  bytes with which children acknowledge the broadcast; 0: none
 
     2 log2 p (alpha + S beta) + log2 p S gamma if p = 2^q; with ceil(log2 p), an upper bound for any p.
     """
@@ -207,12 +211,13 @@ def binomial_tree(n_ranks: Ranks, answer: Index = 0) -> Schedule:
 
 @checked
 def parameter_server(n_ranks: Ranks, n_servers: Count = 1) -> Schedule:
-    """Ranks 0..k-1 each add up one of k shards and send it back: 2 alpha + 2 (p-1)/k S beta + S/k gamma.
+    """Ranks 0 to k-1 each reduce one of k shards and send it back: 2 alpha + 2 (p-1)/k S beta + S/k gamma.
 
-    One server is the star; as many as ranks are co-located shards, with the bytes of a ring (Li et al. 2014).
+    One server makes a star. With one server per rank, shards are co-located with workers, and the traffic is that of a
+    ring (Li et al. 2014).
     """
     if not 1 <= n_servers <= n_ranks:
-        raise ConfigError(f"parameter_server: n_servers is {n_servers}; give 1 to {n_ranks}, the ranks")
+        raise ConfigError(f"parameter_server: n_servers is {n_servers}; must be 1 to {n_ranks}, the number of ranks")
     rank, server = (a.ravel() for a in np.indices((n_ranks, n_servers)))
     others = rank != server
     rank, server = rank[others], server[others]

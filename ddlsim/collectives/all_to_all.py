@@ -35,7 +35,7 @@ def pairwise(n_ranks: Ranks) -> Schedule:
 def bruck(n_ranks: Ranks) -> Schedule:
     """Bruck et al. 1997: ceil(log2 p) messages per rank; log2 p (alpha + S/2 beta) if p = 2^q.
 
-    In step k all slots with bit k set move 2^k ranks on, so slot j moves j ranks in all.
+    In step k, all slots with bit k set move by 2^k ranks, so slot j moves by j ranks in total.
     """
     rank = np.arange(n_ranks)
     rounds = tuple(
@@ -47,7 +47,7 @@ def bruck(n_ranks: Ranks) -> Schedule:
 
 @checked
 def direct(n_ranks: Ranks) -> Schedule:
-    """Everything at once, as a plain loop of non-blocking sends does: alpha + (p-1)/p S beta."""
+    """All messages at once, as in a plain loop of non-blocking sends: alpha + (p-1)/p S beta."""
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
     lanes = ((messages(rank, (rank + 1 + step) % n_ranks, 1 + step, reduce=False),),) if n_ranks > 1 else ()
     return Schedule(n_ranks, n_ranks, lanes, kind="all_to_all")
@@ -55,21 +55,24 @@ def direct(n_ranks: Ranks) -> Schedule:
 
 @checked
 def nccl(n_ranks: Ranks, n_segments: Segments = 1, rails: Sequence[Ints] | None = None) -> Schedule:
-    """NCCL's sends with PXN: by NVLink to the GPU at the receiver's place, and over its interface to the same rail.
+    """NCCL's PXN: messages go over NVLink to the local GPU on the receiver's rail, and from its NIC to the receiver.
 
-    rails  the ranks in each machine, as many in all, in the order of their interfaces, found in the links of a cluster
-           whose machines have NVLinks and several interfaces; None: everything at once (:func:`direct`)
+    rails  ranks of each machine in the order of their interfaces, the same number in all. They are determined from the
+           links of clusters whose machines have NVLinks and several interfaces. None: all messages at once
+           (:func:`direct`).
 
-    In up to 8 rounds, one per segment: what is meant for the next round goes to its rail while the last one's travels.
-    With m machines of n, in one round: a1 + (n-1)/n S b1 + a2 + (m-1)/m S b2
-    (``src/graph/paths.cc``; NVIDIA 2022, "Doubling all2all performance with NCCL 2.12").
+    There are up to 8 rounds, one per segment; data for the next round are sent to their rail during the current one.
+    With m machines of n ranks, in one round: a1 + (n-1)/n S b1 + a2 + (m-1)/m S b2 (``src/graph/paths.cc``; NVIDIA
+    2022, "Doubling all2all performance with NCCL 2.12").
     """
     if rails is None or n_ranks == 1:
         return direct(n_ranks)
     order = np.concatenate([np.zeros(0, dtype=np.int64), *rails])
     n = len(rails[0]) if len(rails) else 0
     if any(len(rail) != n for rail in rails) or not np.array_equal(np.sort(order), np.arange(n_ranks)):
-        raise ConfigError(f"rails: must hold each of the ranks 0..{n_ranks - 1} once, as many in every machine")
+        raise ConfigError(
+            f"rails: must contain each rank from 0 to {n_ranks - 1} once, with the same number of ranks per machine"
+        )
     m = len(rails)
     n_rounds = min(n_segments, MOST_ROUNDS)
     n_pieces = n_rounds if m <= MOST_ROUNDS else 1  # of each block, so that few machines fill many rounds

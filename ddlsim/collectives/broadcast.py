@@ -20,11 +20,11 @@ __all__ = ["binomial", "chain", "gloo_broadcast", "scatter_all_gather"]
 def binomial(n_ranks: Ranks, root: Index = 0, *, answer: Index = 0) -> Schedule:
     """Binomial tree, farthest rank first: ceil(log2 p) (alpha + S beta), for every number of ranks.
 
-    answer  if above 0, bytes with which a child tells its parent that it has everything, and without which the
-            parent does not go on to its next child: one more alpha a level
+    answer  bytes with which a child acknowledges to its parent that it has all data; the parent waits for it before it
+            sends to its next child, which adds one alpha per level. 0: none
     """
     if answer < 0:
-        raise ConfigError(f"binomial: answer is {answer} bytes; give 0 or more")
+        raise ConfigError(f"binomial: answer is {answer} bytes; must be 0 or more")
     silent = reverse(reduce.binomial(n_ranks, root), "broadcast")
     if not answer:
         return silent

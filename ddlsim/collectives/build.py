@@ -1,4 +1,4 @@
-"""`build`: a checked schedule from the name of an algorithm (or a user's function), ranks and bytes."""
+"""`build`: a checked schedule from an algorithm (a name or a custom function), ranks and bytes."""
 
 from __future__ import annotations
 
@@ -100,29 +100,29 @@ def build(
     kind: Kind = "all_reduce",
     where: tuple[Cluster, Sequence[Index]] | None = None,
 ) -> Schedule:
-    """Return the schedule of a collective on `n_ranks` ranks.
+    """Build the schedule of a collective on `n_ranks` ranks.
 
-    algorithm  a name (see :func:`ddlsim.collectives.find.algorithm_names`), perhaps with arguments
-               (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``),
-               ``"package.module:function"``, or a function
-    nbytes     bytes per rank; a function with a parameter `nbytes` gets them (sizes between the same powers of two
-               share a schedule), one with a parameter `n_segments` one segment per 512 KiB
-    hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
-    where      the cluster, and the node that each rank is at; one with a parameter `levels` gets the groups of ranks
-               at every level of the network (:mod:`ddlsim.cluster.levels`), one with a parameter `rings` the orders in
-               which rings use all ways between them (:func:`ddlsim.cluster.rings.rings`), one with a parameter `way`
-               what NCCL's tuner chooses (:func:`ddlsim.collectives.nccl_way.way`), one with a parameter `rails` the
-               ranks at the interfaces of each machine (:func:`ddlsim.cluster.rings.rails`), one with a parameter `axes`
-               the ranks by their places on tori (:func:`ddlsim.cluster.levels.axes`)
+    algorithm  a name (see :func:`ddlsim.collectives.find.algorithm_names`), optionally with arguments
+               (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``), ``"package.module:function"``,
+               or a function
+    nbytes     bytes per rank. Passed to functions with a parameter `nbytes` (sizes between two powers of two share a
+               schedule). Functions with a parameter `n_segments` get one segment per 512 KiB.
+    hosts      (n_ranks,) the machine of each rank. Functions with a parameter `groups` get the ranks of each machine.
+    where      the cluster, and the node of each rank. Functions can request information about the network by parameter
+               name: `levels` (groups of ranks at every network level, :mod:`ddlsim.cluster.levels`), `rings` (ring
+               orders that use all links, :func:`ddlsim.cluster.rings.rings`), `way` (the choice of NCCL's tuner,
+               :func:`ddlsim.collectives.nccl_way.way`), `rails` (ranks by network interface of their machine,
+               :func:`ddlsim.cluster.rings.rails`) and `axes` (ranks by position on tori,
+               :func:`ddlsim.cluster.levels.axes`).
 
-    "default" is what :func:`default_algorithm` returns: "torus", "nccl", "hierarchical" or "ring".
+    "default" selects "torus", "nccl", "hierarchical" or "ring", see :func:`default_algorithm`.
 
-    A user's function is proved by :func:`ddlsim.collectives.check.check` before it is trusted (on 64 ranks,
-    if the whole schedule moves more than 4 million chunks). Raises ConfigError, naming the algorithm and
-    what is wrong with it.
+    The schedule of a custom function is verified with :func:`ddlsim.collectives.check.check` before it is used; on 64
+    ranks if the whole schedule moves more than 4 million chunks. Raises ConfigError naming the algorithm and the
+    reason.
     """
     if hosts is not None and len(hosts) != n_ranks:
-        raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; give one per rank")
+        raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; must have one per rank")
     if algorithm == "default":
         algorithm = "ring" if where is None else default_algorithm(*where, kind)
     function = find(algorithm, kind)
@@ -167,13 +167,13 @@ def _call(
     if "groups" in wanted and (hosts is not None or where is not None):
         more["groups"] = groups_of(np.array(hosts)) if where is None else tuple(members(where[0], np.array(where[1])))
     elif "groups" in wanted and parameters["groups"].default is inspect.Parameter.empty:
-        raise ConfigError(f"collective {name!r} must know which ranks share a machine; give hosts")
+        raise ConfigError(f"collective {name!r} requires the machine of each rank; pass hosts")
     try:
         return called(function, n_ranks, **more)
     except TypeError as error:
         if _is_own(function):
             raise
-        raise ConfigError(f"collective {name!r} cannot be called as n_ranks -> Schedule: {error}") from error
+        raise ConfigError(f"collective {name!r} must be callable as function(n_ranks) -> Schedule: {error}") from error
 
 
 def _is_own(function: Collective) -> bool:
@@ -184,9 +184,12 @@ def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str) -> bool:
     """Check what a user's function returned; return False if it was too large to be replayed."""
     where = f"collective {name!r} for {n_ranks} ranks"
     if not isinstance(schedule, Schedule):
-        raise ConfigError(f"{where} returned a {type(schedule).__name__}; return a Schedule")
+        raise ConfigError(f"{where} returned a {type(schedule).__name__}; must return a Schedule")
     if (schedule.n_ranks, schedule.kind) != (n_ranks, kind):
-        raise ConfigError(f"{where} returned one for {schedule.n_ranks} ranks of kind {schedule.kind!r}, not {kind!r}")
+        raise ConfigError(
+            f"{where} returned a schedule for {schedule.n_ranks} ranks of kind {schedule.kind!r}; expected {kind!r} "
+            f"for {n_ranks} ranks"
+        )
     try:
         validate(schedule)
         moves = sum(r.repeat * int(r.count.sum()) for lane in schedule.lanes for r in lane)

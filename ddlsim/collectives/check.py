@@ -1,4 +1,4 @@
-"""Proof by replay: does a schedule do what its kind says, whatever the timing?
+"""Verification by replay: does a schedule implement its collective, regardless of timing?
 
 Every buffer starts as a mark of its rank; the rounds are replayed on the marks, and in the end each rank must
 hold exactly the marks that the kind promises:
@@ -39,10 +39,12 @@ _EXACT_LIMIT = 4_000_000
 
 @checked
 def check(schedule: Schedule) -> None:
-    """Raise ConfigError, naming round, rank and chunk, unless `schedule` is well formed and does its kind.
+    """Verify that `schedule` is well-formed and implements the collective that `schedule.kind` names.
 
-    Each contributor is counted, for up to 64 ranks or so. Larger schedules are replayed on random 64-bit
-    numbers, one per rank, added modulo 2^64: a wrong schedule passes with a probability of about 2^-64.
+    The contributions of every rank are counted for up to about 64 ranks. Larger schedules are replayed with one random
+    64-bit number per rank, added modulo 2^64, so a wrong schedule passes with a probability of about 2^-64.
+
+    Raises ConfigError naming the round, rank and chunk.
     """
     validate(schedule)
     n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
@@ -59,12 +61,12 @@ def validate(schedule: Schedule) -> None:
     if schedule.kind not in KINDS:
         raise unknown_name("kind of collective", schedule.kind, KINDS)
     if schedule.n_ranks < 1 or schedule.n_chunks < 1 or schedule.copies < 1:
-        raise ConfigError("n_ranks, n_chunks and copies must be 1 or more")
+        raise ConfigError("n_ranks, n_chunks and copies must be at least 1")
     weight = schedule.chunk_weight
     if weight is not None and not (
         weight.shape == (schedule.n_chunks,) and np.isfinite(weight).all() and weight.min() > 0
     ):
-        raise ConfigError(f"chunk_weight must hold {schedule.n_chunks} positive numbers, one per chunk")
+        raise ConfigError(f"chunk_weight must have {schedule.n_chunks} positive values, one per chunk")
     _validate_groups(schedule)
     for i, lane in enumerate(schedule.lanes):
         for k, round in enumerate(lane):
@@ -74,23 +76,27 @@ def validate(schedule: Schedule) -> None:
 def _validate_groups(schedule: Schedule) -> None:
     members = np.concatenate(groups_of(schedule))
     if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= schedule.n_ranks:
-        raise ConfigError(f"groups must hold distinct ranks of 0..{schedule.n_ranks - 1}")
+        raise ConfigError(f"groups must contain distinct ranks from 0 to {schedule.n_ranks - 1}")
     for group in groups_of(schedule):
         if schedule.kind not in ("all_reduce", "broadcast", "reduce") and schedule.n_chunks % len(group):
             raise ConfigError(
-                f"{schedule.n_chunks} chunks are not {len(group)} equal blocks; "
-                f"a {schedule.kind} needs a multiple of the number of ranks"
+                f"{schedule.n_chunks} chunks cannot be divided into {len(group)} equal blocks; "
+                f"a {schedule.kind} requires a multiple of the number of ranks"
             )
         block_of, size = schedule.block_of, len(group)
         if block_of is not None and (
             block_of.shape != (schedule.n_chunks,)
             or (np.bincount(block_of, minlength=size) * size != schedule.n_chunks).any()
         ):
-            raise ConfigError(f"block_of must give each of the {size} blocks as many of the {schedule.n_chunks} chunks")
+            raise ConfigError(
+                f"block_of must assign the same number of the {schedule.n_chunks} chunks to each of the {size} blocks"
+            )
         if not 0 <= schedule.root < len(group):
-            raise ConfigError(f"root {schedule.root} is not a rank; give one of 0..{len(group) - 1}")
+            raise ConfigError(f"root {schedule.root} is not a rank; must be 0 to {len(group) - 1}")
     if schedule.n_chunks % schedule.copies or (schedule.copies > 1 and schedule.kind != "all_reduce"):
-        raise ConfigError(f"copies={schedule.copies} needs an all_reduce with a multiple of as many chunks")
+        raise ConfigError(
+            f"copies={schedule.copies} requires an all_reduce whose number of chunks is a multiple of copies"
+        )
 
 
 def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
@@ -98,34 +104,36 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
     for name in ("src", "dst", "start", "count"):
         array = getattr(round, name)
         if not isinstance(array, np.ndarray) or array.dtype != np.int64 or array.shape != round.src.shape:
-            raise ConfigError(f"{where}: {name} must be int64 and as long as src; make rounds with messages()")
+            raise ConfigError(
+                f"{where}: {name} must be an int64 array of the same length as src; build rounds with messages()"
+            )
     if len(round.src) == 0 or round.repeat < 1:
-        raise ConfigError(f"{where}: no messages (or repeat < 1); leave the round out")
+        raise ConfigError(f"{where}: no messages, or repeat < 1; remove the round")
     least = 0 if round.header > 0 and not round.count.any() else 1
     limits = (("src", 0, n_ranks), ("dst", 0, n_ranks), ("start", 0, n_chunks), ("count", least, n_chunks + 1))
     for name, low, high in limits:
         array = getattr(round, name)
         bad = array[(array < low) | (array >= high)]
         if len(bad):
-            raise ConfigError(f"{where}: {name} {bad[0]} is out of range; must be {low}..{high - 1}")
+            raise ConfigError(f"{where}: {name} {bad[0]} is out of range; must be {low} to {high - 1}")
     if round.latency is not None and not (
         round.latency.shape == round.src.shape and np.isfinite(round.latency).all() and round.latency.min() >= 0.0
     ):
-        raise ConfigError(f"{where}: latency must be {len(round.src)} seconds, one per message; 0 or more")
+        raise ConfigError(f"{where}: latency must have {len(round.src)} non-negative values in s, one per message")
     for name in ("wire", "handled"):
         array = getattr(round, name)
         if array is not None and not (
             array.shape == round.src.shape and np.isfinite(array).all() and array.min() > 0.0
         ):
-            raise ConfigError(f"{where}: {name} must be {len(round.src)} positive numbers, one per message")
+            raise ConfigError(f"{where}: {name} must have {len(round.src)} positive values, one per message")
     if (round.src == round.dst).any():
         raise ConfigError(f"{where}: rank {round.src[round.src == round.dst][0]} sends to itself")
     slots = round.slots
     if slots is not None:
         if len(np.unique(slots % n_chunks)) != len(slots):
-            raise ConfigError(f"{where}: slots name a chunk twice")
+            raise ConfigError(f"{where}: slots contain the same chunk twice")
         if (round.count != len(slots)).any():
-            raise ConfigError(f"{where}: count must be the number of slots, {len(slots)}")
+            raise ConfigError(f"{where}: count must equal the number of slots, {len(slots)}")
 
 
 def groups_of(schedule: Schedule) -> tuple[Ints, ...]:
@@ -187,7 +195,9 @@ def _replay(schedule: Schedule, state: Marks) -> tuple[Marks, Ints]:
             clash = np.argwhere(touched.conflicts(other))
             if len(clash):
                 rank, chunk = clash[0]
-                raise ConfigError(f"lanes {j} and {i} both use chunk {chunk} of rank {rank}; keep them apart")
+                raise ConfigError(
+                    f"lanes {j} and {i} both use chunk {chunk} of rank {rank}; lanes must use different chunks"
+                )
         before.append(touched)
     return state, written
 
@@ -209,7 +219,9 @@ def _refuse_double_write(schedule: Schedule, target: Ints, where: str) -> None:
     row, n_writes = np.unique(target, return_counts=True)
     if (n_writes > 1).any():
         rank, chunk = divmod(int(row[n_writes > 1][0]), schedule.n_chunks)
-        raise ConfigError(f"{where}: two messages overwrite chunk {chunk} of rank {rank}; the last would win")
+        raise ConfigError(
+            f"{where}: two messages overwrite chunk {chunk} of rank {rank}, so its contents are undefined"
+        )
 
 
 def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> None:
@@ -224,7 +236,7 @@ def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> N
             rank = int(group[place])
             held = _described(total[rank, chunk], expected[place, chunk])
             origin = _origin(schedule, int(written[rank, chunk]))
-            raise ConfigError(f"{origin} rank {rank}, chunk {chunk} is left with {held}")
+            raise ConfigError(f"{origin} rank {rank}, chunk {chunk} ends with {held}")
 
 
 def promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
@@ -255,7 +267,7 @@ def _origin(schedule: Schedule, number: int) -> str:
         if number < len(lane):
             return f"lane {i}, round {number} (the last to write here):"
         number -= len(lane)
-    raise AssertionError("the round number comes from this schedule")
+    raise AssertionError("the schedule has no round with this number")
 
 
 def _described(held: Marks, expected: Marks) -> str:

@@ -1,4 +1,4 @@
-"""Make schedules out of schedules: other ranks, one after the other, side by side."""
+"""Combinators for schedules: on other ranks, one after the other, or in parallel."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from ddlsim.errors import ConfigError
 
 @checked
 def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
-    """Run `schedule` on a sub-group: its rank i becomes `ranks[i]` of a communicator of `n_ranks`.
+    """Map `schedule` to a subset of a larger communicator.
 
-    Raises ConfigError unless `ranks` are distinct ranks, as many as the schedule has.
+    ranks    rank i of the schedule becomes ``ranks[i]``
+    n_ranks  number of ranks in the larger communicator
+
+    Raises ConfigError unless `ranks` are distinct and their number equals the number of ranks in the schedule.
     """
     members = np.asarray(ranks, dtype=np.int64)
     if members.shape != (schedule.n_ranks,):
-        raise ConfigError(f"on_ranks: {members.size} ranks given for a schedule of {schedule.n_ranks}")
+        raise ConfigError(f"on_ranks: got {members.size} ranks for a schedule with {schedule.n_ranks}")
     if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= n_ranks:
-        raise ConfigError(f"on_ranks: {members.tolist()} are not distinct ranks of 0..{n_ranks - 1}")
+        raise ConfigError(f"on_ranks: {members.tolist()} are not distinct ranks from 0 to {n_ranks - 1}")
     groups = (members,) if schedule.groups is None else tuple(members[g] for g in schedule.groups)
     relabelled = _each_round(schedule, lambda r: dataclasses.replace(r, src=members[r.src], dst=members[r.dst]))
     return dataclasses.replace(relabelled, n_ranks=n_ranks, groups=groups)
@@ -34,17 +37,17 @@ def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
 
 @checked
 def reorder(schedule: Schedule, order: Wholes) -> Schedule:
-    """Let rank `order[i]` take the place of rank i, e.g. so that a ring crosses each rack boundary once.
+    """Renumber the ranks of a schedule: rank i becomes ``order[i]``, for example so that a ring crosses each rack once.
 
-    Blocks of a reduce-scatter, all-gather or all-to-all follow the order: block i belongs to `order[i]`.
+    In a reduce-scatter, all-gather or all-to-all, block i then belongs to ``order[i]``.
     """
     return on_ranks(schedule, order, schedule.n_ranks)
 
 
 def reverse(schedule: Schedule, kind: Kind) -> Schedule:
-    """Return the schedule run backwards in time, every message returned as a copy.
+    """Return the schedule reversed in time, with every message as a copy.
 
-    What a reduce or reduce-scatter brought together is so spread again (broadcast, all-gather).
+    This turns a reduce into a broadcast, and a reduce-scatter into an all-gather.
     """
 
     def back(r: Round) -> Round:
@@ -57,14 +60,18 @@ def reverse(schedule: Schedule, kind: Kind) -> Schedule:
 
 @checked
 def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
-    """Run schedules of the same ranks one after the other; together they are a `kind`.
+    """Concatenate schedules of the same ranks into a collective of the given `kind`.
 
-    Chunks are cut finer where the schedules disagree. There is no barrier between the parts: each rank goes
-    on when its own part is done. Raises ConfigError for schedules of several lanes, which nothing would join.
+    Chunks are subdivided where the schedules use different ones. There is no barrier between the parts: each rank
+    continues when it has finished its own part. Raises ConfigError for schedules with several lanes, which cannot be
+    concatenated.
     """
     for schedule in schedules:
         if len(schedule.lanes) > 1:
-            raise ConfigError(f"sequence: {len(schedule.lanes)} lanes cannot be continued; use one lane")
+            raise ConfigError(
+                f"sequence: a schedule has {len(schedule.lanes)} lanes; only schedules with one lane can be "
+                "concatenated"
+            )
     parts = _same_chunks(schedules)
     rounds = tuple(r for part in parts for lane in part.lanes for r in lane)
     return dataclasses.replace(parts[0], lanes=(rounds,) if rounds else (), kind=kind)
@@ -72,19 +79,21 @@ def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
 
 @checked
 def parallel(*schedules: Schedule) -> Schedule:
-    """Run schedules of disjoint sets of ranks (see :func:`on_ranks`) side by side, in shared rounds.
+    """Combine schedules on disjoint sets of ranks (see :func:`on_ranks`) into one in which they run concurrently.
 
-    Raises ConfigError if two schedules use the same rank, or differ in kind or root.
+    They share rounds. Raises ConfigError if two schedules use the same rank, or differ in kind or root.
     """
     parts = _same_chunks(schedules)
     first = parts[0]
     if any((p.kind, p.root) != (first.kind, first.root) for p in parts):
-        raise ConfigError("parallel: the schedules differ in kind or root; make them alike")
+        raise ConfigError("parallel: the schedules must have the same kind and root")
     groups = tuple(g for p in parts for g in groups_of(p))
     used, n_users = np.unique(np.concatenate([_users(p) for p in parts]), return_counts=True)
     if (n_users > 1).any():
         rank = used[n_users > 1][0]
-        raise ConfigError(f"parallel: rank {rank} is in several schedules; use split() to share the buffer")
+        raise ConfigError(
+            f"parallel: rank {rank} is in several schedules; use split() to divide the buffer among schedules"
+        )
     n_lanes = max(len(p.lanes) for p in parts)
     lanes = tuple(tuple(_merged([p.lanes[i] for p in parts if i < len(p.lanes)])) for i in range(n_lanes))
     return dataclasses.replace(first, lanes=lanes, groups=groups)
@@ -92,22 +101,23 @@ def parallel(*schedules: Schedule) -> Schedule:
 
 @checked
 def split(*schedules: Schedule, shares: Sequence[Positive] | None = None) -> Schedule:
-    """Cut the buffer in parts and run each schedule on its own part, all at the same time (as lanes).
+    """Divide the buffer into parts and run one schedule on each part, all concurrently (as lanes).
 
-    `shares` are the relative sizes of the parts (equal by default). Part i gets every i-th chunk, which keeps
-    the arithmetic modulo n_chunks; in a reduce-scatter or an all-gather, every i-th chunk of each block. Raises
-    ConfigError if the schedules differ in kind, root or groups.
+    shares  relative sizes of the parts; None: equal
+
+    Part i consists of every i-th chunk, which preserves arithmetic modulo n_chunks; in a reduce-scatter or all-gather,
+    of every i-th chunk of each block. Raises ConfigError if the schedules differ in kind, root or groups.
     """
     parts = _same_chunks(schedules, weights=False)
     first, n_parts = parts[0], len(parts)
     if any((p.kind, p.root, p.n_ranks) != (first.kind, first.root, first.n_ranks) for p in parts):
-        raise ConfigError("split: the schedules differ in kind, root or number of ranks; make them alike")
+        raise ConfigError("split: the schedules must have the same kind, root and number of ranks")
     of_blocks = first.kind in ("reduce_scatter", "all_gather")
     if first.kind not in ("all_reduce", "broadcast", "reduce") and n_parts > 1 and not of_blocks:
-        raise ConfigError(f"split: blocks of a {first.kind} cannot be cut; split an all_reduce")
+        raise ConfigError(f"split: a {first.kind} cannot be split; use another kind, such as all_reduce")
     share = np.ones(n_parts) if shares is None else np.asarray(shares, dtype=np.float64)
     if share.shape != (n_parts,) or not (share > 0).all():
-        raise ConfigError(f"split: {n_parts} positive shares are needed, not {shares}")
+        raise ConfigError(f"split: shares = {shares}: must be {n_parts} positive numbers, one per schedule")
     lanes = tuple(
         tuple(strided(r, p.n_chunks, n_parts, np.full(len(r.src), i)) for r in lane)
         for i, p in enumerate(parts)
@@ -125,7 +135,7 @@ def with_root(schedule: Schedule, root: int) -> Schedule:
     """Return `schedule`, made for root 0, rotated so that `root` is the root."""
     n_ranks = schedule.n_ranks
     if not 0 <= root < n_ranks:
-        raise ConfigError(f"root {root} is not a rank; give one of 0..{n_ranks - 1}")
+        raise ConfigError(f"root {root} is not a rank; must be 0 to {n_ranks - 1}")
     if root == 0:
         return schedule
     rotated = on_ranks(schedule, (np.arange(n_ranks) + root) % n_ranks, n_ranks)
@@ -204,14 +214,14 @@ def _users(schedule: Schedule) -> Ints:
 def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Schedule]:
     """Cut all schedules in the same number of chunks; raise ConfigError if they cannot go together."""
     if not schedules:
-        raise ConfigError("no schedule given to combine; give at least one")
+        raise ConfigError("nothing to combine; pass at least one schedule")
     if len({(s.n_ranks, s.copies) for s in schedules}) > 1:
-        raise ConfigError("schedules must have equal n_ranks (see on_ranks) and copies to be combined")
+        raise ConfigError("schedules can be combined only if they have the same n_ranks (see on_ranks) and copies")
     n_chunks = math.lcm(*(s.n_chunks for s in schedules))
     parts = [refine(s, n_chunks // s.n_chunks) for s in schedules]
     if weights and any(s.chunk_weight is not None for s in schedules):
         if not all(np.allclose(_weight(p), _weight(parts[0]), rtol=1e-12) for p in parts):
-            raise ConfigError("the schedules cut the buffer differently; give them the same chunk_weight")
+            raise ConfigError("the schedules divide the buffer differently; they must have the same chunk_weight")
         parts = [dataclasses.replace(p, chunk_weight=_weight(parts[0])) for p in parts]
     return parts
 

@@ -92,7 +92,7 @@ def torus_2d(
 ) -> float:
     """The ring's time along rows of X = `columns` ranks for S bytes, plus along Y = `rows` for S/X bytes."""
     if rows * columns != n_ranks:
-        raise ConfigError(f"cost.torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks")
+        raise ConfigError(f"cost.torus_2d: {rows} x {columns} does not equal the number of ranks, {n_ranks}")
     return hierarchical(columns, rows, nbytes, (alpha, beta, gamma), (alpha, beta, gamma))
 
 

@@ -1,4 +1,4 @@
-"""From a name to a collective algorithm. The modules named after the kinds are the only list there is."""
+"""Lookup of collective algorithms by name. The modules named after the collectives are the only registry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _CALL = re.compile(r"\s*(?P<name>[\w.:]+)\s*(?:\((?P<arguments>[\w\s,.:]*)\))?\s
 
 @checked
 def algorithm_names(kind: Kind = "all_reduce") -> list[str]:
-    """Return the names of the algorithms for `kind`, sorted. Raises ConfigError for an unknown kind."""
+    """Return the sorted names of the algorithms for a collective such as "all_reduce".
+
+    Raises ConfigError for an unknown kind of collective.
+    """
     return sorted(importlib.import_module(f"ddlsim.collectives.{kind}").__all__)
 
 
@@ -35,12 +38,16 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     if not isinstance(algorithm, str):
         return algorithm
     if len(algorithm) > 1000:
-        raise ConfigError(f"collective {shown(algorithm)} is not a name; write 'ring' or 'hierarchical(ring, ring)'")
+        raise ConfigError(
+            f"collective {shown(algorithm)} is not a valid name; write it like 'ring' or 'hierarchical(ring, ring)'"
+        )
     match = _CALL.fullmatch(algorithm)
     if re.fullmatch(r"\s*[\w-]+\s*", algorithm) and "-" in algorithm:
         raise unknown_name(f"{kind} algorithm", algorithm, known)
     if match is None:
-        raise ConfigError(f"collective {shown(algorithm)} is not a name; write 'ring' or 'hierarchical(ring, ring)'")
+        raise ConfigError(
+            f"collective {shown(algorithm)} is not a valid name; write it like 'ring' or 'hierarchical(ring, ring)'"
+        )
     name = match["name"]
     if names_code(name):
         function = _imported(name)
@@ -64,7 +71,7 @@ def parameters_of(function: Collective) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # of some that are written in C
-        raise _no_collective(function, "its parameters are not known") from None
+        raise _no_collective(function, "its signature cannot be determined") from None
 
 
 def called(function: Collective, n_ranks: int, **more: object) -> Schedule:
@@ -81,7 +88,7 @@ def called(function: Collective, n_ranks: int, **more: object) -> Schedule:
 
 def _no_collective(function: Collective, reason: str) -> ConfigError:
     name = getattr(function, "__name__", shown(function))
-    return ConfigError(f"collective {name!r} cannot be called as n_ranks -> Schedule: {reason}")
+    return ConfigError(f"collective {name!r} must be callable as function(n_ranks) -> Schedule: {reason}")
 
 
 def n_segments_for(nbytes: float) -> int:
@@ -92,8 +99,8 @@ def n_segments_for(nbytes: float) -> int:
 def _imported(name: str) -> Collective:
     function = imported(name, "collective", "function")
     if not callable(function):
-        found = type(function).__name__
-        raise ConfigError(f"collective {name!r} is a {found}; name a function n_ranks -> Schedule")
+        type_name = type(function).__name__
+        raise ConfigError(f"collective {name!r} is of type {type_name}; must be a function(n_ranks) -> Schedule")
     collective: Collective = function
     return collective
 
@@ -107,7 +114,7 @@ def _with_arguments(function: Collective, text: str, arguments: list[int | str])
     values = [*arguments[:at], tuple(words), *numbers] if words or numbers else arguments
     if len(values) > len(names):
         raise ConfigError(
-            f"collective {text!r}: {function.__name__} takes {len(names)} arguments at most; it is "
+            f"collective {text!r}: {function.__name__} takes at most {len(names)} arguments; its signature is "
             f"{function.__name__}{inspect.signature(function)}"
         )
     return functools.partial(function, **dict(zip(names, values, strict=False)))

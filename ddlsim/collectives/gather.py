@@ -14,7 +14,7 @@ __all__ = ["direct", "gloo_gather"]
 
 @checked
 def direct(n_ranks: Ranks, root: Index = 0) -> Schedule:
-    """Every rank sends its block to the root at once: alpha + (p-1)/p S beta."""
+    """All ranks send their blocks to the root at once: alpha + (p-1)/p S beta."""
     rank = np.arange(1, n_ranks)
     lanes = ((messages(rank, 0, rank, reduce=False),),) if n_ranks > 1 else ()
     return with_root(Schedule(n_ranks, n_ranks, lanes, kind="gather"), root)

@@ -72,7 +72,7 @@ def _lap(n_ranks: Ranks, n_segments: Segments, lane: int, first: int, *, reduce:
 def _segments_per_chunk(n_ranks: Ranks, n_segments: Segments) -> int:
     """Return how many segments of at most 1 MiB a chunk has, two at least, given the number of 512 KiB pieces."""
     if n_segments < 1:
-        raise ConfigError(f"gloo: n_segments is {n_segments}; give 1 or more")
+        raise ConfigError(f"gloo: n_segments is {n_segments}; must be at least 1")
     pairs = -(-n_segments // 2)  # segments of 1 MiB in the buffer
     return IN_FLIGHT * -(-pairs // (IN_FLIGHT * n_ranks))
 
@@ -86,10 +86,10 @@ def _lanes(n_ranks: Ranks, n_segments: Segments, rounds: Iterable[Iterable[Round
 def gloo_ring(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
     """Ring in segments, two in flight (``gloo/allreduce.cc``, ``ring``).
 
-    n_segments  512 KiB pieces of the buffer; segments have up to two of them, and a chunk has two segments or more
+    n_segments  512 KiB pieces of the buffer; a segment has at most two of them, and a chunk at least two segments
 
-    A lap that reduces and, when all of it is done, a lap that gathers: 4 alpha + 2 (p-1)/p S beta as long as a segment
-    takes longer than 2 alpha.
+    One lap reduces and, when it has finished, one lap gathers: 4 alpha + 2 (p-1)/p S beta, as long as a segment takes
+    longer than 2 alpha.
     """
     each = _segments_per_chunk(n_ranks, n_segments)
     lanes = (
@@ -106,7 +106,7 @@ def gloo_ring(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
 
 @checked
 def gloo_reduce_scatter(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
-    """The whole all-reduce, of which every rank keeps its block (PyTorch's ``ProcessGroupGloo``)."""
+    """A full all-reduce, from which every rank keeps its block (PyTorch's ``ProcessGroupGloo``)."""
     return dataclasses.replace(gloo_ring(n_ranks, n_segments), kind="reduce_scatter")
 
 
@@ -119,9 +119,9 @@ def gloo_all_gather(n_ranks: Ranks) -> Schedule:
 
 @checked
 def gloo_reduce(n_ranks: Ranks, root: Index = 0, *, n_segments: Segments = 1) -> Schedule:
-    """Ring reduce-scatter, then everybody sends its chunk to the root (``gloo/reduce.cc``).
+    """Ring reduce-scatter, after which all ranks send their chunks to the root (``gloo/reduce.cc``).
 
-    4 alpha + 2 (p-1)/p S beta as long as a segment takes longer than 2 alpha.
+    4 alpha + 2 (p-1)/p S beta, as long as a segment takes longer than 2 alpha.
     """
     each = _segments_per_chunk(n_ranks, n_segments)
     others = np.arange(1, n_ranks)
@@ -155,7 +155,7 @@ def gloo_broadcast(n_ranks: Ranks, root: Index = 0) -> Schedule:
 
 @checked
 def gloo_gather(n_ranks: Ranks, root: Index = 0) -> Schedule:
-    """All send their blocks to the root at once (``gloo/gather.cc``): 2 alpha + (p-1)/p S beta."""
+    """All ranks send their blocks to the root at once (``gloo/gather.cc``): 2 alpha + (p-1)/p S beta."""
     others = np.arange(1, n_ranks)
     return with_root(_once(n_ranks, others, np.zeros_like(others), others, "gather"), root)
 
@@ -169,7 +169,7 @@ def gloo_scatter(n_ranks: Ranks, root: Index = 0) -> Schedule:
 
 @checked
 def gloo_all_to_all(n_ranks: Ranks) -> Schedule:
-    """Everything at once (``gloo/alltoall.cc``): 2 alpha + (p-1)/p S beta."""
+    """All messages at once (``gloo/alltoall.cc``): 2 alpha + (p-1)/p S beta."""
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
     return _once(n_ranks, rank, (rank + 1 + step) % n_ranks, 1 + step, "all_to_all")
 

@@ -1,4 +1,4 @@
-"""All-reduce level by level: inside machines, say, between the machines of a rack, and between racks."""
+"""Hierarchical all-reduce: for example inside machines, between the machines of a rack, and between racks."""
 
 from __future__ import annotations
 
@@ -40,26 +40,27 @@ def hierarchical(
     levels: Levels | None = None,
     n_segments: Segments = 1,
 ) -> Schedule:
-    """On every level reduce inside groups, all-reduce between them, spread inside (Cho et al. 2017; BlueConnect).
+    """Reduce inside groups, all-reduce between them, broadcast inside, on every level (Cho et al. 2017; BlueConnect).
 
-    inside      "ring", "halving_doubling", "direct", or a (reduce-scatter, all-gather) pair of functions: the
-                members of a group share the work, and n all-reduces run between the groups in parallel.
-                "binomial_tree", "chain": only the first member of a group talks to other groups.
-                None: what suits the links, or "binomial_tree" if the groups are of unequal size
-    between     any all-reduce of one lane, among all groups: two levels. None: what suits each level's links
-    further     algorithms of more levels: all but the outermost as `inside`
-    groups      the ranks of each group (machine), together all ranks, where no `levels` are given
-    levels      of a cluster (:mod:`ddlsim.cluster.levels`)
-    n_segments  for inner algorithms that are pipelined
+    inside      "ring", "halving_doubling", "direct", or a (reduce-scatter, all-gather) pair of functions: the n members
+                of a group share the work, and n all-reduces run between the groups in parallel. "binomial_tree",
+                "chain": only the first member of a group communicates with other groups. None: chosen by the links, or
+                "binomial_tree" if the groups have unequal sizes
+    between     any all-reduce with one lane, between all groups, which makes two levels. None: chosen by the links of
+                each level
+    further     algorithms of more levels; all but the outermost as `inside`
+    groups      ranks of each group (machine), together all ranks, if no `levels` are given
+    levels      levels of a cluster (:mod:`ddlsim.cluster.levels`)
+    n_segments  segments of pipelined inner algorithms
 
-    With rings, groups of n, m groups: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2. Raises
-    ConfigError for groups that do not fit, unknown names, and more names than levels.
+    With rings, groups of n, m groups: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2. Raises ConfigError for
+    groups that do not contain all ranks once, unknown names, and more names than levels.
     """
     levels = levels or grouped(groups, n_ranks)
     n_levels = len(levels.groups) + 1
     names = [inside, *[None] * (n_levels - 1)] if between is None else [inside, between, *further]
     if len(names) > n_levels:
-        raise ConfigError(f"hierarchical: {len(names)} algorithms for {n_levels} levels; name {n_levels} at most")
+        raise ConfigError(f"hierarchical: got {len(names)} algorithms for {n_levels} levels; use at most one per level")
     return _level_by_level(levels.groups[: len(names) - 1], n_ranks, names, levels.algorithms, n_segments)
 
 
@@ -89,8 +90,8 @@ def _level_by_level(
     if not equal:
         sizes = sorted({len(g) for g in groups})
         raise ConfigError(
-            f"hierarchical: inside={name!r} needs groups of equal size, not of {sizes}; "
-            f"use inside='binomial_tree' or place equally many ranks on each machine"
+            f"hierarchical: inside={name!r} requires groups of equal size, but the sizes are {sizes}; "
+            f"use inside='binomial_tree', or place the same number of ranks on each machine"
         )
     if not isinstance(name, tuple):
         if name not in _SHARED:
@@ -111,7 +112,7 @@ def _scattered(levels: Sequence[Sequence[Ints]], n_ranks: int, usual: Sequence[s
         return down(n_ranks)
     if len({len(group) for group in levels[0]}) > 1:
         sizes = sorted({len(group) for group in levels[0]})
-        raise ConfigError(f"hierarchical: needs groups of equal size, not of {sizes}; use 'ring'")
+        raise ConfigError(f"hierarchical: requires groups of equal size, but the sizes are {sizes}; use 'ring'")
     members, between = np.stack(levels[0]), _scattered(levels[1:], len(levels[0]), usual[1:])
     inside = down(members.shape[1])
     schedule = _shared_work(members, inside, between, dataclasses.replace(inside, lanes=()))
@@ -146,12 +147,13 @@ def torus_2d(
     groups: Sequence[Ints] | None = None,
     levels: Levels | None = None,
 ) -> Schedule:
-    """Rings along the rows, then along the columns, then along the rows (Mikami et al. 2018).
+    """Rings along the rows, then along the columns, then along the rows again (Mikami et al. 2018).
 
-    With X columns, Y rows: 2(X-1) a1 + 2 (X-1)/X S b1 + 2(Y-1) a2 + 2 (Y-1)/Y S/X b2. The shape is the one given
-    (consecutive ranks form a row, where the network does not have this shape); else that of the network's `levels`, in
-    all dimensions; else a row is a machine (`groups`), if machines hold several ranks; else the most nearly square one.
-    Raises ConfigError for a shape that does not hold n_ranks.
+    With X columns, Y rows: 2(X-1) a1 + 2 (X-1)/X S b1 + 2(Y-1) a2 + 2 (Y-1)/Y S/X b2.
+
+    The shape is `rows` x `columns` if given; consecutive ranks form a row unless the network has this shape. Otherwise
+    it is that of the network's `levels`, in all dimensions; else a row is a machine (`groups`) if machines have several
+    ranks; else the shape closest to a square. Raises ConfigError if the shape does not match n_ranks.
     """
     singles = np.arange(n_ranks)[:, None]
     groups = _checked_groups(groups or tuple(singles), n_ranks)
@@ -161,7 +163,9 @@ def torus_2d(
     if rows is not None:
         columns = n_ranks // max(rows, 1) if columns is None else columns
         if rows < 1 or rows * columns != n_ranks:
-            raise ConfigError(f"torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks; change the shape")
+            raise ConfigError(
+                f"torus_2d: {rows} x {columns} does not equal the number of ranks, {n_ranks}; change the shape"
+            )
         if levels.places is None or levels.places.shape != (rows, columns):
             levels = Levels((tuple(singles.reshape(rows, columns)),))
     inner = levels.groups[: 1 if levels.places is None else levels.places.ndim - 1]
@@ -176,9 +180,9 @@ def grouped(groups: Sequence[Ints], n_ranks: int) -> Levels:
 def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:
     arrays = tuple(np.asarray(g, dtype=np.int64) for g in groups)
     if not arrays or any(g.ndim != 1 or len(g) == 0 for g in arrays):
-        raise ConfigError("hierarchical: groups must be lists of ranks, one or more; leave an empty one out")
+        raise ConfigError("hierarchical: groups must be one or more non-empty lists of ranks")
     if not np.array_equal(np.sort(np.concatenate(arrays)), np.arange(n_ranks)):
-        raise ConfigError(f"hierarchical: the groups must hold each rank of 0..{n_ranks - 1} exactly once")
+        raise ConfigError(f"hierarchical: the groups must contain each rank from 0 to {n_ranks - 1} exactly once")
     return arrays
 
 
@@ -213,10 +217,10 @@ def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule
     classes mod A, the exchange steps of A, so that both keep their arithmetic modulo the number of chunks.
     """
     if len(exchange.lanes) > 1 or exchange.copies > 1:
-        raise ConfigError("hierarchical: between groups use an algorithm of one lane and one buffer, e.g. 'ring'")
+        raise ConfigError("hierarchical: the algorithm between groups must have one lane and one buffer, like 'ring'")
     n_inside = members.shape[1]
     if len(down.lanes) > 1 or len(up.lanes) > 1 or down.n_chunks != up.n_chunks or down.n_chunks % n_inside:
-        raise ConfigError("hierarchical: the pair inside must have one lane each, and equal blocks")
+        raise ConfigError("hierarchical: both algorithms inside groups must have one lane and blocks of equal size")
     a, b = down.n_chunks, exchange.n_chunks
     width = a // n_inside
     rounds = [_inside(r, members, a, b) for lane in down.lanes for r in lane]

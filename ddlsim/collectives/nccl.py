@@ -1,4 +1,4 @@
-"""NCCL's own estimate of a collective, the one by which its tuner chooses algorithm and protocol.
+"""NCCL's estimate of a collective's time, from which its tuner chooses the algorithm and protocol.
 
 The formulas are in :mod:`ddlsim.collectives.nccl_tuner`; the least of all estimates counts. What they ask of the
 cluster is found here. The bus bandwidth is the caller's, or that of the links that NCCL sees, which trims its topology
@@ -102,7 +102,9 @@ def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str
         between = [float(_outwards(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in n_members]
     least = min(limits, default=np.inf), min(between, default=np.inf)
     if not limits + between or min(least) <= 0.0:
-        raise ConfigError(f"cluster {cluster.name!r}: the first {len(places)} workers have no links; give bandwidth")
+        raise ConfigError(
+            f"cluster {cluster.name!r}: the first {len(places)} workers are not connected by links; set bandwidth"
+        )
     return *least, "nvlink" if hardware == {"nvlink"} else "pcie"
 
 
@@ -287,27 +289,32 @@ def nccl_time(
     algorithm: str | None = None,
     protocol: str | None = None,
 ) -> NcclTime:
-    """Return what NCCL's tuner expects a collective on the cluster's first workers to take.
+    """Estimate the time of a collective on the cluster's first workers, as NCCL's tuner does.
 
-    nbytes     buffer per rank, bytes or text such as "100 MB"
-    kind       "all_reduce", "reduce_scatter" or "all_gather" (a tree only for all-reduce)
+    nbytes     buffer per rank, in bytes or text such as "100 MB"
+    kind       "all_reduce", "reduce_scatter" or "all_gather" (trees for all-reduce only)
     ranks      number of workers; None: all
-    nodes      numbers of the nodes that the ranks are at, instead of the first workers
-    bandwidth  of the bus, bytes/s or text such as "230 GB/s"; None: :func:`bus_bandwidth`
-    algorithm, protocol   only this one ("ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"; "LL",
-               "LL128", "Simple")
+    nodes      nodes of the ranks, instead of the first workers
+    bandwidth  bus bandwidth in bytes/s or text such as "230 GB/s"; None: :func:`bus_bandwidth`
+    algorithm, protocol   fixed choices: "ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"; "LL",
+               "LL128", "Simple"
 
-    Raises ConfigError for unknown names, fewer than 2 ranks or more than there are, and sizes that make no sense.
+    Raises ConfigError for unknown names, invalid sizes, and for fewer than 2 ranks or more than there are workers.
     """
     loaded = load_cluster(cluster)
     size = si(nbytes, "bytes")
     if nodes is not None and ranks is not None:
-        raise ConfigError(f"nccl_time: ranks = {ranks} beside nodes: the nodes say how many ranks there are")
+        raise ConfigError(
+            f"nccl_time: ranks = {ranks} and nodes exclude each other, because nodes has one entry per rank; remove "
+            "ranks"
+        )
     if nodes is not None and not (len(set(nodes)) == len(nodes) and np.isin(nodes, loaded.workers).all()):
-        raise ConfigError(f"nccl_time: nodes = {nodes}: must be different workers of {loaded.name!r}")
+        raise ConfigError(f"nccl_time: nodes = {nodes}: must be distinct workers of {loaded.name!r}")
     n_ranks = len(nodes) if nodes is not None else len(loaded.workers) if ranks is None else ranks
     if not 2 <= n_ranks <= len(loaded.workers):
-        raise ConfigError(f"ranks = {n_ranks}: must be 2 to {len(loaded.workers)}, the workers of {loaded.name!r}")
+        raise ConfigError(
+            f"ranks = {n_ranks}: must be 2 to {len(loaded.workers)}, the number of workers of {loaded.name!r}"
+        )
     _check(kind, algorithm, protocol)
     at = tuple(int(node) for node in (loaded.workers[:n_ranks] if nodes is None else nodes))
     place = site(loaded, at, None if bandwidth is None else si(bandwidth, "bandwidth"))
@@ -328,23 +335,25 @@ def least(place: Site, kind: str, size: float, algorithm: str | None, protocol: 
     ]
     if times:
         return min(times, key=lambda time: time.seconds)
-    wanted = " by ".join(repr(word) for word in (algorithm, protocol) if word is not None)
-    raise ConfigError(f"algorithm = {wanted}: does not run here, {name!r} has {_lacking(algorithm, protocol, place)}")
+    wanted = " with ".join(repr(word) for word in (algorithm, protocol) if word is not None)
+    raise ConfigError(
+        f"algorithm = {wanted}: not available, because {name!r} has {_lacking(algorithm, protocol, place)}"
+    )
 
 
 def _lacking(algorithm: str | None, protocol: str | None, place: Site) -> str:
     allowed = (*place.plugin.algorithms, *place.plugin.protocols)
     if any(word not in (None, *allowed) for word in (algorithm, protocol)):
-        return f"a network whose plugin runs {', '.join(map(repr, allowed))} only"
+        return f"a network whose plugin supports only {', '.join(map(repr, allowed))}"
     if algorithm in SIMPLE_ONLY and protocol not in (None, "Simple"):
-        return "it by the protocol 'Simple' only"
+        return "it with the protocol 'Simple' only"
     if algorithm == "nvls_tree":
-        return "not several machines of as many GPUs behind NVSwitches that add up (Hopper and later); use 'tree'"
+        return "no machines with equal numbers of GPUs on NVSwitches that can reduce (Hopper and later); use 'tree'"
     if algorithm == "nvls" and not place.nvls:
-        return "no NVSwitches that add up (Hopper and later) between all GPUs of a machine; use 'ring' or 'tree'"
+        return "no NVSwitches that can reduce (Hopper and later) between all GPUs of a machine; use 'ring' or 'tree'"
     if algorithm in SIMPLE_ONLY:
-        return "no switches between these machines that add up (switch_reduces = true); use 'ring' or 'tree'"
-    return "no NVLinks between GPUs, or network cards behind the CPU: LL128 is off; use 'LL' or 'Simple'"
+        return "no switches that can reduce (switch_reduces = true) between these machines; use 'ring' or 'tree'"
+    return "no NVLinks between GPUs, or NICs behind the CPU, which disables LL128; use 'LL' or 'Simple'"
 
 
 def _check(kind: str, algorithm: str | None, protocol: str | None) -> None:
@@ -353,6 +362,6 @@ def _check(kind: str, algorithm: str | None, protocol: str | None) -> None:
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise unknown_name("algorithm", algorithm, ALGORITHMS)
     if algorithm not in (None, "ring") and kind != "all_reduce":
-        raise ConfigError(f"algorithm = {algorithm!r}: is for all_reduce only here, not for {kind}; use 'ring'")
+        raise ConfigError(f"algorithm = {algorithm!r}: supported for all_reduce only, not for {kind}; use 'ring'")
     if protocol is not None and protocol not in PROTOCOLS:
         raise unknown_name("protocol", protocol, PROTOCOLS)

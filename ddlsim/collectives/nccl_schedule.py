@@ -1,4 +1,4 @@
-"""The schedules that NCCL runs (:mod:`ddlsim.collectives.nccl_way` says what they are made of)."""
+"""The schedules that NCCL runs, from the choices of :mod:`ddlsim.collectives.nccl_way`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def side_by_side(ring: Callable[[int], Schedule], n_ranks: int, rings: Sequence[
     if rings is None or n_ranks == 1:
         return alone
     if not len(rings):
-        raise ConfigError("rings = (): must be one order of the ranks or more")
+        raise ConfigError("rings = (): must contain at least one order of the ranks")
     for order in rings:
         if not np.array_equal(np.sort(np.asarray(order)), np.arange(n_ranks)):
-            raise ConfigError(f"rings: {np.asarray(order).tolist()} is no order of the ranks 0..{n_ranks - 1}")
+            ranks = np.asarray(order).tolist()
+            raise ConfigError(f"rings: {ranks} must contain each rank from 0 to {n_ranks - 1} once")
     n_rings, orders = len(rings), np.stack(rings)
     which = np.arange(n_rings)[:, None]
     (lap,) = alone.lanes  # the rounds of all rings are alike, and go on together; each message carries one chunk

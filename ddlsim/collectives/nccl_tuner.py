@@ -1,4 +1,4 @@
-"""The formulas and constants by which NCCL's tuner expects what a collective takes.
+"""Formulas and constants with which NCCL's tuner estimates the time of a collective.
 
 They are those of ``src/graph/tuning.cc`` (https://github.com/NVIDIA/nccl, version 2.30), said here in our own words.
 For each algorithm and protocol

@@ -1,5 +1,4 @@
-"""What NCCL runs for a collective: rings or double binary trees over all channels, by one of its protocols, as its
-tuner chooses by size.
+"""NCCL's choice for a collective: rings or double binary trees over all channels, and the protocol, by size.
 
 The channels are searched in the links (:mod:`ddlsim.cluster.rings`), algorithm and protocol chosen as by
 :mod:`ddlsim.collectives.nccl`. Then (https://github.com/NVIDIA/nccl, version 2.19, said here in our own words):

@@ -8,12 +8,15 @@ from ddlsim.collectives.schedule import Ints, Round, Schedule, messages
 
 
 def push_pull(n_workers: int, n_servers: int, hosts: list[int] | None = None, *, star: bool = False) -> Schedule:
-    """Return the schedule by which ranks 0..n_workers-1 push their gradients to the servers (ranks n_workers..)
-    and pull the sums: shard i of n_servers lives on server i (Li et al. 2014, OSDI, section 3).
+    """Return the schedule in which workers push gradients to parameter servers and pull the sums.
 
-    With `hosts` (the machine of each worker) gradients are first added up inside each machine, in a binomial tree
-    that ends at the machine's first worker; it pushes, pulls, and hands the result back. With `star` all others
-    send to it, and get the result from it, directly (MXNet's CommDevice, src/kvstore/comm.h).
+    Ranks 0 to n_workers-1 are workers, the others servers; shard i of n_servers is on server i (Li et al. 2014, OSDI,
+    section 3).
+
+    hosts  machine of each worker. If given, gradients are first reduced inside each machine, in a binomial tree whose
+           root is the machine's first worker, which pushes, pulls and broadcasts the result.
+    star   whether the other workers of a machine send to and receive from its first worker directly (MXNet's
+           CommDevice, src/kvstore/comm.h)
     """
     n = n_workers + n_servers
     shards = np.arange(n_servers)

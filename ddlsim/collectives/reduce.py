@@ -17,7 +17,7 @@ __all__ = ["binomial", "chain", "gloo_reduce"]
 def binomial(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """Binomial tree, nearest rank first: log2 p (alpha + S (beta + gamma)) if p = 2^q.
 
-    For other rank counts that is an upper bound: ranks whose subtree is smaller send early.
+    For other numbers of ranks, this is an upper bound, because ranks with smaller subtrees send early.
     """
     rank = np.arange(n_ranks)
     rounds = []
@@ -29,7 +29,7 @@ def binomial(n_ranks: Ranks, root: Index = 0) -> Schedule:
 
 @checked
 def chain(n_ranks: Ranks, root: Index = 0, *, n_segments: Segments = 1) -> Schedule:
-    """Pipelined chain .., root+1, root: (p - 2 + c) (alpha + S/c (beta + gamma)) with c segments."""
+    """Pipelined chain ..., root+1, root: (p - 2 + c) (alpha + S/c (beta + gamma)) with c segments."""
     sender = np.arange(n_ranks - 1, 0, -1)
     rounds = pipeline(sender, sender - 1, n_ranks - 1 - sender, n_segments, reduce=True)
     return with_root(Schedule(n_ranks, n_segments, (rounds,) if rounds else (), kind="reduce"), root)

@@ -56,7 +56,7 @@ __all__ = ["direct", "gloo_reduce_scatter", "hierarchical", "nccl", "nccl_ring",
 def ring(n_ranks: Ranks) -> Schedule:
     """One lap of a ring (Patarasuk and Yuan 2009, sec. 3): (p-1) (alpha + S/p (beta + gamma)).
 
-    In step t rank r sends block r-1-t to the right, so the last block it receives is its own.
+    In step t, rank r sends block r-1-t to the right, so the last block it receives is its own.
     """
     rank = np.arange(n_ranks)
     step = messages(rank, (rank + 1) % n_ranks, (rank - 1) % n_ranks, reduce=True, repeat=n_ranks - 1, shift=-1)
@@ -65,13 +65,13 @@ def ring(n_ranks: Ranks) -> Schedule:
 
 @checked
 def nccl(n_ranks: Ranks, way: Way | None = None) -> Schedule:
-    """What NCCL runs: see :func:`ddlsim.collectives.all_reduce.nccl`; here rings."""
+    """NCCL's algorithm, which consists of rings. See :func:`ddlsim.collectives.all_reduce.nccl`."""
     return by_nccl(ring, n_ranks, way)
 
 
 @checked
 def nccl_ring(n_ranks: Ranks, rings: Sequence[Ints] | None = None) -> Schedule:
-    """Rings on all ways between the GPUs at once: see :func:`ddlsim.collectives.all_reduce.nccl_ring`."""
+    """Concurrent rings over all links between the GPUs. See :func:`ddlsim.collectives.all_reduce.nccl_ring`."""
     return side_by_side(ring, n_ranks, rings)
 
 
@@ -79,8 +79,8 @@ def nccl_ring(n_ranks: Ranks, rings: Sequence[Ints] | None = None) -> Schedule:
 def recursive_halving(n_ranks: Ranks) -> Schedule:
     """Recursive halving (Thakur et al. 2005, sec. 4.3): log2 p alpha + (p-1)/p S (beta + gamma) if p = 2^q.
 
-    If p is not a power of two, rank 2i first hands everything to rank 2i+1 and gets its block at the end (for
-    the p - 2^floor(log2 p) lowest pairs); that adds two steps.
+    If p is not a power of two, each of the p - 2^floor(log2 p) lowest pairs folds: rank 2i first sends everything to
+    rank 2i+1 and receives its block at the end, which adds two steps.
     """
     pairs, active = fold_pairs(n_ranks)
     # the blocks that each active rank works for: its own, and that of the rank folded into it
@@ -97,19 +97,20 @@ def recursive_halving(n_ranks: Ranks) -> Schedule:
 
 @checked
 def hierarchical(n_ranks: Ranks, *, groups: Sequence[Ints], levels: Levels | None = None) -> Schedule:
-    """Reduce-scatter inside groups, then of what a member has between the groups, level by level (MiCS: Zhang et al.
-    2022, arXiv:2205.00119, section 3.3). Groups are of equal size.
+    """Reduce-scatter inside groups of equal size, then between the groups, level by level.
 
-    With rings, groups of n, m groups: (n-1) a1 + (n-1)/n S b1 + (m-1) a2 + (m-1)/m S/n b2.
+    MiCS (Zhang et al. 2022, arXiv:2205.00119, section 3.3). With rings, groups of n, m groups:
+    (n-1) a1 + (n-1)/n S b1 + (m-1) a2 + (m-1)/m S/n b2.
     """
     return scattered_by_level(n_ranks, levels or grouped(groups, n_ranks))
 
 
 @checked
 def torus(n_ranks: Ranks, axes: Ints | None = None) -> Schedule:
-    """Rings in both directions along all axes of a torus at once, as XLA has them on TPUs, then between slices.
+    """Rings in both directions along all axes of a torus at once, as in XLA on TPUs, then between slices.
 
-    axes  the ranks by their places, (slices, sizes of the axes), found for the cluster and its nodes; None: one ring
+    axes  ranks by position, shape (slices, sizes of the axes), determined from the cluster and its nodes; None: one
+          ring
 
     On one torus of D equal axes of n ranks: D (n-1) alpha + (p-1)/p S beta / (2 D).
     """
@@ -118,7 +119,7 @@ def torus(n_ranks: Ranks, axes: Ints | None = None) -> Schedule:
 
 @checked
 def direct(n_ranks: Ranks) -> Schedule:
-    """Every rank sends every other rank its block at once: alpha + (p-1)/p S beta + S/p gamma."""
+    """Every rank sends each other rank its block at once: alpha + (p-1)/p S beta + S/p gamma."""
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
     other = (rank + 1 + step) % n_ranks
     lanes = ((messages(rank, other, other, reduce=True),),) if n_ranks > 1 else ()

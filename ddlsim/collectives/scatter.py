@@ -13,5 +13,5 @@ __all__ = ["direct", "gloo_scatter"]
 
 @checked
 def direct(n_ranks: Ranks, root: Index = 0) -> Schedule:
-    """The root sends every rank its block at once: alpha + (p-1)/p S beta."""
+    """The root sends all ranks their blocks at once: alpha + (p-1)/p S beta."""
     return reverse(gather.direct(n_ranks, root), "scatter")

@@ -1,4 +1,4 @@
-"""`Schedule`: who sends which chunk to whom, in which round. Pure data, no clock and no values.
+"""`Schedule`: which rank sends which chunk to which rank, in which round. Pure data, without time or values.
 
 The buffer is cut in `n_chunks` chunks. A message carries chunks of its sender to the *same* chunks of its receiver, to
 be combined with (`reduce`) or written over what is there. A sender sends what it held when it entered the round, even
@@ -45,19 +45,21 @@ Segments = Annotated[int, whole(1, 10**6)]
 @checked
 @dataclass(frozen=True, eq=False)
 class Round:
-    """`m` messages that may flow together, executed `repeat` times.
+    """`m` messages that may be in flight at the same time, executed `repeat` times.
 
     src, dst  (m,)  sending and receiving ranks
     start     (m,)  first chunk, 0 <= start < n_chunks
     count     (m,)  number of consecutive chunks (mod n_chunks)
-    reduce          True: the receiver combines; False: the receiver overwrites
-    shift           chunks by which `start` moves (mod n_chunks) after each repetition
+    reduce          True: the receiver combines the data with its own; False: the receiver overwrites its own
+    shift           number of chunks by which `start` advances (mod n_chunks) after each repetition
     slots     (k,)  if given, every message carries the chunks (start + slots) mod n_chunks, and count == k
-    header          bytes that a protocol adds to each message, however large the buffer is. With a header, `count`
-                    may be 0: the message only tells the receiver that its sender has come so far.
-    latency   (m,)  if given, the s from a message's issue until its bytes flow, instead of its route's latency
-    wire      (m,)  if given, bytes on the wire per byte that a message carries, beside the schedule's own `wire`
-    handled   (m,)  if given, bytes that multiprocessors handle per byte on the wire, beside the schedule's `handled`
+    header          bytes that a protocol adds to each message, regardless of the buffer size. With a header, `count`
+                    may be 0: such a message only informs the receiver that the sender has reached this round.
+    latency   (m,)  if given, the time (s) from issuing a message until its bytes flow, instead of the latency of its
+                    route
+    wire      (m,)  if given, bytes on the wire per byte carried, in addition to `wire` of the schedule
+    handled   (m,)  if given, bytes handled by multiprocessors per byte on the wire, in addition to `handled` of the
+                    schedule
     """
 
     src: Ints
@@ -77,20 +79,22 @@ class Round:
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
-    """A collective operation on `n_ranks` ranks.
+    """The messages of a collective on `n_ranks` ranks, round by round.
 
-    lanes         concurrent, independent sequences of rounds; they must not touch each other's chunks
-    chunk_weight  (n_chunks,) relative sizes of the chunks; None: all equal
-    root          of a broadcast or reduce: the rank, or with `groups` the place in each group
-    groups        disjoint communicators, each the ranks of its members; member i owns block i.
-                  None: one group of all ranks in order
-    block_of      (n_chunks,) the block that each chunk belongs to, as many to each; None: blocks follow each other
-    copies        number of whole buffers that the chunks span (1, except for algorithms that keep the
-                  contributions of several ranks side by side and add them up at the end; member i of a group
-                  starts with its own in copy i mod `copies`)
-    wire          bytes on the wire for each byte of the buffer, 1 where a protocol adds nothing to messages
-    handled       at least 1. Where multiprocessors are slower than links, a message uses its links for the time that
-                  these need for `handled` times its bytes.
+    lanes         concurrent, independent sequences of rounds, which must not use each other's chunks
+    chunk_weight  (n_chunks,) relative sizes of the chunks; None: equal
+    kind          the collective, such as "all_reduce"
+    root          rank of the root of a broadcast or reduce; with `groups`, its position in each group
+    groups        disjoint communicators, each given as the ranks of its members; member i owns block i. None: one group
+                  of all ranks in order
+    block_of      (n_chunks,) the block of each chunk, with the same number of chunks in every block; None: blocks are
+                  contiguous
+    copies        number of full buffers that the chunks span. It is 1 except for algorithms that store the
+                  contributions of several ranks separately and add them at the end; member i of a group starts with its
+                  own in copy i mod `copies`.
+    wire          bytes on the wire per byte of the buffer; 1 if the protocol adds nothing
+    handled       at least 1. If multiprocessors are slower than links, a message occupies its links for the time needed
+                  for `handled` times its bytes.
     """
 
     n_ranks: Ranks
@@ -117,22 +121,22 @@ class Schedule:
         return page(title(self), lines([sent(self)]), grid(cells(self), LEFT), lines(more(self)))
 
     def blocks(self, n_members: int) -> Ints:
-        """Return the block of each chunk of one copy, for a group of `n_members`, shape (n_chunks / copies,)."""
+        """Return the block of each chunk of one copy in a group of `n_members`, shape (n_chunks / copies,)."""
         n_chunks = self.n_chunks // self.copies
         return np.arange(n_chunks) * n_members // n_chunks if self.block_of is None else self.block_of
 
     @property
     def n_rounds(self) -> int:
-        """Number of rounds over all lanes, repetitions counted."""
+        """Number of rounds in all lanes, including repetitions."""
         return sum(r.repeat for lane in self.lanes for r in lane)
 
     @property
     def n_messages(self) -> int:
-        """Number of messages over all lanes, repetitions counted."""
+        """Number of messages in all lanes, including repetitions."""
         return sum(r.repeat * len(r.src) for lane in self.lanes for r in lane)
 
     def chunks(self, round: Round, repetition: int = 0) -> tuple[Ints, Ints]:
-        """Return `(owner, chunk)`, both (n_carried,): message `owner[i]` of the round carries `chunk[i]`."""
+        """Return `(owner, chunk)`, both (n_carried,): message ``owner[i]`` of the round carries ``chunk[i]``."""
         first = (round.start + repetition * round.shift) % self.n_chunks
         if round.slots is not None:
             carried = (first[:, None] + round.slots) % self.n_chunks
@@ -142,10 +146,10 @@ class Schedule:
         return owner, (first[owner] + np.arange(len(owner)) - begin[owner]) % self.n_chunks
 
     def message_bytes(self, nbytes: float, round: Round, repetition: int = 0) -> Floats:
-        """Return how many bytes of a buffer of `nbytes` per rank each message of `round` carries, shape (m,).
+        """Return the bytes of each message of `round`, without `round.header`, shape (m,).
 
-        That leaves out the round's `header`.
-        The sizes depend on `repetition` only if `chunk_weight` is given and is not periodic in `round.shift`.
+        nbytes      size of the buffer per rank
+        repetition  matters only if `chunk_weight` is given and is not periodic in `round.shift`
         """
         wire = 1.0 if round.wire is None else round.wire
         if self.chunk_weight is None:
@@ -160,10 +164,13 @@ class Schedule:
 
     @checked
     def animate(self, path: str | Path | None = None, *, seconds: Positive = 0.8) -> FuncAnimation:
-        """Draw what each rank holds of each chunk, round by round, `seconds` each, and write it to `path` if given
-        (.gif, .webp or .html). In notebooks what is returned shows itself with buttons.
+        """Animate the contents of every rank's chunks, round by round.
 
-        See :func:`ddlsim.report.animation.animate` for what is drawn. Raises ConfigError for more than 32 ranks, 128
+        path     file to write: .gif, .webp or .html; None: no file
+        seconds  duration of each round in the animation
+
+        In a notebook, the returned animation is displayed with playback controls.
+        :func:`ddlsim.report.animation.animate` describes the picture. Raises ConfigError for more than 32 ranks, 128
         chunks or 200 rounds.
         """
         from ddlsim.report.animation import animate
@@ -172,13 +179,15 @@ class Schedule:
 
     @checked
     def bytes_sent(self, nbytes: NotNegative) -> Floats:
-        """Return how many bytes each rank puts on the wire in all, headers left out, shape (n_ranks,)."""
+        """Return the total bytes that each rank puts on the wire, without headers, shape (n_ranks,)."""
         return self._sent(nbytes, handled=False)
 
     @checked
     def bytes_handled(self, nbytes: NotNegative) -> Floats:
-        """Return the bytes that links could carry while each rank's multiprocessors handle its messages, shape
-        (n_ranks,). They equal :meth:`bytes_sent`, or exceed it where multiprocessors are slower than the links."""
+        """Return the bytes that links could carry while each rank's multiprocessors handle its messages.
+
+        The shape is (n_ranks,). The values equal :meth:`bytes_sent` unless multiprocessors are slower than links.
+        """
         return self._sent(nbytes, handled=True)
 
     def _sent(self, nbytes: float, handled: bool) -> Floats:
@@ -211,7 +220,7 @@ def messages(
     slots: Ints | None = None,
     header: NotNegative = 0.0,
 ) -> Round:
-    """Return a :class:`Round` from lists, arrays or (for all but `src`) single numbers for all messages."""
+    """Build a :class:`Round` from lists or arrays. Arguments other than `src` may be one number for all messages."""
     src = np.array(src, dtype=np.int64, ndmin=1)
     slots = None if slots is None else np.atleast_1d(slots)
     if slots is not None:
@@ -251,7 +260,7 @@ def title(schedule: Schedule) -> str:
 def sent(schedule: Schedule) -> str:
     """Return how many times its buffer a rank puts on the wire, and handles, where its multiprocessors are slower."""
     sends, handles = (_times(share) for share in (schedule.bytes_sent(1.0), schedule.bytes_handled(1.0)))
-    slower = "" if sends == handles else f"; its multiprocessors are slower than the links, as if these were {handles}"
+    slower = "" if sends == handles else f" and, limited by its multiprocessors, takes as long as for {handles} times"
     return f"each rank sends {sends} times the bytes of its buffer{slower}"
 
 
@@ -264,7 +273,7 @@ def _times(share: Floats) -> str:
 def cells(schedule: Schedule) -> list[tuple[str, ...]]:
     """Return a row for each of the first rounds as they are written, with a head; the columns :data:`LEFT` hold
     words."""
-    head = ("lane, round", "times", "messages", "buffers on the wire", "handled", "receivers", "message: chunks")
+    head = ("lane, round", "repeats", "messages", "buffers on wire", "handled", "receivers", "message: chunks")
     rows = [(f"{i}, {k}", round) for i, lane in enumerate(schedule.lanes) for k, round in enumerate(lane)]
     return [head, *((name, *_cells(schedule, round)) for name, round in rows[:N_ROUNDS])]
 
@@ -285,7 +294,7 @@ def _cells(schedule: Schedule, round: Round) -> tuple[str, ...]:
     if len(round.src) > N_MESSAGES:
         texts.append("...")
     if round.repeat > 1 and round.shift:
-        texts.append(f"then chunks {round.shift:+d} each time")
+        texts.append(f"chunks {round.shift:+d} after each repetition")
     does = "combine" if round.reduce else "overwrite"
     sent = schedule.message_bytes(1.0, round) * round.repeat
     handled = sent * schedule.handled * (1.0 if round.handled is None else round.handled)

@@ -1,4 +1,4 @@
-"""What ranks hold, round by round, while a schedule is executed: what pictures of collectives are drawn from."""
+"""The contents of every rank's buffer, round by round, for animations of collectives."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MOST_COUNTS = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What ranks hold after `round` rounds (0: before the first), and what the last of these has moved.
+    """Contents of all ranks' buffers after `round` rounds, and the chunks moved in the last of them.
 
-    counts    (n_ranks, n_chunks, n_ranks) how often the contribution of each rank (last axis) is in a rank's chunk
-    promised  (n_ranks, n_chunks) where a chunk must hold in the end what the kind of collective promises
-    whole     (n_ranks, n_chunks) where it does so now
-    src, dst  (m,) sending and receiving rank of each chunk that the round moved (none before the first)
+    round     number of rounds executed; 0: before the first
+    counts    (n_ranks, n_chunks, n_ranks) how many times the contribution of each rank (last axis) is in a rank's chunk
+    promised  (n_ranks, n_chunks) whether the collective specifies the final contents of a chunk
+    whole     (n_ranks, n_chunks) whether the chunk has these contents now
+    src, dst  (m,) sending and receiving rank of each chunk moved in this round; empty before the first
     chunk     (m,) the chunk
-    reduced   (m,) whether it was combined with what the receiver held, rather than written over it
+    reduced   (m,) whether the receiver combined it with its own data instead of overwriting it
     lane      (m,) the lane of the schedule that moved it
-    reduces   whether the schedule's kind combines what ranks have
+    reduces   whether the collective is a reduction
 
-    A schedule of several `copies` keeps contributions side by side: its copies count as one here, chunk c of each
-    copy as chunk c.
+    If the schedule has several `copies`, they are added up: chunk c here stands for chunk c of every copy.
     """
 
     round: int
@@ -47,14 +47,15 @@ class State:
 
     @property
     def contributors(self) -> Ints:
-        """How many ranks' contributions are in each rank's chunk, shape (n_ranks, n_chunks)."""
+        """Number of ranks whose contribution is in each rank's chunk, shape (n_ranks, n_chunks)."""
         return np.asarray(np.count_nonzero(self.counts, axis=2), dtype=np.int64)
 
     @property
     def labels(self) -> npt.NDArray[np.str_]:
-        """What a picture says in the cell of each rank's chunk, shape (n_ranks, n_chunks).
+        """Labels of the cells in a picture, shape (n_ranks, n_chunks).
 
-        Of kinds that reduce the number of contributions; of the others whose data it is, "" where there is none.
+        For reductions, the number of contributions; for other collectives, the rank whose data the chunk contains, or
+        "".
         """
         held = self.contributors
         whose = np.where(held == 0, "", self.counts.argmax(axis=2).astype(np.str_))
@@ -62,26 +63,27 @@ class State:
 
     @property
     def done(self) -> Flags:
-        """Which ranks hold all that they are promised, shape (n_ranks,)."""
+        """Whether each rank has the final contents in all chunks that the collective specifies, shape (n_ranks,)."""
         return np.asarray((self.whole | ~self.promised).all(axis=1))
 
 
 @checked
 def states(schedule: Schedule) -> Iterator[State]:
-    """Yield what all ranks hold before the first round of `schedule` and after each one, repetitions counted.
+    """Yield the contents of all ranks' buffers before the first round of `schedule` and after every round.
 
-    Ranks go in step: each enters a round of a lane one step after its last one, lanes beside each other. (On a cluster
-    each goes at its own pace; what comes of it is the same, see :func:`ddlsim.collectives.check`.)
+    Repetitions count as rounds. Ranks execute the rounds of a lane in lockstep, and lanes run concurrently. In a
+    simulation each rank proceeds at its own pace, with the same final contents (see :func:`ddlsim.collectives.check`).
+    A schedule that does not implement its collective is executed as it is.
 
-    Raises ConfigError for a schedule that is malformed, and for one whose ranks and chunks are too many to count each
-    contribution (above some hundred ranks). One that is wrong is played as it is, and ends with what it ends with.
+    Raises ConfigError for a malformed schedule, and for one with too many ranks and chunks to count every contribution
+    (more than a few hundred ranks).
     """
     validate(schedule)
     n_counts = schedule.n_ranks * schedule.n_chunks * schedule.n_ranks
     if n_counts > MOST_COUNTS:
         raise ConfigError(
             f"states: {schedule.n_ranks} ranks with {schedule.n_chunks} chunks have {n_counts:,} contributions to "
-            f"count, above {MOST_COUNTS:,}; take fewer ranks or chunks"
+            f"count, more than the limit of {MOST_COUNTS:,}; use fewer ranks or chunks"
         )
     return _played(schedule)
 

@@ -1,4 +1,4 @@
-"""ASTRA-sim's analytical network file (YAML) into a cluster.
+"""Reader for ASTRA-sim's analytical network files (YAML).
 
 Shape: https://github.com/astra-sim/astra-network-analytical, ``common/network-parser/NetworkParser.cc``, shown in
 docs/formats/topologies.md. **GB means 2**30 bytes there** (``common/NetworkFunction.cc``, ``bw_GBps_to_Bpns``). NPU i
@@ -29,10 +29,10 @@ _KEYS = ("topology", "npus_count", "bandwidth", "latency")
 
 @checked
 def read_astra(path: str | Path) -> Cluster:
-    """Return the cluster of the YAML file `path`: one host per NPU, called npu0, npu1, ...
+    """Read a cluster from the YAML file `path`, with one host per NPU, named npu0, npu1, ...
 
-    Raises ConfigError with file, key and reason: lists of unequal length, unknown building blocks, numbers
-    that make no sense, keys that would have no effect.
+    Raises ConfigError with file, key and reason, such as lists of unequal length, unknown building blocks, invalid
+    numbers, or keys without effect.
     """
     source = read_text(path)
     blocks, counts, bandwidths, latencies = _read(source)
@@ -88,27 +88,27 @@ def _read(source: SourceText) -> tuple[list[str], list[int], list[float], list[f
         table: object = yaml.safe_load(source.text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise source.error(line, f"is not valid YAML: {error.problem}; correct that line") from None
+        raise source.error(line, f"not valid YAML: {error.problem}; correct that line") from None
     except yaml.YAMLError as error:
-        raise source.error(None, f"is not valid YAML: {' '.join(str(error).split())}; correct it") from None
+        raise source.error(None, f"not valid YAML: {' '.join(str(error).split())}; correct it") from None
     except ValueError as error:  # a date that does not exist, an integer of thousands of digits
-        raise source.error(None, f"is not usable YAML: {error}; correct it") from None
+        raise source.error(None, f"invalid value in YAML: {error}; correct it") from None
     except RecursionError:
-        raise source.error(None, "is nested too deeply; is it the right file?") from None
+        raise source.error(None, "nested too deeply; is it the right file?") from None
     if not isinstance(table, dict):
-        raise source.error(None, f"has no keys {', '.join(_KEYS)}; is it an ASTRA-sim network file?")
+        raise source.error(None, f"the keys {', '.join(_KEYS)} are missing; is it an ASTRA-sim network file?")
     for key in table:
         if key not in _KEYS:
-            hint = "ASTRA-sim's analytical network has " + ", ".join(_KEYS)
+            hint = "the keys of ASTRA-sim's analytical network are " + ", ".join(_KEYS)
             raise source.error(_line(source, str(key)), f"unknown key {str(key)!r}; {hint}")
     for key in _KEYS:  # of two, YAML's reader would take the last in silence
         lines = [n for n, line in enumerate(source.text.splitlines(), 1) if re.match(rf"{key}\s*:", line)]
         if len(lines) > 1:
-            raise source.error(lines[1], f"{key} stands a second time (first in line {lines[0]}); keep one")
+            raise source.error(lines[1], f"{key} appears twice (first in line {lines[0]}); remove one")
     columns = [_column(source, table, key) for key in _KEYS]
     if len({len(column) for column in columns}) > 1:
         sizes = ", ".join(f"{key} {len(column)}" for key, column in zip(_KEYS, columns, strict=True))
-        raise source.error(None, f"the lists must have one entry per dimension each, not {sizes}")
+        raise source.error(None, f"all lists must have one entry per dimension, but their lengths are {sizes}")
     blocks = [_block(source, value) for value in columns[0]]
     counts = [round(_number(source, "npus_count", value, 2.0, whole=True)) for value in columns[1]]
     bandwidths = [_number(source, "bandwidth", value, 0.0, above=True) for value in columns[2]]

@@ -1,4 +1,4 @@
-"""Chrome trace events: the JSON under PyTorch's and Horovod's traces. Times are microseconds.
+"""Chrome trace events, the JSON format of PyTorch's and Horovod's traces. Times are in microseconds.
 
 Format: "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
@@ -56,7 +56,7 @@ def read_events(source: SourceText, left_out: LeftOut) -> tuple[dict[str, object
     else:
         value = parse_json(source).value
         if not isinstance(value, dict) or not isinstance(value.get("traceEvents"), list):
-            raise source.error(None, "has no list 'traceEvents'; is it a chrome trace?")
+            raise source.error(None, "the list 'traceEvents' is missing; is it a chrome trace?")
         top = {key: part for key, part in value.items() if key != "traceEvents"}
         raw = value["traceEvents"]
     events: list[Event] = []
@@ -77,17 +77,17 @@ def _bare_list(source: SourceText, text: str) -> list[object]:
             continue
         if isinstance(value, list):
             return value
-    raise parse_json(source).error("is no list of events")  # parse_json raises, with the line of the first mistake
+    raise parse_json(source).error("is not a list of events")  # parse_json raises, with the line of the first mistake
 
 
 def _event(place: str, index: int, item: object) -> Event:
     if not isinstance(item, dict):
-        raise EntryError(f"{place} is no object; is it a chrome trace?")
+        raise EntryError(f"{place} is not an object; is it a chrome trace?")
     args, phase = item.get("args"), str(item.get("ph", ""))
     ts, dur = (finite(item.get(key, 0.0)) for key in ("ts", "dur"))
     if phase == "X" and (ts is None or dur is None or dur < 0):
         key = "ts" if ts is None else "dur"
-        rule = "a number of microseconds" + (", not negative" if key == "dur" else "")
+        rule = ("a non-negative" if key == "dur" else "a") + " number of microseconds"
         raise EntryError(f"{place}.{key} = {shown(item.get(key))} must be {rule}")
     texts = {key: str(item.get(key, "")) for key in ("name", "pid", "tid")}
     begin, lasts = (math.nan if time is None else time * 1e-6 for time in (ts, dur))

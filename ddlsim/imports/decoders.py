@@ -1,4 +1,4 @@
-"""Language models of one form, a stack of equal decoder layers: the kinds in ``decoder.toml``."""
+"""Language models that are stacks of equal decoder layers, of the kinds in ``decoder.toml``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GraphML of other people into a cluster: the Internet Topology Zoo, yEd, networkx.
+"""Reader for GraphML topologies: the Internet Topology Zoo, yEd, networkx.
 
 Shape: http://graphml.graphdrawing.org/primer/graphml-primer.html; the Zoo's attributes:
 http://www.topology-zoo.org/dataset.html. Every node is a host, which forwards as well; ``hyperedge`` and ``kind =
@@ -49,23 +49,23 @@ _SONET = {"OC": 51.84e6, "STM": 155.52e6}
 def read_graphml(
     path: str | Path, *, bandwidth: Quantity | None = None, latency: Quantity = 0.0, ignore_unknown: bool = False
 ) -> Cluster:
-    """Return the cluster that the graph in `path` describes.
+    """Read a cluster from a GraphML file.
 
-    bandwidth        of every edge whose speed the file leaves out; needed where there is one
-    latency          of every edge without the attribute `latency`
-    ignore_unknown   leave out attributes and elements that are not known, and edges from a node to itself, with a
-                     warning that counts them
+    bandwidth        bandwidth of edges without a speed in the file; required if there are any
+    latency          latency of edges without the attribute `latency`
+    ignore_unknown   skip unknown attributes and elements, and edges from a node to itself, with a warning that counts
+                     them
 
     Raises :class:`ConfigError` with file, line and reason.
     """
     source = read_text(path)
     root = parse_xml(source)
     if _name(root) != "graphml":
-        raise root.error("is no GraphML; the first element must be <graphml>")
+        raise root.error("not a GraphML file; the first element must be <graphml>")
     usual = None if bandwidth is None else positive(bandwidth, "bandwidth", "bandwidth")
     graphs = [child for child in root.children if _name(child) == "graph"]
     if len(graphs) != 1:
-        raise root.error(f"has {len(graphs)} graphs; keep one in a file")
+        raise root.error(f"contains {len(graphs)} graphs; must contain exactly one")
     reader = _Reader(graphs[0], _keys(root), ignore_unknown)
     graph: Graph = Graph(name=source.path.stem, title=reader.title(), sources=[source.path.name])
     for node, attributes in reader.nodes():
@@ -79,7 +79,7 @@ def read_graphml(
         rate = _rate(attributes, element)
         silent += rate is None
         if rate is None and usual is None:
-            raise element.error("does not say how fast it is; give bandwidth (--bandwidth) for such edges")
+            raise element.error("the edge has no speed; set bandwidth (--bandwidth) for such edges")
         rate = rate or usual or 0.0
         delay = _quantity(attributes, "latency", element, "time", nonnegative)
         delay = usual_latency if delay is None else delay
@@ -87,13 +87,14 @@ def read_graphml(
             connect(graph, a, b, "link", rate, delay)
         else:
             graph.add_edge(a, b, bandwidth=rate, latency=delay, kind="link")
+    n_edges = len(edges)
     notes = reader.left_out()
     for note in notes:
         warn(f"{source.path}: {note}")
     if 0 < len(lone) < len(edges):
-        notes.append(f"{len(lone)} of {len(edges)} directed edges have no counterpart: they are cables, both ways")
+        notes.append(f"{len(lone)} of {n_edges} directed edges have no reverse edge and are treated as bidirectional")
     if silent:
-        notes.append(f"{silent} of {len(edges)} edges do not say their speed: {bandwidth} was given")
+        notes.append(f"{silent} of {n_edges} edges have no speed in the file; their bandwidth is {bandwidth}")
     graph.graph["notes"] = notes
     return named_cluster(graph, source.path)
 
@@ -186,7 +187,7 @@ class _Reader:
                 continue
             for end in (child["source"], child["target"]):
                 if end not in self.names:
-                    raise child.error(f"ends at {end!r}, which is no node; add the node or correct the edge")
+                    raise child.error(f"ends at {end!r}, which is not a node; add the node or correct the edge")
             attributes = self._attributes(child, _EDGE)
             if child["source"] == child["target"]:
                 self._unknown(child, "edges from a node to itself")
@@ -198,7 +199,7 @@ class _Reader:
         """Return what was left out."""
         if not self.ignored:
             return []
-        return ["left out: " + ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))]
+        return ["skipped: " + ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))]
 
     def _attributes(self, element: Element, known: set[str]) -> dict[str, str]:
         kinds = (_name(element), "all")
@@ -209,7 +210,7 @@ class _Reader:
                     self._unknown(child, f"<{_name(child)}>")
                 continue
             if child["key"] not in self.keys:
-                raise child.error(f"key = {child['key']!r} is declared by no <key>; add it")
+                raise child.error(f"key = {child['key']!r} has no declaration; add a <key>")
             told.append((child, self.keys[child["key"]][1], child.text.strip()))
         attributes: dict[str, str] = {}
         for child, name, text in told:
@@ -217,14 +218,14 @@ class _Reader:
                 if not self.ignore_unknown:
                     where = f"{child.source.path}:{child.line}"
                     error = unknown_name("attribute", name, known & _MEANING, where)
-                    raise ConfigError(f"{error}; ignore_unknown=True (--ignore-unknown) leaves such attributes out")
+                    raise ConfigError(f"{error}; set ignore_unknown=True (--ignore-unknown) to skip such attributes")
                 self.ignored[f"attributes {name!r}"] += 1
             attributes[name] = text
         return attributes
 
     def _unknown(self, element: Element, what: str) -> None:
         if not self.ignore_unknown:
-            hint = "ignore_unknown=True (--ignore-unknown) leaves them out"
+            hint = "set ignore_unknown=True (--ignore-unknown) to skip them"
             raise element.error(f"{what}: have no meaning for a cluster; {hint}")
         self.ignored[what] += 1
 

@@ -1,4 +1,4 @@
-"""Horovod's timeline (``HOROVOD_TIMELINE=file``).
+"""Reader for Horovod timelines (``HOROVOD_TIMELINE=file``).
 
 Shape: https://horovod.readthedocs.io/en/stable/timeline_include.html and ``horovod/common/timeline.cc``: a chrome trace
 in which every tensor is a process. Fused tensors share one transfer, with equal begin and end: they become one
@@ -49,7 +49,12 @@ class HorovodOperation:
 
 @dataclass(frozen=True)
 class HorovodTimeline:
-    """The operations in order of time, and the transfers (fused tensors once) as timings."""
+    """Contents of a Horovod timeline.
+
+    operations   all operations in order of time
+    collectives  the collectives as timings, with fused tensors counted once
+    n_ranks      number of ranks
+    """
 
     operations: tuple[HorovodOperation, ...]
     collectives: tuple[Timing, ...]
@@ -67,10 +72,10 @@ class _Open:
 
 @checked
 def read_horovod(path: str | Path) -> HorovodTimeline:
-    """Return what the timeline in `path` holds; an operation that did not end is left out.
+    """Read a Horovod timeline. Operations that did not finish are skipped.
 
-    Skips ends without or before a beginning, and times that are not numbers, with a warning that counts them.
-    Raises ConfigError with file, event and reason where nothing is left.
+    Ends without a start, ends before their start, and times that are not numbers are skipped with a warning that counts
+    them. Raises ConfigError with file, event and reason if nothing is left.
     """
     source, left_out = read_text(path), LeftOut()
     _, events = read_events(source, left_out)
@@ -93,7 +98,7 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
                 found += [operation] if operation is not None else []
     left_out.tell(found)
     if not found:
-        raise source.error(None, "has no finished ALLREDUCE, ALLGATHER or BROADCAST; is it a timeline of Horovod?")
+        raise source.error(None, "no finished ALLREDUCE, ALLGATHER or BROADCAST found; is it a Horovod timeline?")
     found.sort(key=lambda operation: operation.start_s)
     return HorovodTimeline(tuple(found), tuple(_transfers(found, len(ranks))), len(ranks))
 
@@ -101,11 +106,11 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
 def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> HorovodOperation | None:
     place = f"{source.path}: traceEvents[{event.index}]"
     if not state.stack:
-        raise EntryError(f"{place} ends what has not begun (tensor {tensor!r}); cut there?")
+        raise EntryError(f"{place}: an operation on tensor {tensor!r} ends that has not begun; is the file truncated?")
     begin = state.stack.pop()
     seconds = event.ts - begin.ts
     if not seconds >= 0:
-        raise EntryError(f"{place} ends {begin.name} before it began, or at no time; correct ts")
+        raise EntryError(f"{place}: {begin.name} ends before it begins, or without a time; correct ts")
     if begin.name.startswith("NEGOTIATE_"):
         state.negotiation_s = seconds
     elif _TRANSFER.fullmatch(begin.name):

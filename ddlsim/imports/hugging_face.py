@@ -1,4 +1,4 @@
-"""Configurations of huggingface transformers (config.json) as model files, with the parameters of its classes."""
+"""Hugging Face transformers configurations (config.json) as models."""
 
 from __future__ import annotations
 
@@ -51,18 +51,22 @@ def read_config(root: Node) -> Read:
     architecture = classes[0].text() if classes else ""
     kind = _kind(root, root["model_type"].text() if root.has("model_type") else architecture)
     if root.has("text_config") or root.has("vision_config"):
-        raise root.error("is a model of text and images, which cannot be simulated; give its text_config alone")
+        raise root.error("models of text and images cannot be simulated; use its text_config alone")
     if kind in COUNTED:
         raise _counted(root, kind)
     head = "ForImageClassification" if kind == "vit" else "ForCausalLM"
     if architecture and not architecture.endswith((head, "LMHeadModel")):
-        raise root["architectures"].error(f"{shown(architecture)} has another head; only ...{head} can be simulated")
+        raise root["architectures"].error(
+            f"{shown(architecture)} has an unsupported head; only ...{head} can be simulated"
+        )
     if root.has("quantization_config"):
         quantized = root["quantization_config"]
-        raise quantized.error("quantized weights are not trained; remove the field to simulate the model itself")
+        raise quantized.error("quantised weights cannot be trained; remove the field to simulate the unquantised model")
     for name, value in ONLY.items():
         if root.has(name) and root[name].value != value:
-            raise root[name].error(f"{shown(root[name].value)} cannot be simulated, only {shown(value)}")
+            raise root[name].error(
+                f"{shown(root[name].value)} cannot be simulated; the only supported value is {shown(value)}"
+            )
     return _vision(root) if kind == "vit" else _decoder(root, kind)
 
 
@@ -85,7 +89,7 @@ def _count(root: Node, *names: str, needed: bool = True) -> int:
         raise root.error(f"{names[0]} is missing; is it a complete config.json?")
     value = 0 if node is None else node.value
     if node is not None and (type(value) is not int or not 1 <= value <= 10**9):
-        raise node.error(f"must be a whole number from 1 to 1e9, not {shown(value)}")
+        raise node.error(f"must be an integer from 1 to 1e9, not {shown(value)}")
     return value  # type: ignore[return-value]
 
 
@@ -126,7 +130,7 @@ def _decoder(root: Node, kind: str) -> Read:
         dropout = next((root[name] for name in ("resid_pdrop", "dropout") if root.has(name)), None)
         values["dropout"] = 0.1 if dropout is None else dropout.nonnegative()
     if root.has("word_embed_proj_dim") and root["word_embed_proj_dim"].value != values["dim"]:
-        raise root["word_embed_proj_dim"].error("cannot be simulated, unless it is hidden_size")
+        raise root["word_embed_proj_dim"].error("cannot be simulated unless it equals hidden_size")
     if root.has("use_parallel_residual") and not _flag(root, "use_parallel_residual"):
         values["order"] = "pre_norm"
     has_window = _flag(root, "use_sliding_window") if root.has("use_sliding_window") else kind[:4] != "qwen"
@@ -175,4 +179,6 @@ def _counted(root: Node, kind: str) -> ConfigError:
         what = "multi-head latent attention, and shared experts,"
     total = rest + layers * attention + (layers - dense) * (shared + n_experts * expert)
     used = total - (layers - dense) * (n_experts - active) * expert
-    return root.error(f"{what} cannot be simulated yet; it has {total:,} parameters, of which a token uses {used:,}")
+    return root.error(
+        f"{what} cannot be simulated yet. The model has {total:,} parameters, of which each token uses {used:,}"
+    )

@@ -1,4 +1,4 @@
-"""Typed access to JSON: every value is checked when it is taken out."""
+"""Typed access to JSON, with every value checked on access."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Node:
     def text(self) -> str:
         """Return a string."""
         if not isinstance(self.value, str):
-            raise self.error(f"must be a text, not {shown(self.value)}")
+            raise self.error(f"must be a string, not {shown(self.value)}")
         return self.value
 
     def number(self) -> float:
@@ -80,21 +80,21 @@ class Node:
         """Return a number of at least 0."""
         number = self.number()
         if number < 0:
-            raise self.entry_error(f"{shown(self.value)} must not be negative; leave this entry out")
+            raise self.entry_error(f"{shown(self.value)} must not be negative; remove this entry")
         return number
 
     def positive(self) -> float:
         """Return a number above 0."""
         number = self.nonnegative()
         if number == 0:
-            raise self.entry_error(f"{shown(self.value)} must be above 0; leave this entry out")
+            raise self.entry_error(f"{shown(self.value)} must be above 0; remove this entry")
         return number
 
     def count(self) -> int:
         """Return a whole number of at least 1."""
         number = self.number()
         if not 1 <= number <= MAX_COUNT or number != int(number):
-            raise self.entry_error(f"{shown(self.value)} must be a whole number from 1 to {MAX_COUNT}")
+            raise self.entry_error(f"{shown(self.value)} must be an integer from 1 to {MAX_COUNT}")
         return int(number)
 
 
@@ -157,9 +157,9 @@ def parse_json(source: SourceText, text: str | None = None) -> Node:
         value = loads(source.text if text is None else text)
     except json.JSONDecodeError as error:
         what = f"{error.msg} (column {error.colno})"
-        raise source.error(error.lineno, f"is not valid JSON: {what}; is the file complete?") from None
+        raise source.error(error.lineno, f"not valid JSON: {what}; is the file complete?") from None
     except RecursionError:
-        raise source.error(None, "is nested too deeply; is it the right file?") from None
+        raise source.error(None, "nested too deeply; is it the right file?") from None
     except ValueError as error:  # an integer of thousands of digits
-        raise source.error(None, f"is not usable JSON: {error}; correct it") from None
+        raise source.error(None, f"invalid value in JSON: {error}; correct it") from None
     return Node(value, f"{source.path}: ")

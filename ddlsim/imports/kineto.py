@@ -1,4 +1,4 @@
-"""PyTorch profiler traces (Kineto): training steps, collectives, times per layer.
+"""Reader for PyTorch profiler traces (Kineto): training steps, collectives, times per layer.
 
 Shape: what ``torch.profiler.profile(...).export_chrome_trace`` writes (PyTorch 1.8 to 2.x,
 https://pytorch.org/docs/stable/profiler.html and ``torch/csrc/profiler/util.cpp`` for the collectives' arguments).
@@ -38,10 +38,11 @@ _BACKWARD = "autograd::engine::evaluate_function:"
 
 @dataclass(frozen=True)
 class LayerTime:
-    """A leaf module: seconds per step (median over the steps) of its forward and backward pass.
+    """Forward and backward time of a leaf module in a trace.
 
-    name      class and number as torch prints them, "Conv2d_3"
-    n_calls   calls in a step, on average
+    name       class and number as in PyTorch, such as "Conv2d_3"
+    forward_s, backward_s  seconds per step, median over the steps
+    n_calls    average number of calls per step
     """
 
     name: str
@@ -51,7 +52,7 @@ class LayerTime:
 
     @property
     def kind(self) -> str:
-        """The module's class, "Conv2d"."""
+        """Class of the module, such as "Conv2d"."""
         return self.name.rpartition("_")[0] or self.name
 
 
@@ -188,18 +189,19 @@ _LEARNED = ("conv", "dense", "batch_norm", "layer_norm", "embedding", "embedding
 
 @checked
 def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workload:
-    """Return `workload` with the forward and backward times that a trace measured.
+    """Return a copy of `workload` with the forward and backward times measured in a trace.
 
-    layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model at the same batch size
+    layers   :attr:`~ddlsim.imports.KinetoTrace.layers` of a trace of the same model with the same batch size
 
-    Modules are matched by class, in order of their calls. Layers with parameters must be as many in the trace as in the
-    model; of the others a module that is called several times has its time shared out as the workload had it. Layers
-    that are no modules in PyTorch (additions, concatenations, attention) keep the workload's times.
+    Modules are matched by class, in order of their calls. Trace and model must have the same number of layers with
+    parameters. For other layers, the time of a module that is called several times is divided in the workload's
+    proportions. Operations that are not modules in PyTorch (additions, concatenations, attention) keep the workload's
+    times.
 
-    Raises :class:`ConfigError` naming the class and both counts when model and trace do not fit.
+    Raises :class:`ConfigError` naming the class and both counts if model and trace do not match.
     """
     if not layers:
-        raise ConfigError("the trace has no layers; take it with torch.profiler.profile(with_stack=True)")
+        raise ConfigError("the trace has no layers; record it with torch.profiler.profile(with_stack=True)")
     found: dict[str, list[LayerTime]] = {}
     for layer in layers:
         kind = _type_of(layer)
@@ -209,8 +211,11 @@ def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workloa
     for kind in _LEARNED:
         n_model, n_trace = types.count(kind), len(found.get(kind, []))
         if n_model != n_trace:
-            what = f"{n_trace} modules that are {kind!r}, the model {workload.model.name!r} has {n_model}"
-            raise ConfigError(f"the trace calls {what}; take the model that was traced")
+            name = workload.model.name
+            raise ConfigError(
+                f"the trace has {n_trace} modules of type {kind!r}, but the model {name!r} has {n_model}; use the "
+                "model that was traced"
+            )
     forward, backward = workload.forward.copy(), workload.backward.copy()
     for kind, modules in found.items():
         places = np.flatnonzero([name == kind for name in types])
@@ -231,8 +236,11 @@ def _type_of(layer: LayerTime) -> str | None:
     if name == "Identity" or name.endswith("Loss"):
         return None
     if name not in _TYPES:
-        hint = f"leave its time out, or describe the model with known layers ({listed(sorted(_TYPES))})"
-        raise ConfigError(f"the trace has the module {layer.name!r}, of a class that no layer has; {hint}")
+        known = listed(sorted(_TYPES))
+        raise ConfigError(
+            f"the class of module {layer.name!r} in the trace has no corresponding layer; remove the module from "
+            f"layers, or use a model of known layers ({known})"
+        )
     return _TYPES[name]
 
 
@@ -325,15 +333,15 @@ _DTYPES = {name: dtype for dtype, names in _TYPE_NAMES.items() for name in names
 
 @dataclass(frozen=True)
 class KinetoTrace:
-    """What one rank's trace holds.
+    """Contents of one rank's PyTorch profiler trace.
 
-    steps        the training steps, in order; ``n_samples`` is set where a batch size was given
-    collectives  in order of time; ``nbytes`` 0 where the trace has no sizes
-    layers       leaf modules in order of their first call (empty without ``with_stack=True``)
-    rank, n_ranks   of this trace; 0 and 1 where it was not distributed
-    overlap_slowdown   how many times as long kernels take beside a collective's
-                       (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN where the trace does not say
-    batch_size   length of the first dimension of what the first module computes with; 0 without ``record_shapes=True``
+    steps        training steps in order; ``n_samples`` is set if a batch size was given
+    collectives  collectives in order of time; ``nbytes`` is 0 if the trace has no sizes
+    layers       leaf modules in order of their first call; empty unless traced ``with_stack=True``
+    rank, n_ranks      of this trace; 0 and 1 if it was not distributed
+    overlap_slowdown   factor by which kernels are slower during collectives
+                       (:func:`~ddlsim.imports.kineto.overlap_slowdown`); NaN if the trace does not show it
+    batch_size   first dimension of the first module's input; 0 unless traced with ``record_shapes=True``
     """
 
     steps: tuple[Timing, ...]
@@ -347,12 +355,12 @@ class KinetoTrace:
 
 @checked
 def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoTrace:
-    """Return steps, collectives and layer times of the trace in `path`.
+    """Read the training steps, collectives and layer times from a PyTorch profiler trace.
 
-    batch_size   samples per rank and step; sets the steps' ``n_samples``
+    batch_size   samples per rank and step; sets ``n_samples`` of the steps
 
-    Skips events with an impossible value (such as a negative duration or size), with a warning that counts them.
-    Raises :class:`ConfigError` with the place and the reason; also for a trace with none of the three.
+    Events with impossible values, such as a negative duration or size, are skipped with a warning that counts them.
+    Raises :class:`ConfigError` with the place and the reason, also if the trace has no steps, collectives or layers.
     """
     source, left_out = read_text(path), LeftOut()
     top, events = read_events(source, left_out)
@@ -368,7 +376,7 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
     trace = KinetoTrace(tuple(steps), collectives, layers, rank, n_ranks, input_samples(spans), overlap_slowdown(spans))
     left_out.tell(trace.steps or trace.collectives or trace.layers)
     if not (trace.steps or trace.collectives or trace.layers):
-        raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")
+        raise source.error(None, "no ProfilerStep, collective or nn.Module found; is it a trace of a training run?")
     return trace
 
 
@@ -378,7 +386,7 @@ def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
         return 0, 1
     rank, n_ranks = info.get("rank", 0), info.get("world_size", 1)
     if not (isinstance(rank, int) and isinstance(n_ranks, int) and 0 <= rank < n_ranks):
-        what = f"rank = {shown(rank)} of world_size = {shown(n_ranks)} makes no sense"
+        what = f"rank = {shown(rank)} is not valid for world_size = {shown(n_ranks)}"
         raise source.error(None, f"distributedInfo: {what}")
     return rank, n_ranks
 
@@ -390,7 +398,7 @@ def _is_step(event: Event) -> bool:
 def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
     place = f"{source.path}: traceEvents[{event.index}]"
     if event.dur <= 0:
-        raise EntryError(f"{place}: {event.name} takes no time; is the trace complete?")
+        raise EntryError(f"{place}: {event.name} has no duration; is the trace complete?")
     n = float((batch_size or 0) * n_ranks)
     return Timing(
         "kineto", "step", n_ranks, 0.0, event.dur, "single", n_reps=1, n_samples=n, variant=event.name, place=place
@@ -464,26 +472,30 @@ def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> 
 def _elements(value: object, place: str) -> float:
     number = finite(value)
     if number is None or number < 0 or number != int(number):
-        raise EntryError(f"{place} = {shown(value)} must be a whole number, not negative; is the trace damaged?")
+        raise EntryError(f"{place} = {shown(value)} must be a non-negative integer; is the trace damaged?")
     return number
 
 
 @checked
 def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
-    """Return the collectives of several ranks' traces of one run, each with the least time that any rank saw.
+    """Merge the collectives in traces of several ranks: each gets the shortest time over all ranks.
 
-    The i-th collective of one rank is the i-th of every other. Raises :class:`ConfigError` when they differ in number,
-    operation or size.
+    The i-th collective of every trace is taken to be the same one. Raises :class:`ConfigError` if the traces differ in
+    number, operation or size of their collectives.
     """
     if not traces:
-        raise ConfigError("fastest_over_ranks: no traces; give one per rank")
+        raise ConfigError("fastest_over_ranks: no traces; pass one per rank")
     rows = [trace.collectives for trace in traces]
     if len({len(row) for row in rows}) > 1:
         counts = ", ".join(str(len(row)) for row in rows)
-        raise ConfigError(f"the traces have {counts} collectives; trace the same steps on every rank")
+        raise ConfigError(
+            f"the traces have different numbers of collectives, {counts}; trace the same steps on every rank"
+        )
     fastest = []
     for same in zip(*rows, strict=True):
         if len({(timing.operation, timing.nbytes) for timing in same}) > 1:
-            raise ConfigError(f"{same[0].place} and {same[-1].place} are not the same collective; trace the same steps")
+            raise ConfigError(
+                f"{same[0].place} and {same[-1].place} are different collectives; trace the same steps on every rank"
+            )
         fastest.append(replace(same[0], seconds=min(timing.seconds for timing in same)))
     return tuple(fastest)

@@ -1,4 +1,4 @@
-"""What hwloc saves (``lstopo machine.xml``, versions 1 to 2) into a cluster: packages, PCI bridges, GPUs, NICs.
+"""Reader for hwloc topologies (``lstopo machine.xml``, versions 1 to 2): packages, PCI bridges, GPUs, NICs.
 
 Shape: https://www.open-mpi.org/projects/hwloc/doc/ and ``hwloc2.dtd``; ``pci_type`` is class and vendor,
 ``pci_link_speed`` is GB/s in each direction, now. PCIe carries as much of it as NCCL counts (``topo.cc``: 0.75 of
@@ -37,22 +37,22 @@ def read_lstopo(
     nic_bandwidth: Quantity | None = None, n_hosts: Places = 1, device: str | None = None,
     pcie_latency: Quantity = "1 us", nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch.
+    """Read a machine from an hwloc XML file, as a cluster of `n_hosts` such machines on one switch.
 
-    nvlink_bandwidth   of all NVLinks of a GPU, which meet in an NVSwitch; for files that have no matrix of NVLinks
-    pcie_bandwidth     of every PCIe link without a speed in the file; None: x16 of the device's generation
-    nic_bandwidth      of every NIC (of the RDMA devices, if there are any); needed for several hosts
+    nvlink_bandwidth   total NVLink bandwidth of a GPU through an NVSwitch, for files without an NVLink matrix
+    pcie_bandwidth     bandwidth of PCIe links without a speed in the file; None: x16 of the device's generation
+    nic_bandwidth      bandwidth of every NIC (of the RDMA devices, if any); required for several hosts
     device             key of the device catalogue for the GPUs
 
-    GPUs are PCI devices of class 03 and 12 without displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. A
+    GPUs are PCI devices of class 03 and 12 except displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. A
     warning lists them if they are of several kinds. Raises ConfigError with file, line and reason.
     """
     root = parse_xml(read_text(path))
     if root.tag != "topology" or not any(root.find("object")):
-        raise root.error("is no topology of hwloc; the first element must be <topology> with <object>")
+        raise root.error("not an hwloc topology; the first element must be <topology> with <object>")
     machines = [element for element in walk(root) if element.get("type", "") == "Machine"]
     if len(machines) != 1:
-        raise root.error(f"has {len(machines)} machines; save one with lstopo")
+        raise root.error(f"contains {len(machines)} machines; must contain exactly one")
     usual = pcie_rate(pcie_bandwidth, device)
     nic = None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
     latencies = nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency")
@@ -60,26 +60,28 @@ def read_lstopo(
     reader = _Reader(machines[0], usual)
     n_links = reader.add_links(root)
     if n_links and nvlink_bandwidth is not None:
-        raise root.error("says which NVLinks there are; leave nvlink_bandwidth out")
+        raise root.error("the file lists the NVLinks; remove nvlink_bandwidth")
     machine = tree.machine(reader.cpus)
     if not machine.gpus:
         displays = f", but {reader.n_displays} displays" if reader.n_displays else ""
-        hint = "save it on a machine that has, with I/O devices"
-        raise root.error(f"has no GPU (PCI devices of class 03 or 12){displays}; {hint}")
+        hint = "run lstopo on a machine with GPUs, with I/O devices included"
+        raise root.error(f"no GPU found (PCI devices of class 03 or 12){displays}; {hint}")
     if nvlink_bandwidth is not None:
         tree.add_nvswitch(machine, positive(nvlink_bandwidth, "bandwidth", "nvlink_bandwidth"))
     if reader.n_slow:
-        tree.notes.append(f"{reader.n_slow} GPUs have links of at most {_SLOW:g} GB/s at present")
-        warn(f"{path}: {tree.notes[-1]}, as idle ones have; save the file while they work")
+        tree.notes.append(f"the links of {reader.n_slow} GPUs run at {_SLOW:g} GB/s or less")
+        warn(f"{path}: {tree.notes[-1]}, probably because the GPUs are idle; run lstopo while they are busy")
     if len(reader.kinds) > 1:
         kinds = ", ".join(f"{n} of {kind}" for kind, n in reader.kinds.items())
         tree.notes.append(f"the GPUs are of several kinds (vendor:device): {kinds}")
-        warn(f"{path}: {tree.notes[-1]}; a run uses all of them, or those that workers names")
+        warn(f"{path}: {tree.notes[-1]}; a run uses all of them, unless workers selects some")
     if nvlink_bandwidth is None and not n_links and reader.n_accelerators > 1:
-        tree.notes.append("names no NVLinks or xGMI: PCIe alone joins the GPUs")
-        warn(f"{path}: {tree.notes[-1]}; give nvlink_bandwidth if they have an NVSwitch")
+        tree.notes.append("the file lists no NVLinks or xGMI, so the GPUs are connected by PCIe only")
+        warn(f"{path}: {tree.notes[-1]}; set nvlink_bandwidth if there is an NVSwitch")
     if n_hosts == 1 and nic is not None:
-        raise root.error(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
+        raise root.error(
+            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove it"
+        )
     notes = [f"PCIe carries {_CARRIED:.0%} of the links' speed, as NCCL counts (src/graph/topo.cc)", *reader.notes]
     return assemble(root.source.path, [machine] * n_hosts, device, network_latency, [*notes, *tree.notes])
 
@@ -116,7 +118,7 @@ class _Reader:
         self.rdma = any(part.get("osdev_type", "") in _OPEN_FABRICS for part in parts)
         unplaced = self._visit(machine, [])
         if unplaced and len(self.packages) > 1:
-            self.notes.append(f"{unplaced} PCI roots say not at which package they are: the first stands in")
+            self.notes.append(f"the package of {unplaced} PCI roots is unknown; the first package is assumed")
         for number, busid in enumerate(sorted(self.gpus)):
             self.gpus[busid].attributes["dev"] = str(number)
 
@@ -162,7 +164,7 @@ class _Reader:
             pci.children.append(self.gpus[busid])
         elif kind.startswith("03"):
             self.n_displays += 1
-            self.notes.append(f"display left out: {vendor}:{device}, PCI {busid}")
+            self.notes.append(f"skipped a display: {vendor}:{device}, PCI {busid}")
         elif kind.startswith("02"):
             fabrics = [part for part in _devices(element) if part.get("osdev_type", "") in _OPEN_FABRICS]
             names = [part.get("name", "?") for part in (fabrics if self.rdma else _devices(element))]
@@ -175,7 +177,7 @@ class _Reader:
         """Return bytes/s of the link above a device."""
         text = element.get("pci_link_speed", "0")
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text):
-            raise element.error(f"pci_link_speed = {text!r} is no number of GB/s")
+            raise element.error(f"pci_link_speed = {text!r} is not a number of GB/s")
         return float(text) * 1e9 * _CARRIED or self.usual
 
     def add_links(self, root: Element) -> int:

@@ -1,4 +1,4 @@
-"""Machines as a reader found them, and the cluster that copies of them make."""
+"""Imported machines, and clusters of several copies of them."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def assemble(
         _add(graph, f"node{i}", machine, device)
         if len(machines) > 1:
             if not machine.ports:
-                hint = "cannot be joined with others; read one, or give nic_bandwidth"
-                raise ConfigError(f"{source}: a machine without a NIC of known speed {hint}")
+                raise ConfigError(
+                    f"{source}: machines can only be connected if the speed of a NIC is known; set nic_bandwidth, or "
+                    "n_hosts=1"
+                )
             graph.add_node("network", kind="switch")
             for port, bandwidth in machine.ports:
                 connect(graph, f"node{i}.{port}", "network", "nic", bandwidth, latency)

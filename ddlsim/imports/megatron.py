@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM (megatron/training/arguments.py) as model files.
+"""Megatron-LM arguments (megatron/training/arguments.py) as models.
 
 They are read from a text, from a shell script, which is never executed, and from what Megatron prints or saves of
 them (``num_layers ...... 32``, ``num_layers: 32``, ``Namespace(num_layers=32)``). Arguments that do not concern the
@@ -49,7 +49,7 @@ def read_megatron(source: SourceText) -> Read:
     given = _Arguments(source, _script(source.text) if _SCRIPT.search(source.text) else _printed(source.text))
     for flag in _OTHERS:
         if flag in given.flags and given.text(flag) not in _HARMLESS:
-            raise given.error(flag, "makes a model that cannot be simulated yet")
+            raise given.error(flag, "models with this option cannot be simulated yet")
     table, values = decoder_table("llama")
     values |= {"hidden": "4 * $dim", "fused": True}
     has_experts, gated = "num-experts" in given.flags, "swiglu" in given.flags
@@ -59,9 +59,9 @@ def read_megatron(source: SourceText) -> Read:
         values["hidden"] = 8 * values["dim"] // 3 // 64 * 64
     biased, rms = "disable-bias-linear" not in given.flags, given.text("normalization", "LayerNorm") == "RMSNorm"
     if has_experts and (biased or not gated):
-        raise given.error("num-experts", "can be simulated with --disable-bias-linear and --swiglu only")
+        raise given.error("num-experts", "can only be simulated with --disable-bias-linear and --swiglu")
     if "qk-layernorm" in given.flags and not rms:
-        raise given.error("qk-layernorm", "can be simulated with --normalization RMSNorm only")
+        raise given.error("qk-layernorm", "can only be simulated with --normalization RMSNorm")
     values["mlp"] = "experts" if has_experts else "gated" if gated else "ungated"
     if has_experts:
         values |= {"active": given.count("moe-router-topk", 2),
@@ -71,7 +71,7 @@ def read_megatron(source: SourceText) -> Read:
     rotary = "use-rotary-position-embeddings" in given.flags
     position = given.text("position-embedding-type", "rope" if rotary else "learned_absolute")
     if position not in _POSITIONS:
-        rule = f"cannot be simulated, only {', '.join(_POSITIONS)}"
+        rule = f"cannot be simulated; supported: {', '.join(_POSITIONS)}"
         raise given.error("position-embedding-type", f"{shown(position)} {rule}")
     seq = given.count("encoder-seq-length" if "encoder-seq-length" in given.flags else "seq-length")
     values |= {
@@ -142,13 +142,13 @@ class _Arguments:
     def text(self, flag: str, default: str | None = None) -> str:
         values = sorted(self.flags.get(flag, () if default is None else (default,)))
         if len(values) != 1:
-            what = f"has the values {' and '.join(values)}; give those of one model" if values else "is missing; add it"
+            what = f"has several values, {' and '.join(values)}; use one model" if values else "is missing; add it"
             raise self.error(flag, what)
         return values[0]
 
     def count(self, flag: str, default: int | None = None) -> int:
         value = self.text(flag, None if default is None else str(default))
         if not value.isdecimal() or len(value) > 10 or not 1 <= int(value) <= 10**9:
-            why = "; give the number in place of the variable" if "$" in value else ""
-            raise self.error(flag, f"{shown(value)}: must be a whole number from 1 to 1e9{why}")
+            why = "; replace the variable with the number" if "$" in value else ""
+            raise self.error(flag, f"{shown(value)}: must be an integer from 1 to 1e9{why}")
         return int(value)

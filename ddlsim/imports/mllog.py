@@ -1,4 +1,4 @@
-"""MLPerf training logs: ``:::MLLOG {json}`` lines, and what the first rounds, v0.5 and v0.6, had instead.
+"""Reader for MLPerf training logs: ``:::MLLOG {json}`` lines, and the older formats of v0.5 and v0.6.
 
 Shape: https://github.com/mlcommons/logging (``mlperf_logging/mllog``; keys in ``constants.py``), with any prefix before
 the three colons; v0.5 and v0.6: https://github.com/mlperf/training (the package mlperf_compliance).
@@ -43,16 +43,17 @@ _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no", "samples_cou
 
 @dataclass(frozen=True)
 class MlperfRun:
-    """One run. `run_s` is from run_start to run_stop, MLPerf's score; NaN where one of them is missing.
+    """One run of an MLPerf training benchmark.
 
+    run_s       seconds from run_start to run_stop, MLPerf's score; NaN if one of them is missing
     status      "success", "aborted", "killed" (the log ends without run_stop), or "" (run_stop has no status)
-    global_batch_size, train_samples   0 where the log does not say
-    accuracies  (s since run_start, epoch or sample as the log counts, value)
-    metrics     the name of each accuracy: "" where there is one, "BBOX", "SEGM" or the place in a list where several
-    epochs      (number, s): from epoch_start to epoch_stop, or blocks of several, per epoch
-    notes       broken characters of the log that were replaced, broken entries of other keys that were left out,
-                evaluations after run_stop, the length of a killed run
-    timings     operation "step" from every logged throughput; "epoch" from every epoch if train_samples is known
+    global_batch_size, train_samples   0 if the log does not contain them
+    accuracies  (s since run_start, epoch or sample as counted in the log, value)
+    metrics     name of each accuracy: "" if there is only one metric; "BBOX", "SEGM" or the position in a list
+                otherwise
+    epochs      (number, s) from epoch_start to epoch_stop; for blocks of several epochs, the time per epoch
+    notes       replaced characters, skipped entries of other keys, evaluations after run_stop, length of a killed run
+    timings     operation "step" for every logged throughput, and "epoch" for every epoch if train_samples is known
     """
 
     benchmark: str
@@ -86,12 +87,12 @@ class _Entry:
 
 @checked
 def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
-    """Return the run that the log in `path` tells of.
+    """Read the run in an MLPerf training log.
 
-    n_ranks   accelerators, which the log does not say (0: unknown)
+    n_ranks   number of accelerators, which the log does not contain; 0: unknown
 
-    Skips entries that cannot be used, with a warning that counts them. Raises ConfigError with file, line and
-    reason: several runs in one file, a file without entries of a run (a power log), times that run backwards.
+    Invalid entries are skipped with a warning that counts them. Raises ConfigError with file, line and reason for a
+    file with several runs, a file without entries of a run (such as a power log), and times that decrease.
     """
     source = read_text(path, log=True)
     broken, entries = list[str](), list[_Entry]()
@@ -102,12 +103,12 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     notes = source.notes
     if broken:
         keys = ", ".join(sorted(set(broken)))
-        notes += (f"{source.path}: {len(broken)} broken entries left out, of the keys {keys}",)
+        notes += (f"{source.path}: skipped {len(broken)} broken entries with the keys {keys}",)
     if not any(entry.key in _COUNT for entry in entries):
         left_out.tell(entries)
         if any(entry.key.startswith("power_") for entry in entries):
-            raise source.error(None, "is a power log of MLPerf, no run; read the result_*.txt that it belongs to")
-        raise source.error(None, "has no ':::MLLOG {...}' line of a run (run_start, ...); is it a log of MLPerf?")
+            raise source.error(None, "this is an MLPerf power log; read the corresponding result_*.txt instead")
+        raise source.error(None, "no ':::MLLOG {...}' lines of a run (run_start, ...) found; is it an MLPerf log?")
     entries.sort(key=lambda entry: entry.time_s)  # ranks write in any order; equal times keep theirs
     once: dict[str, _Entry] = {}
     for entry in entries:
@@ -115,7 +116,7 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     start, stop = once.get("run_start"), once.get("run_stop") or once.get("run_final")
     _check_single(source, entries)
     if start is not None and stop is not None and stop.time_s < start.time_s:
-        raise source.error(stop.line, "run_stop comes before run_start; is it one run?")
+        raise source.error(stop.line, "run_stop is before run_start; is it the log of a single run?")
     counts = {"global_batch_size": 0, "train_samples": 0}
     for key in counts:
         with left_out:
@@ -128,10 +129,11 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     timings = [*_steps(source, entries, batch, n_ranks, left_out), *_epoch_timings(source, epochs, samples, n_ranks)]
     left_out.tell(start or stop or accuracies or epochs or timings)
     if late:
-        notes += (f"{source.path}: {late} evaluations were logged after run_stop: they count when training got there",)
+        reached = "their time is when training reached that point"
+        notes += (f"{source.path}: {late} evaluations were logged after run_stop; {reached}",)
     if start is not None and stop is None:
         seconds = entries[-1].time_s - begin
-        notes += (f"{source.path}: ends {seconds:.6g} s after run_start without run_stop: was the run killed?",)
+        notes += (f"{source.path}: the log ends {seconds:.6g} s after run_start without run_stop; was the run killed?",)
     status = "killed" if start is not None and stop is None else _status(stop)
     run_s = stop.time_s - begin if start is not None and stop is not None else math.nan
     rows, names = tuple(row for row, _ in accuracies), tuple(name for _, name in accuracies)
@@ -154,7 +156,7 @@ def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> I
             key = match["key"] or next(iter(_KEY.findall(line, match.end())), None)
             if key is None or key in _COUNT:
                 mark = match[0].split()[0]
-                raise source.error(number, f"is not valid JSON after {mark}: {error}; is the line complete?") from None
+                raise source.error(number, f"not valid JSON after {mark}: {error}; is the line complete?") from None
             broken.append(key)
             continue
         metadata = node["metadata"] if node.has("metadata") else Node({}, place)
@@ -164,7 +166,7 @@ def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> I
         else:
             yield _Entry(number, node["key"].text(), node["time_ms"].number() * 1e-3, value, metadata)
     if len(matches) < len(_MARK.findall(line)):
-        raise source.error(number, "is cut: no {...} follows :::MLLOG or :::MLL; is the line complete?")
+        raise source.error(number, "truncated: no {...} follows :::MLLOG or :::MLL; is the line complete?")
     if match_old := _OLD.search(line):
         key = _RENAMED.get(match_old["key"], match_old["key"])
         value = _value(match_old["value"] or "null", place)
@@ -184,7 +186,9 @@ def _date(source: SourceText, number: int, text: str) -> float:
     try:
         return datetime.strptime(text, "%m/%d/%y %H:%M:%S").replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise source.error(number, f"{text!r} is no date (month/day/year hours:minutes:seconds); correct it") from None
+        raise source.error(
+            number, f"{text!r} is not a date (month/day/year hours:minutes:seconds); correct it"
+        ) from None
 
 
 def _benchmark(source: SourceText, once: dict[str, _Entry]) -> str:
@@ -211,7 +215,7 @@ def _check_single(source: SourceText, entries: list[_Entry]) -> None:
             last = entry
         elif entry.key == "run_start" and last is not None:
             ended = "ended in" if last.key == "run_stop" else "was killed after"
-            raise source.error(entry.line, f"a second run starts (the first {ended} line {last.line}); split the file")
+            raise source.error(entry.line, f"a second run starts (the first {ended} line {last.line}); split the log")
 
 
 def _accuracies(
@@ -239,7 +243,7 @@ def _accuracies(
             if stop is not None and late:
                 time = reached.get(entry.epoch(), stop.time_s)
                 if time > stop.time_s:
-                    raise value.entry_error("was evaluated after run_stop, and training did not get there before")
+                    raise value.entry_error("evaluates a point after run_stop that training had not reached")
             for name, node in metrics.items():
                 row = (time - begin, entry.epoch(), node.number())
                 n_late += late and (row[1], name, f"{row[2]:.12g}") not in rows

@@ -1,4 +1,4 @@
-"""Models that other tools describe, told apart by what they contain.
+"""Import of models described by other tools, recognised by their content.
 
 =================================  ==================================================================================
 a configuration of transformers    JSON with ``model_type`` or ``architectures``; also a folder with a ``config.json``
@@ -54,7 +54,7 @@ def import_model(source: str | Path) -> Model:
     where = str(text.path) if isinstance(text, SourceText) else text.place.rstrip(": ")
     if isinstance(read, Model):
         if options:
-            raise ConfigError(f"{where}: is a table of tensors, which has no options; leave +{options[0]} out")
+            raise ConfigError(f"{where}: tables of tensors have no options; remove +{options[0]}")
         return read
     made_of = {"title": f"{read.kind} of $layers layers", "sources": [f"{where}, read as {read.kind}"]}
     model = model_of({**read.table, **made_of}, where, read.kind, options)
@@ -85,24 +85,24 @@ def _read(text: SourceText | Node) -> Read | Model:
         return read_json(root)
     if is_csv(text):
         return read_csv(text)
-    what = "no config.json, arguments of Megatron-LM or table of tensors (name, shape)"
+    kinds = "a config.json, arguments of Megatron-LM or a table of tensors (name, shape)"
     start = shown(" ".join(text.text[:200].split())[:60])
-    raise text.error(None, f"begins with {start}, which is {what}; models of ddlsim are .toml files")
+    raise text.error(None, f"begins with {start}, but must be {kinds}; ddlsim's own models are .toml files")
 
 
 def _notes(model: Model, read: Read) -> tuple[str, ...]:
     """Return what the reader of a result should know of the model."""
     notes, seq = [], model.input_shape[0]
     if seq < read.reads and not any(option.startswith("seq=") for option in model.options):
-        notes.append(
-            f"sequences of {seq:,} tokens are assumed, of the {read.reads:,} that the model reads; set +seq=..."
-        )
+        notes.append(f"assuming sequences of {seq:,} tokens; the model supports up to {read.reads:,} (set +seq=...)")
     if 0 < read.window < seq:
-        notes.append(f"layers that attend to the last {read.window:,} tokens only are taken to cost full attention")
+        notes.append(
+            f"layers with a sliding window of {read.window:,} tokens are simulated with the cost of full attention"
+        )
     of_experts = [dict(layer.tensors) for layer in model.layers if layer.type == "mixture_of_experts"]
     if of_experts:
         experts, active = (read.table["parameters"][name] for name in ("experts", "active"))
         idle = sum(n for tensors in of_experts for name, n in tensors.items() if name != "router.weight")
         used = model.n_params - idle // experts * (experts - active)
-        notes.append(f"a token uses {used:,} of the {model.n_params:,} parameters")
+        notes.append(f"each token uses {used:,} of the {model.n_params:,} parameters")
     return tuple(notes)

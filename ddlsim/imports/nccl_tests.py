@@ -1,4 +1,4 @@
-"""nccl-tests (and rccl-tests): the printed table, and the files that ``-J`` and rccl-tests' ``-x`` write.
+"""Reader for nccl-tests and rccl-tests: the printed table, and the files written with ``-J`` and ``-x``.
 
 Shape: https://github.com/NVIDIA/nccl-tests, ``src/util.cu`` (table and JSON), ``doc/PERFORMANCE.md`` (algbw and busbw);
 tables since 2019 have the same columns, with ``error`` (a deviation) where newer ones count ``#wrong`` values.
@@ -138,9 +138,11 @@ def check_bus(timing: Timing, algbw: float, busbw: float) -> None:
     """Refuse a row whose busbw says that operation or ranks are others than assumed."""
     factor = bus_factor(timing.operation, timing.n_ranks)
     if not is_bus(factor, algbw, busbw):
-        what = f"busbw = {busbw:g} is not algbw = {algbw:g} times {factor:g}"
-        which = f"which {timing.operation} among {timing.n_ranks} ranks has"
-        raise ConfigError(f"{timing.place}: {what}, {which}; give the right operation and n_ranks")
+        place, operation, n_ranks = timing.place, timing.operation, timing.n_ranks
+        raise ConfigError(
+            f"{place}: busbw = {busbw:g} is not {factor:g} times algbw = {algbw:g}, as expected for {operation} among "
+            f"{n_ranks} ranks; correct operation or n_ranks"
+        )
 
 
 #: the first line of a CSV
@@ -160,7 +162,9 @@ def csv_rows(source: SourceText) -> Iterator[Node]:
             if len(cells) == len(names) + 1 and "nodes" not in names:
                 names.insert(names.index("name") + 1, "nodes")
             if len(cells) != len(names):
-                raise source.error(number, f"has {len(cells)} cells, the heading {len(heading)}; is the line complete?")
+                raise source.error(
+                    number, f"has {len(cells)} cells, but the heading has {len(heading)}; is the line complete?"
+                )
             yield Node(dict(zip(names, cells, strict=True)), f"{source.path}:{number}: ")
 
 
@@ -174,10 +178,10 @@ def rccl_timing(row: Node, operation: str | None, n_ranks: int | None) -> Timing
     name = row["name"].text()
     named = _OPERATIONS.get(re.sub("[^a-z]", "", name.lower()))
     if operation is None and named is None:
-        raise row.error(f"{name} measures no collective of ddlsim; leave it out")
+        raise row.error(f"{name} has no corresponding collective in ddlsim; remove it")
     operation = operation or str(named)
     if row.has("wrong") and row["wrong"].value != "N/A" and row["wrong"].number() > 0:
-        raise row.error(f"{row['wrong'].number():g} wrong values; the run is not valid, repeat it")
+        raise row.error(f"{row['wrong'].number():g} wrong values; the run is invalid, repeat it")
     micros, algbw, busbw = row["time"].positive(), row["algbw"].nonnegative(), row["busbw"].nonnegative()
     gpus = row["gpusperrank"].count() if row.has("gpusperrank") else row["gpus"].count()
     ranks = [row[key].count() * gpus for key in ("ranks", "rankspernode") if row.has(key)] or [gpus]
@@ -231,15 +235,17 @@ class _Run:
 def read_nccl_tests(
     path: str | Path, *, operation: str | None = None, n_ranks: Count | None = None
 ) -> tuple[Timing, ...]:
-    """Return one row for every size, out-of-place and in-place, of the output in the file `path`.
+    """Read nccl-tests output, with one row per size for out-of-place and for in-place operation.
 
-    operation, n_ranks   for output that lost its head: what the program's name and the ``# Rank`` lines would say
+    operation, n_ranks   for output without its header, which has the program's name and the ``# Rank`` lines
 
-    Without the program's name the operation is the one that all rows fit. Several runs in one file are told apart by
-    their heads. Rows that are cut, or have a value that is no number, are left out with a warning that counts them.
-    Raises ConfigError with file, line and reason: wrong results (``#wrong`` above 0), CPU times (``-C``), an
-    unknown program, a busbw that does not fit operation and ranks, rows that fit several operations, of which the
-    file's name says none, or none, and a file without a row that can be used.
+    Without the program's name, the operation is the one that is consistent with all rows. Several runs in one file are
+    separated by their headers. Truncated rows and rows with invalid numbers are skipped with a warning that counts
+    them.
+
+    Raises ConfigError with file, line and reason: wrong results (``#wrong`` above 0), CPU times (``-C``), an unknown
+    program, a busbw that does not match operation and ranks, no operation that matches all rows, several matching
+    operations none of which is in the file's name, or no usable row.
     """
     if operation is not None and operation not in OPERATIONS:
         raise unknown_name("operation", operation, OPERATIONS, "read_nccl_tests")
@@ -262,7 +268,7 @@ def read_nccl_tests(
                         rows.append(_timing(source, row, run, variant))
     left_out.tell(rows)
     if not rows:
-        raise source.error(None, "has no row of nccl-tests (size, count, type, ..., busbw); did the run fail?")
+        raise source.error(None, "no rows of nccl-tests (size, count, type, ..., busbw) found; did the run fail?")
     return tuple(rows)
 
 
@@ -291,29 +297,32 @@ def _tables(source: SourceText, left_out: LeftOut) -> list[Table]:
             table.operation, table.is_head = _operation(source, number, programs.pop()), "test starting" in line
         elif _TYPES.match(line):
             if not columns:
-                raise source.error(number, "has a row but no heading (# size count type ...) above; add the heading")
+                raise source.error(number, "a row without a heading (# size count type ...) above it; add the heading")
             with left_out:
                 table.rows.append(_row(source, number, line, columns, in_place_only))
     for table in tables:
         halves = [row.line for row in table.rows if len(row.times) == 1]
         if 0 < len(halves) < len(table.rows):
-            warn(f"{source.path}:{halves[0]}: {len(halves)} rows have one of the two variants; were they cut?")
+            warn(
+                f"{source.path}:{halves[0]}: {len(halves)} rows have only one of the two variants; is the output "
+                "truncated?"
+            )
     return [table for table in tables if table.rows]
 
 
 def _columns(source: SourceText, number: int, line: str) -> list[str]:
     columns = line.lstrip("# ").split()
     if "cputime" in columns:
-        raise source.error(number, "holds CPU times (cputime); measure again without -C 1")
+        raise source.error(number, "contains CPU times (cputime); measure again without -C 1")
     starts = [i for i, name in enumerate(columns) if name == "time"]
     if not starts or any(columns[i + 1 : i + 3] != ["algbw", "busbw"] for i in starts):
-        raise source.error(number, "is no heading of nccl-tests (size count type ... time algbw busbw); correct it")
+        raise source.error(number, "not a heading of nccl-tests (size count type ... time algbw busbw); correct it")
     return columns
 
 
 def _operation(source: SourceText, line: int | None, program: str) -> str:
     if program in OTHERS:
-        raise source.error(line, f"{program}_perf measures no collective of ddlsim; leave it out")
+        raise source.error(line, f"{program}_perf has no corresponding collective in ddlsim; remove its output")
     return PROGRAMS[program]
 
 
@@ -340,7 +349,7 @@ def _row(source: SourceText, number: int, line: str, columns: list[str], in_plac
     for variant, cells in times.items():
         wrong = cells.get("#wrong", "0")
         if wrong not in ("N/A", "0"):
-            raise source.error(number, f"{wrong} wrong values ({variant}); the run is not valid, repeat it")
+            raise source.error(number, f"{wrong} wrong values ({variant}); the run is invalid, repeat it")
     # where an operation has no in-place form, its cells are empty
     times = {variant: cells for variant, cells in times.items() if cells["time"] != "N/A"}
     return Row(number, words, dict(zip(columns[: starts[0]], words, strict=False)), times)
@@ -355,17 +364,24 @@ def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int |
     if not ranks:
         fitting = suggested(table)
         hint = f" (busbw / algbw is that of {' or '.join(fitting)})" if fitting else ""
-        raise source.error(line, f"no '# Rank' lines say how many ranks took part{hint}; give n_ranks (--ranks)")
+        raise source.error(
+            line, f"the number of ranks is unknown, because there are no '# Rank' lines{hint}; set n_ranks (--ranks)"
+        )
     if operation is not None and operation == table.operation and not (table.is_head or fits(table, operation, ranks)):
         operation = None  # documents show commands, and the output of one of them
     if operation is None:
         fitting = [name for name in OPERATIONS if fits(table, name, ranks)]
         if len(fitting) > 1 and len(named := operations_in_name(source.path, fitting)) == 1:
-            warn(f"{source.path}: the rows fit {' and '.join(fitting)} alike; by the file's name it is {named[0]}")
+            operations, assumed = " and ".join(fitting), named[0]
+            warn(f"{source.path}: the rows are consistent with {operations}; assuming {assumed}, as in the file's name")
             fitting = named
         if len(fitting) != 1:
-            what = f"fit {' and '.join(fitting)} alike" if fitting else f"fit no operation among {ranks} ranks"
-            raise source.error(line, f"no line names the program, and the rows {what}; give operation (--operation)")
+            operations = " and ".join(fitting) if fitting else f"no operation among {ranks} ranks"
+            raise source.error(
+                line,
+                f"the name of the program is missing, and the rows are consistent with {operations}; set operation "
+                "(--operation)",
+            )
         operation = fitting[0]
     return _Run(operation, ranks, n_hosts if ranks == listed else 0, table.n_reps)
 
@@ -410,7 +426,9 @@ def _read_json(
         match = _PROGRAM.search(" ".join(arg.text() for arg in root["args"].items()))
         operation = _operation(source, None, match[1]) if match and match[1] in PROGRAMS else None
     if operation is None:
-        raise source.error(None, "does not say which program ran (args with all_reduce_perf or so); give operation")
+        raise source.error(
+            None, "the name of the program (args with all_reduce_perf or similar) is missing; set operation"
+        )
     n_reps: int | None = None
     groups: dict[str, list[str]] = {}
     if root.has("config"):
@@ -421,7 +439,7 @@ def _read_json(
             groups = _json_groups(config)
     hosts = next(iter(groups.values()), [])
     if not (n_ranks or hosts):
-        raise source.error(None, "does not say how many ranks took part (config.devices); give n_ranks (--ranks)")
+        raise source.error(None, "the number of ranks (config.devices) is missing; set n_ranks (--ranks)")
     n_hosts = len(set(hosts)) if n_ranks in (None, len(hosts)) else 0
     run = _Run(operation, n_ranks or len(hosts), n_hosts, n_reps)
     for result in root["results"].items():
@@ -431,7 +449,7 @@ def _read_json(
                     rows.append(_json_row(result, key, variant, run))
     if not rows:
         left_out.tell(rows)
-        raise source.error(None, "has an empty list of results; did the run fail?")
+        raise source.error(None, "the list of results is empty; did the run fail?")
     return rows
 
 
@@ -458,9 +476,9 @@ def _json_groups(config: Node) -> dict[str, list[str]]:
 def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:
     body = result[key]
     if body.has("cpu_time"):
-        raise body.error("holds CPU times (cpu_time); measure again without -C 1")
+        raise body.error("contains CPU times (cpu_time); measure again without -C 1")
     if body.has("nwrong") and body["nwrong"].number() > 0:
-        raise body.error(f"{body['nwrong'].number():g} wrong values; the run is not valid, repeat it")
+        raise body.error(f"{body['nwrong'].number():g} wrong values; the run is invalid, repeat it")
     seconds, low, high = body["time"].positive() * 1e-6, None, None
     if result.has(f"{key}_per_iter"):  # per-iteration timing: the median is the better figure
         each = result[f"{key}_per_iter"]

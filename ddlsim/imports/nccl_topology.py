@@ -1,4 +1,4 @@
-"""The topology that NCCL detects (``NCCL_TOPO_DUMP_FILE``, the format of ``NCCL_TOPO_FILE``) into a cluster.
+"""Reader for topologies detected by NCCL (``NCCL_TOPO_DUMP_FILE``, the format of ``NCCL_TOPO_FILE``).
 
 Shape and constants: https://github.com/NVIDIA/nccl, ``src/graph/xml.cc``, ``topo.cc``, ``topo.h``; for AMD's GPUs the
 same files of https://github.com/ROCm/rccl. The file has counts and generations; :mod:`ddlsim.imports.pci_tree` has the
@@ -34,35 +34,36 @@ def read_nccl_topology(
     nic_bandwidth: Quantity | None = None, n_gpus: Count | None = None, ignore_unknown: bool = False,
     virtual_nics: bool = False,
 ) -> Cluster:  # fmt: skip
-    """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch at their NICs' speed.
+    """Read a machine from an NCCL topology file, as a cluster of `n_hosts` such machines on one switch.
 
-    device             key of the device catalogue for the GPUs, if compute times are to be predicted
-    nvlink_bandwidth   of all NVLinks of a GPU, which meet in an NVSwitch; for files that name no <gpu>
-    nic_bandwidth      of every NIC whose speed the file leaves out (or gives as 0 or less, like some NICs' drivers)
-    n_gpus             for files whose PCI devices have no class: the first `n_gpus` of them are GPUs, the others NICs
-    ignore_unknown     leave out elements that NCCL does not know, with a warning that counts them
-    virtual_nics       use interfaces of containers and bridges (veth..., br-..., docker0, lo, ...) like any other
+    device             key of the device catalogue for the GPUs, needed to predict compute times
+    nvlink_bandwidth   total NVLink bandwidth of a GPU through an NVSwitch, for files without <gpu> elements
+    nic_bandwidth      bandwidth of every NIC without a speed in the file (or with a speed of 0 or less, as some drivers
+                       report)
+    n_gpus             for files whose PCI devices have no class: the first `n_gpus` are GPUs, the others NICs
+    ignore_unknown     skip elements that NCCL does not define, with a warning that counts them
+    virtual_nics       include interfaces of containers and bridges (veth..., br-..., docker0, lo, ...)
 
-    An interface that is listed under several CPUs is one, at the first of them.
-    Nodes are called node0.gpu0 (the NVML number), node0.cpu0 (the NUMA node), node0.pcie-BUSID, node0.nic-NAME. A file
-    fused over several hosts gives them all. Raises ConfigError with file, line and reason.
+    An interface that is listed under several CPUs is assigned to the first. Nodes are named node0.gpu0 (the NVML
+    number), node0.cpu0 (the NUMA node), node0.pcie-BUSID and node0.nic-NAME. A file merged from several hosts yields
+    all of them. Links to the switch have the speed of the NICs. Raises ConfigError with file, line and reason.
     """
     source = read_text(path)
     root = parse_xml(source)
     if root.tag != "system":
-        raise root.error("is no topology of NCCL; the first element must be <system>")
+        raise root.error("not an NCCL topology; the first element must be <system>")
     notes = _known_tags(root, ignore_unknown)
     if not any(element.tag == "gpu" for element in walk(root)):
         if _complete(root, n_gpus) and nvlink_bandwidth is None:
-            which = "PCI devices of class 0x03" if n_gpus is None else f"the first {n_gpus} PCI devices"
-            notes.append(f"names no <gpu> and no NVLinks: {which} are the GPUs, joined by PCIe alone")
-            warn(f"{source.path}: {notes[-1]}; give nvlink_bandwidth (--bandwidth) if they have an NVSwitch")
+            devices = "PCI devices of class 0x03" if n_gpus is None else f"the first {n_gpus} PCI devices"
+            notes.append(f"no <gpu> and no NVLinks found; {devices} are taken as GPUs, connected by PCIe only")
+            warn(f"{source.path}: {notes[-1]}; set nvlink_bandwidth (--bandwidth) if there is an NVSwitch")
     elif nvlink_bandwidth is not None or n_gpus is not None:
         name, what = ("n_gpus", "GPUs") if n_gpus is not None else ("nvlink_bandwidth", "NVLinks")
-        raise root.error(f"says which {what} there are; leave {name} out")
+        raise root.error(f"the file lists the {what}; remove {name}")
     nic = None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
     if nic is not None and all(has_speed(element) for element in walk(root) if element.tag == "net"):
-        raise root.error("says how fast the NICs are; leave nic_bandwidth out")
+        raise root.error("the file has the speeds of all NICs; remove nic_bandwidth")
     latencies = nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency")
     reader = PciTree(*latencies, nic, virtual_nics)
     hosts: dict[str, list[Element]] = {}
@@ -72,15 +73,17 @@ def read_nccl_topology(
     if not any(machine.gpus for machine in machines):
         classless = len(_classless(root))
         hint = f" ({classless} <pci> have no class; set n_gpus if GPUs are the first)" if classless else ""
-        raise root.error(f"has no <gpu> and no <pci> of class 0x03{hint}; dump the topology from a run that uses GPUs")
+        raise root.error(
+            f"no <gpu> and no <pci> of class 0x03 found{hint}; dump the topology from a run that uses GPUs"
+        )
     if n_hosts != 1 and len(machines) > 1:
-        raise root.error(f"describes {len(machines)} machines already; leave n_hosts out")
+        raise root.error(f"the file describes {len(machines)} machines; remove n_hosts")
     machines = machines if len(machines) > 1 else [machines[0]] * n_hosts
     if nvlink_bandwidth is not None:
         nvlink = positive(nvlink_bandwidth, "bandwidth", "nvlink_bandwidth")
         for machine in {id(machine): machine for machine in machines}.values():
             reader.add_nvswitch(machine, nvlink)
-    notes = ["bandwidths are those that NCCL assumes (src/graph/topo.h)", *notes, *dict.fromkeys(reader.notes)]
+    notes = ["using the bandwidths that NCCL assumes (src/graph/topo.h)", *notes, *dict.fromkeys(reader.notes)]
     return assemble(source.path, machines, device, network_latency, notes)
 
 
@@ -91,10 +94,11 @@ def _known_tags(root: Element, ignore_unknown: bool) -> list[str]:
         for child in element.children:
             if element.tag in _TAGS and child.tag not in _TAGS[element.tag]:
                 if not ignore_unknown:
-                    hint = f"NCCL has {', '.join(sorted(_TAGS[element.tag])) or 'nothing'} in <{element.tag}>"
-                    raise child.error(f"is unknown here; {hint}; ignore_unknown=True (--ignore-unknown) leaves it out")
+                    known = ", ".join(sorted(_TAGS[element.tag])) or "none"
+                    hint = f"known elements in <{element.tag}>: {known}"
+                    raise child.error(f"unknown element; {hint}; set ignore_unknown=True (--ignore-unknown) to skip it")
                 unknown[child.tag] = unknown.get(child.tag, 0) + 1
-    notes = [f"left out {n} <{tag}>, which NCCL does not know" for tag, n in unknown.items()]
+    notes = [f"skipped {n} <{tag}>, which NCCL does not define" for tag, n in unknown.items()]
     for note in notes:
         warn(f"{root.source.path}: {note}")
     return notes
@@ -114,7 +118,7 @@ def _complete(root: Element, n_gpus: int | None) -> int:
     if n_gpus is not None:
         classless = _classless(root)
         if n_gpus > len(classless):
-            raise root.error(f"has {len(classless)} <pci> without class; n_gpus = {n_gpus} must not be more")
+            raise root.error(f"n_gpus = {n_gpus} exceeds the {len(classless)} <pci> without class; lower it")
         for place, leaf in enumerate(classless):
             leaf.attributes["class"] = GPU_CLASSES[0] if place < n_gpus else NIC_CLASS
     gpus = [leaf for leaf in leaves if leaf.get("class", "").startswith(GPU_CLASSES) and _computes(leaf)]

@@ -1,4 +1,4 @@
-"""iperf3 and ping.
+"""Readers for iperf3 and ping.
 
 iperf3: https://software.es.net/iperf/; without ``-J`` it prints bytes in powers of 1024 (``units.c``). ping: the lines
 that iputils, the BSDs, macOS and busybox print. docs/formats/benchmarks.md describes both.
@@ -33,11 +33,11 @@ _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 
 @checked
 def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
-    """Return one row per direction: all bytes received by all parallel streams, in the time that they took.
+    """Read iperf3 output, with one row per direction: the bytes received by all streams, and the time they took.
 
-    Of several runs, those that ended with an error (iperf3 writes it into the file), were cut or received nothing are
-    left out with a warning that counts them. Raises :class:`ConfigError` where no run is left, and for files that are
-    not iperf3's.
+    If the file has several runs, those that failed (iperf3 writes an error), were truncated or received nothing are
+    skipped with a warning that counts them. Raises :class:`ConfigError` if no run is left, or if the file is not from
+    iperf3.
     """
     source = read_text(path)
     rows, left_out = list[Timing](), LeftOut(ConfigError)
@@ -84,7 +84,7 @@ def _iperf3_text(source: SourceText, left_out: LeftOut) -> list[Timing]:
     for number, reverse, ways in runs or [(1, False, {})]:
         with left_out:
             if not ways:
-                reason = "has no line of totals that ends in 'receiver'; measure with iperf3 -J"
+                reason = "no line of totals that ends in 'receiver' found; measure with iperf3 -J"
                 raise source.entry_error(number, reason)
             rows += [_printed_row(source, reverse, len(ways), way, totals) for way, totals in ways.items()]
     return rows
@@ -98,7 +98,7 @@ def _printed_row(
     seconds = float(total[4]) - float(total[3])
     nbytes = positive_number(source, number, total[5], "Transfer") * 1024.0 ** " KMGT".index(total[6] or " ")
     if seconds <= 0:
-        raise source.entry_error(number, "takes no time; repeat the measurement")
+        raise source.entry_error(number, "the duration is zero; repeat the measurement")
     variant = _streams("from server" if (way == "R" or (reverse and not way)) else "to server", n_streams)
     return _stream(n_ways > 1, nbytes, seconds, variant, f"{source.path}:{number}")
 
@@ -134,22 +134,22 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
         total = end[f"sum{suffix}"]
         lost = total["lost_percent"].number() / 100 if total.has("lost_percent") else 0.0
     else:
-        raise end.error(f"has neither 'sum_received{suffix}' nor 'sum{suffix}'; is the file complete?")
+        raise end.error(f"'sum_received{suffix}' and 'sum{suffix}' are both missing; is the file complete?")
     nbytes = total["bytes"].nonnegative() * (1 - lost)
     if nbytes <= 0:
-        raise total.error("says that nothing was received; repeat the measurement")
+        raise total.error("nothing was received; repeat the measurement")
     both_ways = bool(suffix) or end.has("sum_received_bidir_reverse")
     return _stream(both_ways, nbytes, total["seconds"].positive(), _streams(direction, n_streams), total.place)
 
 
 @checked
 def read_ping(path: str | Path) -> tuple[Timing, ...]:
-    """Return one row per host pinged: the median of the replies printed, or the average of the summary (``ping -q``).
+    """Read ping output, with one row per host: the median of the replies, or the average in the summary (``ping -q``).
 
-    ``nbytes`` is the ICMP message (data and 8 bytes header), which travels in both directions.
+    ``nbytes`` is the size of the ICMP message (data and 8 bytes of header), which is sent in both directions.
 
-    Hosts of which no reply came back and replies without a time are left out with a warning that counts them. Raises
-    :class:`ConfigError` with file, line and reason when nothing is left or nothing looks like ping.
+    Hosts without a reply and replies without a time are skipped with a warning that counts them. Raises
+    :class:`ConfigError` with file, line and reason if nothing is left, or if the file is not from ping.
     """
     source = read_text(path, log=True)
     rows, left_out = list[Timing](), LeftOut()
@@ -167,7 +167,7 @@ def read_ping(path: str | Path) -> tuple[Timing, ...]:
                 replies.append(positive_number(source, number, match[3], "time") * _UNITS[match[4]])
         elif (match := _LOSS.search(line)) and match[2] == "0":
             with left_out:
-                reason = f"none of {match[1]} packets to {host or 'the host'} came back; leave it out"
+                reason = f"no reply to {match[1]} packets to {host or 'the host'}; remove this part"
                 raise source.entry_error(number, reason)
             host, nbytes, replies = "", 0.0, []
         elif match := _SUMMARY.search(line):
@@ -179,7 +179,7 @@ def read_ping(path: str | Path) -> tuple[Timing, ...]:
             rows.append(_ping_row(source, number, host, nbytes, replies))
     left_out.tell(rows)
     if not rows:
-        raise source.error(None, "has no reply and no summary of ping; is it the right file?")
+        raise source.error(None, "no reply and no summary of ping found; is it the right file?")
     return tuple(rows)
 
 
@@ -187,13 +187,13 @@ def _ping_row(
     source: SourceText, line: int, host: str, nbytes: float, replies: list[float], summary: re.Match[str] | None = None
 ) -> Timing:
     if not nbytes:
-        reason = "a summary of ping without its first line (PING host ...), which has the size; add it"
+        reason = "the first line of ping (PING host ...) with the size is missing before this summary; add it"
         raise source.entry_error(line, reason)
     low, middle, high = (float(word) * 1e-3 for word in summary.groups()) if summary else (0.0, 0.0, 0.0)
     if replies:
         low, middle, high = min(replies), statistics.median(replies), max(replies)
     if middle <= 0:
-        raise source.entry_error(line, "the average of 0 ms is below what ping resolves; leave it out")
+        raise source.entry_error(line, "the average is 0 ms, below ping's resolution; remove this part")
     statistic, place = "median" if replies else "mean", f"{source.path}:{line}"
     timing = Timing("ping", "round_trip", 2, nbytes, middle, statistic, n_hosts=2, variant=host, place=place)
     return replace(timing, min_s=low, max_s=high, n_reps=len(replies) or None)

@@ -1,4 +1,4 @@
-"""The matrix of ``nvidia-smi topo -m``, and ``nvidia-smi nvlink -s``, into a cluster.
+"""Reader for ``nvidia-smi topo -m`` and ``nvidia-smi nvlink -s``.
 
 The matrix has how two devices are joined, not how fast: NV# a bond of # NVLinks; PIX the same PCIe bridge, PXB several;
 PHB and NODE the same CPU; SYS (SOC before driver 384) another one. NV# hides the PCIe between two GPUs; it is inferred
@@ -51,23 +51,25 @@ def read_nvidia_smi(
     device: str | None = None, nvswitch: bool | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Return the machine that the matrix in `path` describes, or `n_hosts` of them joined by one switch.
+    """Read a machine from the matrix of ``nvidia-smi topo -m``, as a cluster of `n_hosts` such machines on one switch.
 
-    nvlink_bandwidth   of one NVLink and direction (25 GB/s for NVLink 2 to 4); needed where the matrix has any, and
-                       no ``nvidia-smi nvlink -s`` in the file says it
-    pcie_bandwidth     of every PCIe link; None: what x16 of the device's generation reaches, 3.0 where it is not known
-    smp_bandwidth      between CPUs (the default is what NCCL assumes for Intel since Skylake, topo.h SKL_QPI_BW)
-    nic_bandwidth      of every NIC; needed for several hosts
+    nvlink_bandwidth   bandwidth of one NVLink per direction (25 GB/s for NVLink 2 to 4); required if the matrix has
+                       NVLinks and the file has no output of ``nvidia-smi nvlink -s``
+    pcie_bandwidth     bandwidth of every PCIe link; None: that of x16 in the device's generation, or in 3.0 if unknown
+    smp_bandwidth      bandwidth between CPUs; the default is NCCL's for Intel since Skylake (topo.h, SKL_QPI_BW)
+    nic_bandwidth      bandwidth of every NIC; required for several hosts
     device             key of the device catalogue for the GPUs
-    nvswitch           whether the NVLinks meet in a switch; None: where a GPU would need more than 18 otherwise
+    nvswitch           whether the NVLinks are connected to a switch; None: if a GPU would otherwise need more than 18
 
-    Raises :class:`ConfigError` with file, line and reason: a cut or asymmetric matrix, an unknown entry, a missing
-    bandwidth.
+    Raises :class:`ConfigError` with file, line and reason: a truncated or asymmetric matrix, an unknown entry, or a
+    missing bandwidth.
     """
     source = read_text(path, log=True)
     n_links, speed = _listed_links(source)
     if speed is not None and nvlink_bandwidth is not None:
-        raise source.error(None, "says how fast an NVLink is (nvidia-smi nvlink -s); leave nvlink_bandwidth out")
+        raise source.error(
+            None, "the file has the speed of the NVLinks (nvidia-smi nvlink -s); remove nvlink_bandwidth"
+        )
     nvlink_bandwidth = speed if nvlink_bandwidth is None else nvlink_bandwidth
     has_matrix = any(_HEADING.match(line) for _, line in source.lines())
     matrix = _read(source) if has_matrix or not n_links else _assumed(source, n_links, nvswitch)
@@ -80,12 +82,14 @@ def read_nvidia_smi(
     _add_nvlinks(matrix, machine, nvlink_bandwidth, nonnegative(nvlink_latency, "time", "nvlink_latency"), nvswitch)
     nics = [name for name in matrix.names if not name.startswith("GPU")]
     if n_hosts != 1 and nic_bandwidth is None:
-        raise source.error(None, "does not say how fast the NICs are; give nic_bandwidth (--set nic_bandwidth=...)")
+        raise source.error(None, "the speed of the NICs is missing; set nic_bandwidth (--set nic_bandwidth=...)")
     if n_hosts == 1 and nic_bandwidth is not None:
-        raise ConfigError(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
+        raise ConfigError(
+            f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove it"
+        )
     if n_hosts != 1:
         machine.ports = [(_label(nic), positive(nic_bandwidth, "bandwidth", "nic_bandwidth")) for nic in nics]
-    guessed = ("PCIe: 12 GB/s, as of generation 3; give the device or pcie_bandwidth",)
+    guessed = ("assuming PCIe 3.0 with 12 GB/s; set device or pcie_bandwidth to change that",)
     notes = source.notes + guessed * (pcie_bandwidth is None and device is None)
     return assemble(source.path, [machine] * n_hosts, device, network_latency, notes)
 
@@ -110,7 +114,9 @@ def _read(source: SourceText) -> _Matrix:
             if words[0].startswith("GPU"):
                 affinity[words[0]] = words[1 + len(names)] if len(words) > 1 + len(names) else ""
     if not names:
-        raise source.error(None, "has no matrix (a line GPU0 GPU1 ... CPU Affinity); save nvidia-smi topo -m")
+        raise source.error(
+            None, "no matrix found (a line GPU0 GPU1 ... CPU Affinity); save the output of nvidia-smi topo -m"
+        )
     for name in names:
         if name not in rows:
             raise source.error(None, f"the row of {name} is missing; is the matrix complete?")
@@ -133,8 +139,8 @@ def _listed_links(source: SourceText) -> tuple[dict[str, int], float | None]:
         elif gpu and (match := re.match(r"\s*Link [0-9]{1,3}: ([0-9]{1,5}(?:\.[0-9]{1,6})?) GB/s", line)):
             one = float(match[1]) * 1e9
             if one <= 0 or one != (speed or one):
-                what = f"{gpu} has a link of {match[1]} GB/s, others of {(speed or 0) / 1e9:g}"
-                raise source.error(number, f"{what}; leave these lines out and give nvlink_bandwidth")
+                what = f"{gpu} has a link of {match[1]} GB/s, but other links have {(speed or 0) / 1e9:g} GB/s"
+                raise source.error(number, f"{what}; remove these lines and set nvlink_bandwidth")
             speed, n_links[gpu] = one, n_links.get(gpu, 0) + 1
     return n_links, speed
 
@@ -143,17 +149,17 @@ def _assumed(source: SourceText, n_links: dict[str, int], nvswitch: bool | None)
     """Return the matrix of GPUs whose links lead to the only other one, or into an NVSwitch."""
     names = tuple(n_links)
     if len(set(n_links.values())) > 1 or (len(names) != 2 and not nvswitch):
-        hint = "add nvidia-smi topo -m to the file, or give nvswitch=True"
-        raise source.error(None, f"lists NVLinks, not where they lead; {hint}")
+        hint = "add the output of nvidia-smi topo -m, or set nvswitch=True"
+        raise source.error(None, f"the file lists NVLinks, but not where they lead; {hint}")
     cells = {(a, b): "X" if a == b else f"NV{n_links[a]}" for a, b in itertools.product(names, names)}
     return _Matrix(source, names, cells, dict.fromkeys(names, ""))
 
 
 def _checked(source: SourceText, number: int, row: str, column: str, cell: str) -> str:
     if (row == column) != (cell == "X"):
-        raise source.error(number, f"{row} - {column} is {cell}; only the diagonal is X")
+        raise source.error(number, f"{row} - {column} is {cell}; X must be on the diagonal, and only there")
     if cell != "X" and cell not in _KINDS and not re.fullmatch(r"NV[1-9][0-9]?", cell):
-        raise source.error(number, f"{row} - {column} is {cell!r}, which is none of NV#, {', '.join(_KINDS)}")
+        raise source.error(number, f"{row} - {column} is {cell!r}; must be NV#, {', '.join(_KINDS)}")
     return cell
 
 
@@ -211,14 +217,18 @@ def _add_nvlinks(
     totals = {gpu: sum(matrix.bond(gpu, other) for other in gpus) for gpu in gpus}
     if not any(totals.values()):
         if nvswitch:
-            raise ConfigError(f"{matrix.source.path}: nvswitch = True, but the matrix has no NV#; leave it out")
+            raise ConfigError(
+                f"{matrix.source.path}: nvswitch = True has no effect, because the matrix has no NV#; remove it"
+            )
         if bandwidth is not None:
-            raise ConfigError(f"{matrix.source.path}: the matrix has no NV#; leave nvlink_bandwidth out")
+            raise ConfigError(
+                f"{matrix.source.path}: nvlink_bandwidth has no effect, because the matrix has no NV#; remove it"
+            )
         return
     if bandwidth is None:
         raise ConfigError(
-            f"{matrix.source.path}: the matrix does not say how fast an NVLink is; give nvlink_bandwidth "
-            f"(--bandwidth), like '25 GB/s' for NVLink 2 to 4, or add nvidia-smi nvlink -s"
+            f"{matrix.source.path}: the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), like "
+            f"'25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s"
         )
     one = positive(bandwidth, "bandwidth", "nvlink_bandwidth")
     if nvswitch if nvswitch is not None else max(totals.values()) > MAX_NVLINKS:

@@ -1,4 +1,4 @@
-"""OSU micro-benchmarks (MPI, also the CUDA, ROCm and NCCL builds), versions 3 to 7.
+"""Reader for OSU micro-benchmarks (MPI, including the CUDA, ROCm and NCCL builds), versions 3 to 7.
 
 Shape: https://mvapich.cse.ohio-state.edu/benchmarks/. MB/s is 1e6 bytes/s. ``Latency Test`` is one way (half a round
 trip); bandwidth tests keep many messages in flight ("stream"); the bidirectional one adds both directions. Sizes of
@@ -49,13 +49,13 @@ class _Section:
 
 @checked
 def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing, ...]:
-    """Return one row for every size; the file may hold several tests.
+    """Read OSU benchmark output, with one row per size. The file may contain several tests.
 
-    n_ranks   processes of the collectives, which OSU does not print (point-to-point tests have two per pair)
+    n_ranks   number of processes in collective tests, which OSU does not print (point-to-point tests have two per pair)
 
-    Rows that are cut, or have a value that is no number, are left out with a warning that counts them. Raises
-    ConfigError with file, line and reason: an unknown test, a failed validation, a missing n_ranks, non-blocking tests
-    (their latency includes the computation they overlap).
+    Truncated rows and rows with invalid numbers are skipped with a warning that counts them. Raises ConfigError with
+    file, line and reason: an unknown test, a failed validation, a missing n_ranks, or a non-blocking test (whose
+    latency includes the overlapped computation).
     """
     source = read_text(path, log=True)
     section: _Section | None = None
@@ -75,19 +75,23 @@ def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing,
                 rows.append(_row(source, number, line.split(), section, n_ranks))
     left_out.tell(rows)
     if not rows:
-        raise source.error(None, "has no row of an OSU benchmark (# OSU MPI ... Test, # Size ...); did the run fail?")
+        raise source.error(
+            None, "no rows of an OSU benchmark (# OSU MPI ... Test, # Size ...) found; did the run fail?"
+        )
     return tuple(rows)
 
 
 def _start(source: SourceText, number: int, library: str, title: str) -> _Section:
     title = " ".join(title.split())
     if library.startswith("MPI_"):  # "MPI_Put Latency": the other side does not take part
-        raise source.error(number, f"{library} {title!r} is a one-sided test, which has no counterpart; leave it out")
+        raise source.error(
+            number, f"{library} {title!r} is a one-sided test, which ddlsim does not support; remove its output"
+        )
     if title not in _TESTS:
         if "Non-blocking" in title:
             raise source.error(number, f"{title!r} measures overlap, not a duration; use the blocking test")
         known = ", ".join(sorted(_TESTS))
-        raise source.error(number, f"the test {title!r} is not known; leave it out (known: {known})")
+        raise source.error(number, f"unknown test {title!r}; remove its output (known: {known})")
     return _Section(title, _TESTS[title])
 
 
@@ -97,12 +101,12 @@ def _row(source: SourceText, number: int, words: list[str], section: _Section, n
         reason = f"has {len(words)} of {len(columns)} columns; was other output mixed into the row?"
         raise source.entry_error(number, reason)
     if "Fail" in words:
-        raise source.error(number, "failed its validation; the run is not valid, repeat it")
+        raise source.error(number, "validation failed; the run is invalid, repeat it")
     cells = dict(zip(columns, words, strict=False))
     if section.operation in ("p2p", "stream", "bidirectional"):
         ranks = 2
     elif n_ranks is None:
-        raise source.error(number, f"OSU does not print how many processes ran {section.title!r}; give n_ranks")
+        raise source.error(number, f"OSU does not print the number of processes of {section.title!r}; set n_ranks")
     else:
         ranks = n_ranks
     size = 0.0 if section.operation == "barrier" else nonnegative_number(source, number, words[0], "Size")
@@ -115,7 +119,7 @@ def _row(source: SourceText, number: int, words: list[str], section: _Section, n
         total = size * section.n_pairs * (2 if section.operation == "bidirectional" else 1)
         micro = {"avg": total / (positive_number(source, number, cells[rate], rate) * 1e6)}
     if "avg" not in micro:
-        raise source.error(number, f"none of the columns {', '.join(columns)} holds a latency or a bandwidth")
+        raise source.error(number, f"none of the columns {', '.join(columns)} contains a latency or a bandwidth")
     repetitions = cells.get("Iterations", "")
     n_reps = int(repetitions) if re.fullmatch("[0-9]{1,9}", repetitions) else None
     nbytes = size * (ranks if section.operation in _IN_PARTS else 1)

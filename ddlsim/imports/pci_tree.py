@@ -1,4 +1,4 @@
-"""PCI trees of machines with GPUs: elements <cpu>, <pci>, <gpu>, <nic>, as NCCL writes them, into a :class:`Machine`.
+"""Conversion of NCCL-style PCI trees (<cpu>, <pci>, <gpu>, <nic> elements) to a :class:`Machine`.
 
 Constants: https://github.com/NVIDIA/nccl, ``src/graph/topo.cc``, ``topo.h``; for AMD's GPUs the same files of
 https://github.com/ROCm/rccl. Bandwidths are those that NCCL assumes, per direction, unless an element has the attribute
@@ -87,13 +87,15 @@ class PciTree:
             if net.tag == "net" and not self.virtual_nics and _VIRTUAL.fullmatch(net.get("name", ""))
         )
         if left_out:
-            self.notes.append(f"left out virtual interfaces: {', '.join(left_out)}")
-            warn(f"{cpus[0].source.path}: {self.notes[-1]}; virtual_nics=True (--set virtual_nics=true) uses them")
+            self.notes.append(f"skipped virtual interfaces: {', '.join(left_out)}")
+            warn(
+                f"{cpus[0].source.path}: {self.notes[-1]}; set virtual_nics=True (--set virtual_nics=true) to use them"
+            )
         gpus: dict[str, tuple[str, Element]] = {}  # bus id -> name, element
         for cpu in cpus:
             name = f"cpu{cpu['numaid']}"
             if name in machine.cpus:
-                raise cpu.error(f"numaid = {cpu['numaid']!r} appears twice; is the file fused correctly?")
+                raise cpu.error(f"numaid = {cpu['numaid']!r} appears twice; was the file merged correctly?")
             machine.cpus.append(name)
             for pci in cpu.find("pci"):
                 self._pci(machine, pci, name, float("inf"), gpus)
@@ -158,7 +160,7 @@ class PciTree:
         speeds = [speed for net in nets if (speed := self._net_speed(net)) is not None]
         machine.switches.append(name)
         if bandwidth is None and not speeds:  # beside the PCIe tree, as fast as its ports
-            raise nets[0].error("does not say its speed (Mbit/s); give nic_bandwidth (--set nic_bandwidth=...)")
+            raise nets[0].error("the speed (Mbit/s) is missing; set nic_bandwidth (--set nic_bandwidth=...)")
         machine.links.append((name, above, "pcie", bandwidth or sum(speeds), self.pcie_latency))
         machine.ports += [(name, speed) for speed in speeds]
 
@@ -185,12 +187,15 @@ class PciTree:
             rate = 0.0
         if rate not in _PCIE:
             device = pci.get("busid", "?")
-            self.notes.append(f"link speed of {device} unknown ({text!r}): taken as 8 GT/s, as NCCL does")
+            self.notes.append(f"unknown link speed of {device} ({text!r}); assuming 8 GT/s, as NCCL does")
             rate = _UNKNOWN_RATE
         bandwidth = (int(width or 0) or 16) * _PCIE[rate] / 80 * 1e9
         if width == _UNKNOWN_WIDTH and _leads_somewhere(pci):
-            what = f"255, which means unknown: counted as 255 lanes, {bandwidth / 1e9:.4g} GB/s, as NCCL does"
-            self.notes.append(f"link_width of {pci.get('busid', '?')} is {what}")
+            device, gigabytes = pci.get("busid", "?"), f"{bandwidth / 1e9:.4g}"
+            self.notes.append(
+                f"link_width of {device} is 255, which means unknown; assuming 255 lanes ({gigabytes} GB/s), as NCCL "
+                "does"
+            )
         return bandwidth
 
     def _net_speed(self, net: Element) -> float | None:
@@ -209,7 +214,7 @@ class PciTree:
                 if link.get("tclass", "") == "0x068001":
                     peer = machine.cpus[0]
                 if peer == name:
-                    raise link.error("leads from a GPU to itself; dump the topology again, or remove it")
+                    raise link.error("connects a GPU to itself; dump the topology again, or remove the link")
                 if RATE in link.attributes:
                     one = float(link[RATE])
                 else:
@@ -232,8 +237,8 @@ class PciTree:
         name = gpu.get("gcn", "").partition(":")[0]
         architecture = _GCN.get(name, name)
         if architecture not in _XGMI:
-            which = architecture or "an unnamed architecture"
-            self.notes.append(f"xGMI of {which} unknown: 24 GB/s a link, as RCCL does")
+            gpu_kind = architecture or "an unnamed architecture"
+            self.notes.append(f"unknown xGMI speed of {gpu_kind}; assuming 24 GB/s per link, as RCCL does")
         return _XGMI.get(architecture, 24.0) * 1e9
 
 

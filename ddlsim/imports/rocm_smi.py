@@ -1,4 +1,4 @@
-"""``rocm-smi --showtopo`` into a cluster: how AMD's GPUs of a machine are joined, as tables or (``--json``) as pairs.
+"""Reader for ``rocm-smi --showtopo``: links between the AMD GPUs of a machine, as tables or (``--json``) as pairs.
 
 Shape: https://github.com/ROCm/rocm_smi_lib (showWeightTopology and its siblings). XGMI over one hop is a link; over
 more, it leads through other GPUs. PCIe leads to the CPU of the NUMA node.
@@ -51,16 +51,16 @@ def read_rocm_smi(
     device: str | None = None, pcie_latency: Quantity = "1 us", xgmi_latency: Quantity = "0.7 us",
     network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Return the machine that the tables in `path` describe, or `n_hosts` of them joined by one switch.
+    """Read a machine from ``rocm-smi --showtopo``, as a cluster of `n_hosts` such machines on one switch.
 
-    xgmi_bandwidth   between two GPUs that XGMI joins, per direction; needed where any are
-    pcie_bandwidth   of every GPU; None: what x16 of the device's generation reaches, 3.0 where it is not known
-    smp_bandwidth    between NUMA nodes (the default is what RCCL assumes for AMD's CPUs, topo.h AMD_BW)
-    nic_bandwidth    of one NIC per machine, at its first NUMA node; needed for several hosts
+    xgmi_bandwidth   bandwidth between two GPUs with an XGMI link, per direction; required if there are any
+    pcie_bandwidth   bandwidth of every GPU; None: that of x16 in the device's generation, or in 3.0 if unknown
+    smp_bandwidth    bandwidth between NUMA nodes; the default is RCCL's for AMD CPUs (topo.h, AMD_BW)
+    nic_bandwidth    bandwidth of one NIC per machine, attached to its first NUMA node; required for several hosts
     device           key of the device catalogue for the GPUs
 
-    Raises ConfigError with file, line and reason: no table of link types, one that is cut or contradicts
-    itself, an unknown link, a missing bandwidth.
+    Raises ConfigError with file, line and reason: a missing, truncated or inconsistent table of link types, an unknown
+    link, or a missing bandwidth.
     """
     tables = _read(read_text(path, log=True))
     source, gpus = tables.source, sorted(tables.gpus)
@@ -74,21 +74,23 @@ def read_rocm_smi(
     machine.links += [(a, b, "smp", smp, latency) for a, b in itertools.combinations(machine.cpus, 2)]
     joined = [pair for pair, kind in sorted(tables.links.items()) if kind == "XGMI"]
     if joined and xgmi_bandwidth is None:
-        hint = "RCCL takes 24 GB/s a link, 36 on MI200, 48 on MI300"
-        what = "does not say how fast XGMI is; give xgmi_bandwidth (--bandwidth), of all links between two GPUs"
-        raise source.error(None, f"{what}: {hint}")
+        hint = "RCCL assumes 24 GB/s per link, 36 on MI200, 48 on MI300"
+        what = "the speed of XGMI is missing; set xgmi_bandwidth (--bandwidth), the total of all links between two GPUs"
+        raise source.error(None, f"{what} ({hint})")
     if not joined and xgmi_bandwidth is not None:
-        raise source.error(None, "has no XGMI; leave xgmi_bandwidth out")
+        raise source.error(None, "xgmi_bandwidth has no effect, because there is no XGMI; remove it")
     if joined:
         xgmi = positive(xgmi_bandwidth, "bandwidth", "xgmi_bandwidth")
         near = nonnegative(xgmi_latency, "time", "xgmi_latency")
         direct = [pair for pair in joined if tables.hops.get(pair, "1") == "1"]
         machine.links += [(f"gpu{a}", f"gpu{b}", "xgmi", xgmi, near) for a, b in direct]
     if n_hosts == 1 and nic_bandwidth is not None:
-        raise source.error(None, f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts")
+        raise source.error(
+            None, f"nic_bandwidth = {nic_bandwidth!r} has no effect on a single machine; set n_hosts or remove it"
+        )
     if n_hosts != 1:
         if nic_bandwidth is None:
-            raise source.error(None, "says nothing of NICs; give nic_bandwidth")
+            raise source.error(None, "the file does not list NICs; set nic_bandwidth")
         machine.switches.append("nic")
         machine.links.append(("nic", machine.cpus[0], "pcie", pcie, latency))
         machine.ports = [("nic", positive(nic_bandwidth, "bandwidth", "nic_bandwidth"))]
@@ -102,11 +104,13 @@ def _read(source: SourceText) -> _Tables:
     else:
         _read_tables(tables)
     if not tables.links and len(tables.gpus) != 1:
-        raise source.error(None, "has no table of link types; save rocm-smi --showtopo (with --json or without)")
+        raise source.error(
+            None, "no table of link types found; save the output of rocm-smi --showtopo (with or without --json)"
+        )
     for pair in itertools.combinations(sorted(tables.gpus), 2):
         kind, hops = tables.links.get(pair), tables.hops.get(pair, "1")
         if kind not in ("XGMI", "PCIE") or not re.fullmatch(r"[0-9]{1,3}|N/A", hops):
-            what = "is missing" if kind is None else f"is {kind!r} over {hops!r} hops; known are XGMI and PCIE"
+            what = "is missing" if kind is None else f"is {kind!r} over {hops!r} hops; must be XGMI or PCIE"
             raise source.error(None, f"GPU{pair[0]} - GPU{pair[1]} {what}; is the table complete?")
     return tables
 

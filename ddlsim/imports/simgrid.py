@@ -1,4 +1,4 @@
-"""SimGrid platform files (XML) into a cluster.
+"""Reader for SimGrid platform files (XML).
 
 Shape: https://simgrid.org/doc/latest/XML_reference.html and simgrid.dtd, versions 3 to 4.1 (``AS`` or ``zone``,
 ``ASroute`` or ``zoneRoute``, ``power`` or ``speed``). A link without ``sharing_policy`` is SHARED, as the DTD has it;
@@ -51,7 +51,7 @@ def _parse(element: Element, name: str, text: str, units: dict[str, float], defa
         raise element.error(f"{name} = {text!r} has the unknown unit {unit!r}; write it like {example!r}")
     value = float(match[1]) * units[unit]
     if not (in_range(value) and value >= 0):
-        rule = f"must not be negative, nor beyond {LARGEST:g} in SI units"
+        rule = f"must be from 0 to {LARGEST:g} in SI units"
         raise element.error(f"{name} = {text!r} {rule}; write it like {example!r}")
     return value
 
@@ -93,13 +93,13 @@ def host_names(cluster: Element) -> list[str]:
     for part in re.split("[,;]", cluster["radical"]):
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise cluster.error(f"radical = {cluster['radical']!r}: {part!r} is no range; write it like '0-15'")
+            raise cluster.error(f"radical = {cluster['radical']!r}: {part!r} is not a range; write it like '0-15'")
         first, last = int(match[1]), int(match[2] or match[1])
         if last - first + len(numbers) >= MAX_HOSTS:
             raise cluster.error(f"radical = {cluster['radical']!r} gives more than {MAX_HOSTS} hosts; correct it")
         numbers += range(first, last + 1)
     if len(set(numbers)) < len(numbers):
-        raise cluster.error(f"radical = {cluster['radical']!r} names a host twice; correct it")
+        raise cluster.error(f"radical = {cluster['radical']!r} contains a host twice; correct it")
     return [f"{cluster.get('prefix', '')}{number}{cluster.get('suffix', '')}" for number in numbers]
 
 
@@ -116,7 +116,7 @@ def is_shared(element: Element, default: str, name: str = "sharing_policy") -> b
 def cluster_graph(cluster: Element) -> Graph:
     """Return the graph of a platform that is one ``<cluster>``."""
     if cluster.get("limiter_link", ""):
-        raise cluster.error("limiter_link is not supported (a limit on both directions together); remove it")
+        raise cluster.error("limiter_link (a common limit for both directions) is not supported; remove it")
     topology = cluster.get("topology", "FLAT").upper()
     builders = {"FLAT": _flat, "TORUS": _torus, "FAT_TREE": _fat_tree, "DRAGONFLY": _dragonfly}
     if topology not in builders:
@@ -151,7 +151,7 @@ def _flat(graph: Graph, cluster: Element, hosts: list[str]) -> None:
         return
     is_shared(cluster, "SHARED", "bb_sharing_policy")
     if is_shared(cluster, "SPLITDUPLEX"):
-        raise cluster.error("a SHARED link beside a backbone is not supported; use SPLITDUPLEX")
+        raise cluster.error("SHARED links cannot be combined with a backbone; use SPLITDUPLEX")
     # hosts -> in -> out -> hosts: the one edge between the two is the backbone
     enter, leave = (_switch(graph, f"{name}.backbone.{end}") for end in ("in", "out"))
     bandwidth, latency = _bandwidth(cluster, "bb_bw"), _latency(cluster, "bb_lat")
@@ -167,7 +167,7 @@ def _counts(cluster: Element, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"\d{1,4}", word) and int(word) >= 1 for word in words):
         place = f"topo_parameters = {cluster['topo_parameters']!r}"
-        raise cluster.error(f"{place}: {text!r} must be whole numbers from 1 to 9999")
+        raise cluster.error(f"{place}: {text!r} must be integers from 1 to 9999")
     return [int(word) for word in words]
 
 
@@ -242,7 +242,9 @@ def _dragonfly(graph: Graph, cluster: Element, hosts: list[str]) -> None:
     (n_groups, blue), (n_chassis, black), (n_blades, green), (n_nodes,) = lists
     per_group = n_chassis * n_blades
     if n_groups > per_group:
-        raise cluster.error(f"{n_groups} groups need as many routers in a group, which has {per_group}; add routers")
+        raise cluster.error(
+            f"{n_groups} groups require at least as many routers per group, but there are {per_group}; add routers"
+        )
     _check_size(cluster, hosts, n_groups * per_group * n_nodes)
     routers = [
         [_switch(graph, f"{cluster.get('id', 'cluster')}.group{g}.router{i}") for i in range(per_group)]
@@ -319,9 +321,9 @@ def zones_cluster(outer: Element) -> Cluster:
     off = set(platform.off)
     hosts = [host for host in platform.hosts if host not in off]
     if not hosts:
-        raise outer.error(f"holds no host{' that is ON' if off else ''}; is it the right file?")
+        raise outer.error(f"contains no host{' that is ON' if off else ''}; is it the right file?")
     if len(hosts) > MAX_HOSTS:
-        raise outer.error(f"has {len(hosts)} hosts; at most {MAX_HOSTS} are read")
+        raise outer.error(f"has {len(hosts)} hosts; the limit is {MAX_HOSTS}")
     path = outer.source.path
     graph: Graph = Graph(name=path.stem, title=f"SimGrid platform {outer.get('id', '')}", sources=[path.name])
     fastest = max(platform.hosts[host] for host in hosts)
@@ -335,7 +337,9 @@ def zones_cluster(outer: Element) -> Cluster:
             _lay(graph, platform, piece)
     graph.graph["notes"] = [f"host speed 1 is {fastest:g} flop/s"]
     if platform.off:
-        graph.graph["notes"].append(f"left out, state OFF: {', '.join(platform.off[:5])} ({len(platform.off)} in all)")
+        graph.graph["notes"].append(
+            f"skipped parts in state OFF: {', '.join(platform.off[:5])} ({len(platform.off)} in total)"
+        )
         warn(f"{path}: {graph.graph['notes'][-1]}")
     cluster = named_cluster(graph, path)
     return dataclasses.replace(cluster, routing="fixed", fixed_routes=ZoneRoutes(platform, root, cluster))
@@ -364,7 +368,9 @@ def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _
             _add_link(platform, child, child["id"], "bandwidth", "latency")
             zone.backbone = (_Half(child["id"], ""),)
         elif child.tag not in (*_ROUTES, *_IGNORED, "route", "host_link"):
-            raise child.error("is not supported; write the platform with zones, hosts, links and routes, or clusters")
+            raise child.error(
+                "is not supported; describe the platform with zones, hosts, links and routes, or clusters"
+            )
     for child in element.find("host_link"):
         up, down = (_half(platform, child, child[side], "") for side in ("up", "down"))
         zone.private[child["id"]] = ((up,), (down,))
@@ -377,7 +383,7 @@ def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _
 
 def _add_point(platform: _Platform, element: Element, name: str, within: list[_Zone], speed: float | None) -> None:
     if name in platform.home:
-        raise element.error(f"id = {name!r} is taken already; choose another name")
+        raise element.error(f"id = {name!r} is already taken; choose another name")
     platform.home[name] = within
     within[-1].points[name] = element
     if speed is None:
@@ -396,7 +402,7 @@ def _note_state(platform: _Platform, element: Element) -> None:
 
 def _add_link(platform: _Platform, element: Element, name: str, bandwidth: str, latency: str) -> None:
     if name in platform.links:
-        raise element.error(f"id = {name!r} is taken already; choose another name")
+        raise element.error(f"id = {name!r} is already taken; choose another name")
     platform.links[name] = element
     platform.capacity[name] = (_bandwidth(element, bandwidth), _latency(element, latency))
 
@@ -404,7 +410,7 @@ def _add_link(platform: _Platform, element: Element, name: str, bandwidth: str, 
 def _read_cluster(platform: _Platform, element: Element, parents: list[_Zone]) -> _Zone:
     """Read a flat cluster beside others: private links, perhaps a backbone, and its router."""
     if element.get("topology", "FLAT").upper() != "FLAT" or element.get("limiter_link", ""):
-        raise element.error("only FLAT clusters without limiter_link can stand beside other zones; simplify it")
+        raise element.error("only FLAT clusters without limiter_link can be combined with other zones; simplify it")
     zone = _Zone(element, "Cluster")
     within = [*parents, zone]
     _add_members(platform, element, within)
@@ -435,7 +441,7 @@ def _half(platform: _Platform, element: Element, name: str, direction: str) -> _
     if name not in platform.links and suffix in ("UP", "DOWN") and base in platform.links:
         name, direction = base, suffix
     if name not in platform.links:
-        raise element.error(f"the link {name!r} does not exist (yet); declare it before")
+        raise element.error(f"the link {name!r} is not declared; declare it before it is used")
     link = platform.links[name]
     if link.tag != "link":
         return _Half(name, "")
@@ -447,7 +453,7 @@ def _half(platform: _Platform, element: Element, name: str, direction: str) -> _
 def _listed(platform: _Platform, route: Element) -> _Links:
     for child in route.children:
         if child.tag != "link_ctn":
-            raise child.error("has no place in a route; list link_ctn")
+            raise child.error("is not allowed in a route; list link_ctn")
     return tuple(_half(platform, child, child["id"], child.get("direction", "")) for child in route.children)
 
 
@@ -462,7 +468,7 @@ def _add_route(platform: _Platform, zone: _Zone, route: Element) -> None:
     src, dst = route["src"], route["dst"]
     for end in (src, dst):
         if end not in zone.points:
-            raise route.error(f"{end!r} is no host or router of this zone; declare it before")
+            raise route.error(f"{end!r} is not a host or router of this zone; declare it before it is used")
     links = _listed(platform, route)
     zone.routes[src, dst] = src, links, dst
     if _symmetrical(route) and src != dst:
@@ -473,9 +479,9 @@ def _add_zone_route(platform: _Platform, zone: _Zone, route: Element) -> None:
     src, dst, links = route["src"], route["dst"], _listed(platform, route)
     for end, gateway in ((src, route["gw_src"]), (dst, route["gw_dst"])):
         if end not in zone.inner:
-            raise route.error(f"{end!r} is no zone inside this one; declare it before")
+            raise route.error(f"{end!r} is not a zone inside this one; declare it before it is used")
         if zone.inner[end] not in platform.home.get(gateway, []):
-            raise route.error(f"the gateway {gateway!r} is not in the zone {end!r}; name a host or router of it")
+            raise route.error(f"the gateway {gateway!r} is not in the zone {end!r}; use a host or router of that zone")
     zone.routes[src, dst] = route["gw_src"], links, route["gw_dst"]
     if _symmetrical(route):
         back = tuple(half.reverse() for half in reversed(links))
@@ -505,7 +511,7 @@ class ZoneRoutes(Mapping[tuple[int, int], tuple[int, ...]]):
             src, dst = (self._hosts[node] for node in pair)
             path = _nodes((src, *_find(self._platform, self._root, 0, src, dst), dst))
             if len(set(path)) < len(path):
-                raise self._root.element.error(f"the route from {src!r} to {dst!r} crosses a link twice; correct it")
+                raise self._root.element.error(f"the route from {src!r} to {dst!r} contains a link twice; correct it")
             self._made[pair] = tuple(self._links[hop] for hop in itertools.pairwise(path))  # what is OFF has none
         return self._made[pair]
 
@@ -604,32 +610,32 @@ _QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connec
 
 @checked
 def read_simgrid(path: str | Path) -> Cluster:
-    """Return the cluster of the platform file `path`.
+    """Read a cluster from a SimGrid platform file.
 
-    A platform that is one ``<cluster>`` (FLAT with or without backbone, TORUS, FAT_TREE, DRAGONFLY), also inside
-    zones, becomes that topology; anything else a graph with SimGrid's own routes, in which hosts without a route
-    cannot communicate. Host speeds are those of ``pstate``, times ``availability``, relative to the fastest host. Hosts
-    and links with ``state="OFF"`` and profiles joined by ``<trace_connect>`` are left out, with a warning.
+    A platform with a single ``<cluster>`` (FLAT with or without backbone, TORUS, FAT_TREE, DRAGONFLY), possibly inside
+    zones, becomes that topology. Any other platform becomes a graph with SimGrid's routes, in which hosts without a
+    route cannot communicate. Host speeds are those of ``pstate`` times ``availability``, relative to the fastest host.
+    Hosts and links with ``state="OFF"``, and profiles attached with ``<trace_connect>``, are skipped with a warning.
 
-    Raises ConfigError with file, line and reason for what is not supported (FATPIPE, limiter_link, peers,
-    Vivaldi, profiles) and for what is wrong.
+    Raises ConfigError with file, line and reason for unsupported elements (FATPIPE, limiter_link, peers, Vivaldi,
+    profiles) and for invalid files.
     """
     source = read_text(path)
     root = parse_xml(source)
     if root.tag != "platform":
-        raise root.error("is no SimGrid platform; the first element must be <platform>")
+        raise root.error("not a SimGrid platform; the first element must be <platform>")
     for element in walk(root):
         for name in ("bandwidth_file", "latency_file", "state_file", "availability_file", "speed_file"):
             if element.get(name, ""):
                 raise element.error(f"{name} (a profile over time) is not supported; remove it")
     parts = [child for child in root.children if child.tag not in _QUIET]
     if len(parts) != 1 or parts[0].tag not in ("cluster", *ZONES):
-        raise root.error("must hold one <zone> or one <cluster>; wrap the parts in a <zone>")
+        raise root.error("must contain one <zone> or one <cluster>; wrap the parts in a <zone>")
     alone = _only_cluster(parts[0])
     cluster = named_cluster(cluster_graph(alone), source.path) if alone is not None else zones_cluster(parts[0])
     traces = sum(element.tag == "trace_connect" for element in walk(root))
     if traces:
-        note = f"{traces} <trace_connect> left out: speeds and rates are constant"
+        note = f"{traces} <trace_connect> skipped; speeds and rates are constant"
         warn(f"{source.path}: {note}")
         cluster = dataclasses.replace(cluster, notes=(*cluster.notes, note))
     return cluster

@@ -1,4 +1,4 @@
-"""What kind of file is this? By content; names and suffixes say too little about the output of a batch job."""
+"""Detection of a file's kind by content, because names and suffixes of batch job output say little."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _chakra(
     plan = read_chakra(path, n_ranks=n_ranks, flops=flops, memory_bandwidth=memory_bandwidth)
     numbered = re.search(r"\.\d+\.(?:et|json)(?:\.gz)?$", str(path))
     if plan.n_ranks == 1 and n_ranks is None and len(plan.collectives) and numbered:
-        warn(f"{path}: has no other ranks beside it, so its collectives are among one; give n_ranks if all do the same")
+        warn(f"{path}: found no other ranks, so collectives have one rank; set n_ranks if all ranks run this trace")
     return plan
 
 
@@ -101,28 +101,28 @@ _LOOK = 2**24  # characters
 _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"^\s*(?:graph|Creator)\s.*\n*(?:.*\n){0,60}\s*node\s*\[", re.MULTILINE), "GML", "save it as GraphML"),
     (re.compile(r"^duration: [\d.]+ sec|algo throughput: |all_reduce_bench\.py", re.MULTILINE),
-     "the output of an all_reduce_bench.py of torch.distributed, whose rows have no fixed form",
+     "the output of an all_reduce_bench.py for torch.distributed, which has no fixed format",
      "write it as CSV (throughput)"),
     (re.compile(r"#bytes\s+#iterations\s+BW peak|RDMA_Write|---\s*\n\s*Send BW Test"), "perftest (ib_write_bw)",
      "measure with OSU or nccl-tests"),
     (re.compile(r"^\[ ID\]\S* Interval\s+Transfer\s+B\w+", re.MULTILINE), "iperf without totals, or iperf 2",
      "measure with iperf3 -J"),
     (re.compile(r'"(?:scheduling-policy|topologies-per-dim|logical-dims|memory-type)"\s*:'),
-     "another of ASTRA-sim's files",
-     "give its analytical network (topology, npus_count, ...)"),
-    (re.compile(r'"workload_graph"\s*:|"NodeType"\s*:'), "the JSON of Chakra's feeder", "give the trace itself (.et)"),
+     "another file of ASTRA-sim",
+     "use its analytical network (topology, npus_count, ...)"),
+    (re.compile(r'"workload_graph"\s*:|"NodeType"\s*:'), "the JSON of Chakra's feeder", "use the trace itself (.et)"),
     (re.compile(r'"(?:architectures|model_type)"\s*:'), "the configuration of a model",
-     "give it where a model stands, as in ddlsim show model FILE"),
-    (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "keep what the program itself printed"),
-    (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "save nvidia-smi topo -m"),
+     "pass it as a model, as in ddlsim show model FILE"),
+    (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "save the output of the program itself"),
+    (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "use nvidia-smi topo -m"),
 )  # fmt: skip
 
 
 @checked
 def kind_of(path: str | Path) -> str:
-    """Return which of :data:`KINDS` the file `path` is, by its content.
+    """Detect which of :data:`KINDS` the file `path` is, by its content.
 
-    Raises :class:`ConfigError` naming the file, its beginning, and what was looked for, when nothing fits.
+    Raises :class:`ConfigError` if no kind matches. The message has the beginning of the file and the kinds considered.
     """
     from ddlsim.plan.chakra_file import is_chakra
 
@@ -144,21 +144,22 @@ def _kind(source: SourceText) -> str:
     if is_throughput_table(source):
         return "throughput"
     start = " ".join(source.text[:200].split())[:60]
-    raise source.error(None, f"begins with {start!r}, which is none of {listed(KINDS)}; is it the right file?")
+    raise source.error(None, f"begins with {start!r}, which matches none of {listed(KINDS)}; is it the right file?")
 
 
 @checked
 def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, object] | None = None) -> Imported:
-    """Return what is in the file `path`, whatever it is.
+    """Read a file of any supported kind.
 
-    kind    one of :data:`KINDS` instead of what the content says
-    facts   what the file leaves out: arguments of the kind's reader by name, such as `operation`, `n_ranks`,
-            `n_hosts`, `device`, `ignore_unknown`; `bandwidth` and `latency` are those of NVLinks and of the network
-            where a reader has several
+    kind    one of :data:`KINDS`; None: detected by content
+    facts   values that the file lacks, as arguments of the reader for this kind: `operation`, `n_ranks`, `n_hosts`,
+            `device`, `ignore_unknown`, ... For readers with several bandwidths and latencies, `bandwidth` and `latency`
+            are those of the NVLinks and the network, respectively.
 
-    Measurements come as a tuple of :class:`Timing`, topologies as a :class:`~ddlsim.cluster.Cluster`, execution traces
-    (Chakra) and GOAL as a :class:`~ddlsim.plan.Plan`, other traces and logs as their own types. Raises
-    :class:`ConfigError` with file, line and reason; where a reader needs a fact, the error says which.
+    Returns a tuple of :class:`Timing` for measurements, a :class:`~ddlsim.cluster.Cluster` for topologies, a
+    :class:`~ddlsim.plan.Plan` for execution traces (Chakra) and GOAL schedules, and a class of its own for each of the
+    other traces and logs. Raises :class:`ConfigError` with file, line and reason; if a fact is missing, the message
+    names it.
     """
     if kind is not None and kind not in KINDS:
         raise unknown_name("kind", kind, KINDS, "read_any")
@@ -169,10 +170,8 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
     for name, value in (facts or {}).items():
         argument = {"bandwidth": _BANDWIDTH, "latency": _LATENCY}.get(name, {}).get(chosen, name)
         if argument not in names:
-            what = f"{path}: is read as {chosen}, which takes"
-            if not names:
-                raise ConfigError(f"{what} no facts; leave {name} out")
-            raise ConfigError(f"{what} {', '.join(sorted(names))}; leave {name} out")
+            known = ", ".join(sorted(names)) if names else "no facts"
+            raise ConfigError(f"{path}: is read as {chosen}, which accepts {known}; remove {name}")
         arguments[argument] = value
     try:
         if chosen == "graphml" and not arguments.get("ignore_unknown"):
@@ -193,9 +192,9 @@ def facts_of(kind: str) -> set[str]:
 
 @checked
 def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -> Cluster:
-    """Return the cluster in the file `path`, of any of :data:`TOPOLOGIES`; `facts` as in :func:`read_any`.
+    """Read a cluster from a file of any of :data:`TOPOLOGIES`, with `facts` as in :func:`read_any`.
 
-    Raises :class:`ConfigError` as that does, and for a file of another kind.
+    Raises :class:`ConfigError` for an invalid file, and for a file of another kind.
     """
     try:
         kind = kind_of(path)
@@ -203,7 +202,7 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
         raise type(error)(f"{error} (ddlsim's own clusters end in .toml, .json or .graphml)") from None
     if kind not in TOPOLOGIES:
         kinds = listed(["toml", "json", *TOPOLOGIES])
-        raise ConfigError(f"{path}: is {kind}, no topology; a cluster is one of {kinds}")
+        raise ConfigError(f"{path}: a {kind} file is not a topology; must be one of {kinds}")
     cluster = read_any(path, kind=kind, facts=facts)
     assert isinstance(cluster, Cluster)
     return cluster

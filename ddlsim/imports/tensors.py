@@ -1,4 +1,4 @@
-"""Tables of tensors as models: exact gradients, and an estimate of the work.
+"""Models from tables of tensors, with exact gradient sizes and estimated FLOPs.
 
 A row or entry has the name and the shape of a tensor, and maybe a dtype and ``flops`` of a sample's forward pass.
 Tensors whose names differ only behind the last dot are those of one layer, in the order of the table.
@@ -39,7 +39,7 @@ def read_csv(source: SourceText) -> Model:
     try:
         return _model((Node(dict(row), f"{source.path}:{rows.line_num}: ") for row in rows), source.path)
     except csv.Error as error:
-        raise source.error(rows.line_num, f"is not CSV: {error}; correct the line") from None
+        raise source.error(rows.line_num, f"not valid CSV: {error}; correct the line") from None
 
 
 def read_json(root: Node) -> Model:
@@ -48,7 +48,7 @@ def read_json(root: Node) -> Model:
     if not isinstance(value, Mapping):
         return _model(root.items(), path)
     if "weight_map" in value:
-        raise root.error("is an index without shapes; give one of its .safetensors files, or a table of name and shape")
+        raise root.error("an index without shapes; use one of its .safetensors files, or a table of name and shape")
     entries = []
     for name in value:
         entry = root[name]
@@ -69,7 +69,7 @@ def safetensors_header(path: Path) -> Node:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the path") from None
     except (ValueError, RecursionError):
-        raise ConfigError(f"{path}: has no header of safetensors; is the file complete?") from None
+        raise ConfigError(f"{path}: the safetensors header is missing; is the file complete?") from None
 
 
 def _shape(place: Node) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ def _shape(place: Node) -> tuple[int, ...]:
         words = re.split(r"[\s,x*;]+", sizes.strip(" ()[]\t"))
         sizes = [int(word) if word.isdecimal() and len(word) < 16 else word for word in words if word]
     if not isinstance(sizes, list) or len(sizes) > MAX_DIMS or not all(type(n) is int and n > 0 for n in sizes):
-        raise place.error(f"{shown(place.value)}: must be at most {MAX_DIMS} whole numbers above 0, like 64x3x7x7")
+        raise place.error(f"{shown(place.value)}: must be at most {MAX_DIMS} positive integers, like 64x3x7x7")
     return tuple(sizes)
 
 
@@ -95,18 +95,18 @@ def _model(entries: Iterable[Node], path: Path) -> Model:
         module, _, last = name.rpartition(".")
         group, size = modules.setdefault(module, {}), math.prod(shape)
         if not name or last in group:
-            raise entry["name"].error(f"{shown(name)} occurs twice, or is empty; give each tensor once")
+            raise entry["name"].error(f"{shown(name)} appears twice, or is empty; list each tensor once")
         has_flops = entry.has("flops") and entry["flops"].value != ""
         group[last] = shape, entry["flops"].nonnegative() if has_flops else 2.0 * size
         n_estimated, n_params = n_estimated + (not has_flops), n_params + size
         if n_params > MAX_PARAMETERS:
             raise entry.error(f"{n_params:.3g} parameters up to {shown(name)}; correct the sizes")
     if not modules:
-        raise ConfigError(f"{path}: has no learned tensor; list at least one, with its name and shape")
-    work = f"the work of {n_estimated} tensors is estimated, 2 FLOPs per parameter and sample"
-    notes = [f"{path.stem}: {work}; activations are not known, so memory and traffic count none"]
+        raise ConfigError(f"{path}: no learned tensor found; list at least one, with its name and shape")
+    work = f"the work of {n_estimated} tensors is estimated as 2 FLOPs per parameter and sample"
+    notes = [f"{path.stem}: {work}; activations are unknown and not included in memory and traffic"]
     if n_skipped:
-        notes.append(f"{path.stem}: {n_skipped} tensors are no parameters (statistics, or no floating-point numbers)")
+        notes.append(f"{path.stem}: {n_skipped} tensors are not parameters (statistics, or not floating-point)")
     layers = tuple(_layer(name or "top", group, first=i == 0) for i, (name, group) in enumerate(modules.items()))
     return Model(path.stem, "", (1,), layers, trainable=False, sources=(str(path),), notes=tuple(notes))
 

@@ -1,4 +1,4 @@
-"""The text of files that other tools wrote, without launchers' prefixes, and errors that name the line."""
+"""Text files of other tools, without launcher prefixes, and errors that include the line."""
 
 from __future__ import annotations
 
@@ -69,29 +69,29 @@ class LeftOut:
         if self.errors and not kept:
             raise self.errors[0]
         if self.errors:
-            warn(f"{len(self.errors)} entries left out, the first: {self.errors[0]}")
+            warn(f"{len(self.errors)} entries skipped; the first: {self.errors[0]}")
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """A file's text, and where it came from. `notes` are what the reader of a result should know."""
+    """Text of a file, with its path. `notes` are remarks to repeat with results."""
 
     path: Path
     text: str
     notes: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Yield (line number from 1, the line without the launcher's prefix and without trailing space)."""
+        """Yield (line number from 1, line) without launcher prefixes and trailing space."""
         for number, line in enumerate(self.text.splitlines(), start=1):
             yield number, _without_prefix(line).rstrip()
 
     def error(self, line: int | None, reason: str) -> ConfigError:
-        """Return the error for `reason` (rule and remedy) at `line` (None: the file as a whole)."""
+        """Return an error with `reason` (rule and remedy) at `line`, or for the whole file if `line` is None."""
         place = f"{self.path}:{line}" if line is not None else f"{self.path}"
         return ConfigError(f"{place}: {reason}")
 
     def entry_error(self, line: int, reason: str) -> EntryError:
-        """Return the error for `reason` in the entry at `line`."""
+        """Return an error with `reason` for the entry at `line`."""
         return EntryError(f"{self.path}:{line}: {reason}")
 
 
@@ -120,18 +120,19 @@ def read_bytes(path: Path) -> bytes:
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}; is the file complete?") from None
     if len(data) > MAX_NBYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_NBYTES >> 20} MiB; cut out the part to read")
+        raise ConfigError(f"{path}: is larger than {MAX_NBYTES >> 20} MiB; extract the part to read")
     return data
 
 
 @checked
 def read_text(path: str | Path, *, log: bool = False) -> SourceText:
-    """Return the text of the file `path`, decompressed if it is gzip.
+    """Read a text file, which may be compressed with gzip.
 
-    log   the file is what programs printed, line by line: a few bytes that are no UTF-8 (cut, or of another encoding)
-          are replaced, and the text says so. Without it they are an error: in XML or JSON they change what is meant.
+    log   whether the file is line-by-line program output. If so, a few bytes that are not valid UTF-8 (truncated, or in
+          another encoding) are replaced, and a note says so. Otherwise they are an error, because they could change the
+          meaning of XML or JSON.
 
-    Raises :class:`ConfigError` when it cannot be read, is not text, or exceeds :data:`MAX_NBYTES`.
+    Raises :class:`ConfigError` if the file cannot be read, is not text, or is larger than :data:`MAX_NBYTES`.
     """
     path = Path(path)
     data = read_bytes(path)
@@ -140,7 +141,9 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
         try:
             text = data.decode("utf-16")
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: is not text ({error.reason}, byte {error.start}); is it complete?") from None
+            raise ConfigError(
+                f"{path}: not a text file ({error.reason}, byte {error.start}); is it complete?"
+            ) from None
     else:
         try:
             text = data.decode("utf-8-sig")
@@ -150,7 +153,7 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
             else:
                 text, notes = _replaced(path, data, error, log)
     if "\0" in text:
-        raise ConfigError(f"{path}: is not text (it has zero bytes); is it the right file?")
+        raise ConfigError(f"{path}: not a text file (it contains zero bytes); is it the right file?")
     return SourceText(path, text, notes)
 
 
@@ -161,25 +164,25 @@ def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> 
     text = data.decode("utf-8-sig", errors="replace")
     n = text.count("\ufffd")
     if not log or n > FEW + MOST_BROKEN * len(text):
-        raise ConfigError(f"{path}: line {line}: is not text in UTF-8 (byte {at}, 0x{data[at]:02x}); right file?")
-    return text, (f"{path}: {n} broken characters replaced, the first in line {line} (byte {at})",)
+        raise ConfigError(f"{path}: line {line}: invalid UTF-8 (byte {at}, 0x{data[at]:02x}); is it the right file?")
+    return text, (f"{path}: {n} invalid characters replaced, the first in line {line} (byte {at})",)
 
 
 def positive_number(source: SourceText, line: int, word: str, what: str) -> float:
-    """Return `word` as a finite float above 0, or raise the EntryError that names line, column and value."""
+    """Convert `word` to a finite float above 0. Raises EntryError with line, column and value."""
     number = nonnegative_number(source, line, word, what)
     if number == 0.0:
-        raise source.entry_error(line, f"{what} = {shown(word)} must be above 0; leave this row out")
+        raise source.entry_error(line, f"{what} = {shown(word)} must be above 0; remove this row")
     return number
 
 
 def nonnegative_number(source: SourceText, line: int, word: str, what: str) -> float:
-    """Return `word` as a finite float of at least 0, or raise the EntryError that names line, column and value."""
+    """Convert `word` to a finite float of at least 0. Raises EntryError with line, column and value."""
     try:
         number = float(word)
     except ValueError:
         raise source.entry_error(line, f"{what} = {shown(word)} is not a number; is the line complete?") from None
     if not (number >= 0.0 and in_range(number)):
-        rule = f"must be finite and not negative (at most {LARGEST:g})"
-        raise source.entry_error(line, f"{what} = {shown(word)} {rule}; leave this row out")
+        rule = f"must be from 0 to {LARGEST:g}"
+        raise source.entry_error(line, f"{what} = {shown(word)} {rule}; remove this row")
     return number

@@ -1,4 +1,4 @@
-"""Tables of training throughput as CSV, as papers print them: long (a column of throughput) or wide (one per series).
+"""Reader for CSV tables of training throughput, as in papers: long (a throughput column) or wide (one per series).
 
 docs/formats/benchmarks.md shows both shapes. Throughputs are those of all ranks together. Separators "," ";" and tab;
 lines that begin with # are left out, and so are cells that are empty, "-" or "nan".
@@ -39,7 +39,7 @@ def _rows(source: SourceText) -> list[tuple[int, list[str]]]:
         cells = csv.reader([line for _, line in kept], delimiter=delimiter, strict=True)
         return [(number, [cell.strip() for cell in row]) for (number, _), row in zip(kept, cells, strict=True)]
     except (csv.Error, ValueError) as error:
-        raise source.error(None, f"is no table with one row per line: {error}; correct the quotes") from None
+        raise source.error(None, f"not a table with one row per line: {error}; correct the quotes") from None
 
 
 def is_throughput_table(source: SourceText) -> bool:
@@ -50,13 +50,13 @@ def is_throughput_table(source: SourceText) -> bool:
 
 @checked
 def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tuple[Timing, ...]:
-    """Return one row for every throughput in the table: a step of ``ranks * batch_size`` samples.
+    """Read a table of throughputs, with one row per throughput: a step of ``ranks * batch_size`` samples.
 
-    batch_size   samples per rank and step, where the table has no such column; without either, the time of one sample
-                 (``n_samples`` = 1) is given, which has the same throughput
+    batch_size   samples per rank and step if the table has no such column. Without either, the row is the time of one
+                 sample (``n_samples`` = 1), which has the same throughput.
 
-    Cells that are no numbers and rows of another length are left out with a warning that counts them. Raises
-    ConfigError with file, line and reason: no column of ranks, no usable throughput, a batch size given twice.
+    Cells that are not numbers and rows of a different length are skipped with a warning that counts them. Raises
+    ConfigError with file, line and reason: no column of ranks, no usable throughput, or two batch sizes.
     """
     source = read_text(path, log=True)
     (head_line, heading), *rows = _rows(source)
@@ -66,7 +66,7 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
         raise source.error(head_line, f"needs one column of ranks, named like 'gpus' or 'workers', not {len(ranks)}")
     batches = [i for i, name in enumerate(plain) if name in _BATCH]
     if batches and batch_size is not None:
-        raise source.error(head_line, f"has the column {heading[batches[0]]!r}; leave batch_size out")
+        raise source.error(head_line, f"the table has the column {heading[batches[0]]!r}; remove batch_size")
     rates = [i for i, name in enumerate(plain) if _RATES.fullmatch(name)]
     others = [i for i in range(len(heading)) if i not in (*ranks, *batches)]
     series = rates or [i for i in others if any(_is_number(cells[i]) for _, cells in rows if len(cells) > i)]
@@ -76,7 +76,7 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
         for i in series if cells != heading else ():  # tables may stand one behind the other
             with left_out:
                 if len(cells) != len(heading):
-                    reason = f"has {len(cells)} cells, the heading {len(heading)}; correct the row"
+                    reason = f"has {len(cells)} cells, but the heading has {len(heading)}; correct the row"
                     raise source.entry_error(number, reason)
                 if cells[i].lower() in _NOTHING:
                     continue
@@ -90,7 +90,7 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
                 found.append(Timing("table", "step", n_ranks, 0, seconds, n_samples=samples, variant=variant, place=at))
     left_out.tell(found)
     if not found:
-        raise source.error(None, "has a heading but no throughput; add rows")
+        raise source.error(None, "the table has a heading but no throughput; add rows")
     return tuple(found)
 
 
@@ -104,5 +104,5 @@ def _is_number(cell: str) -> bool:
 def _whole(source: SourceText, line: int, cell: str, column: str) -> int:
     value = positive_number(source, line, cell, column)
     if value != int(value) or value > 1e9:
-        raise source.entry_error(line, f"{column} = {cell!r} must be a whole number of at most 1e9")
+        raise source.entry_error(line, f"{column} = {cell!r} must be an integer of at most 1e9")
     return int(value)

@@ -1,4 +1,4 @@
-"""The one row that all measurements of time become."""
+"""The common record of all imported time measurements."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ddlsim.units import LARGEST, in_range
 class Timing:
     """One measured duration.
 
-    tool        what measured it: "nccl-tests", "osu", "iperf3", "ping", "kineto", "horovod", "mlperf", "table"
+    tool        source of the measurement: "nccl-tests", "osu", "iperf3", "ping", "kineto", "horovod", "mlperf", "table"
     operation   "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter",
-                "barrier"; "p2p" (one message, one way), "round_trip" (there and back), "stream" (messages sent without
-                waiting), "bidirectional" (streams both ways); "step" (one training step), "epoch"
-    n_ranks     ranks that took part; 0 where the file does not say
-    nbytes      the whole buffer of one rank: input and output of an all-reduce, the output of an all-gather, the
-                input of a reduce-scatter or all-to-all; the message of "p2p", "stream", "round_trip" and, per
-                direction, of "bidirectional". 0 where there is none or the file does not say
-    seconds     the duration; `statistic` says which one of the repetitions: "mean", "median", "single"
-    min_s, max_s, n_reps   over the repetitions, where the file says
-    n_hosts     machines that the ranks were on; 0 where the file does not say
-    dtype       type of the elements as numpy names it; "" where the file does not say
-    n_samples   samples trained on in that time by all ranks together (operation "step"), else 0
-    variant     what distinguishes rows of the same operation: "in-place", a kernel's or a series' name
-    place       "file:line"; JSON without lines: "file" and the place inside
+                "barrier"; "p2p" (one message), "round_trip" (a message and its reply), "stream" (messages sent without
+                waiting), "bidirectional" (streams in both directions); "step" (one training step), "epoch"
+    n_ranks     number of participating ranks; 0: unknown
+    nbytes      full buffer of one rank: input and output of an all-reduce, output of an all-gather, input of a
+                reduce-scatter or all-to-all; size of the message for "p2p", "stream", "round_trip" and, per direction,
+                "bidirectional". 0: none or unknown
+    seconds     the duration; `statistic` says how it summarises the repetitions: "mean", "median", "single"
+    min_s, max_s, n_reps   minimum, maximum and number of repetitions, if known
+    n_hosts     number of machines; 0: unknown
+    dtype       element type as in numpy; "": unknown
+    n_samples   samples processed in that time by all ranks together (operation "step"), else 0
+    variant     distinguishes rows of the same operation: "in-place", or the name of a kernel or series
+    place       "file:line"; for JSON without lines, "file" and the location inside
     """
 
     tool: str
@@ -54,19 +54,20 @@ class Timing:
         for name in ("nbytes", "n_samples", "n_ranks", "n_hosts", "seconds", "min_s", "max_s", "n_reps"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and in_range(value)):
-                rule = f"must be finite and not negative (at most {LARGEST:g})"
-                raise EntryError(f"{self.place}: {name} = {shown(value)}: {rule}; leave this entry out")
+                raise EntryError(
+                    f"{self.place}: {name} = {shown(value)}: must be from 0 to {LARGEST:g}; remove this entry"
+                )
         if self.seconds == 0:
-            raise EntryError(f"{self.place}: {self.operation} takes no time; leave this entry out")
+            raise EntryError(f"{self.place}: {self.operation} has no duration; remove this entry")
 
     @property
     def bandwidth(self) -> float:
-        """nbytes / seconds, in bytes/s (what nccl-tests calls algbw)."""
+        """Bytes per second, nbytes / seconds (algbw in nccl-tests)."""
         return self.nbytes / self.seconds
 
     @property
     def throughput(self) -> float:
-        """n_samples / seconds, in samples/s."""
+        """Samples per second, n_samples / seconds."""
         return self.n_samples / self.seconds
 
 
@@ -77,15 +78,15 @@ _BACKENDS = {"nccl-tests": "nccl", "osu": "mpi", "iperf3": "tcp", "ping": "icmp"
 def to_measurements(
     timings: Iterable[Timing], *, n_hosts: Count | None = None, model: str | None = None, version: str = ""
 ) -> list[Measurement]:
-    """Return the timings as rows of the table that :func:`ddlsim.measure.read_measurements` reads.
+    """Convert timings to rows of the table that :func:`ddlsim.measure.read_measurements` reads.
 
-    n_hosts   machines, where a timing does not know them (OSU, traces, throughput tables)
-    model     what was trained, for steps
-    version   of the software that was measured, such as "NCCL 2.18.3"
+    n_hosts   number of machines for timings that lack it (OSU, traces, throughput tables)
+    model     the trained model, for steps
+    version   version of the measured software, such as "NCCL 2.18.3"
 
-    A mean stands in for the median where the tool prints no median (``note`` says so). A round trip becomes half of
-    it, one way. Raises :class:`ConfigError` with the place for what the table does not hold: barrier,
-    pipelined messages (OSU's bandwidth tests), collectives without a size, steps without model or batch.
+    If a tool prints no median, the mean is used, and ``note`` says so. A round trip is halved to a one-way time. Raises
+    :class:`ConfigError` with the place for timings that the table cannot represent: barriers, pipelined messages (OSU's
+    bandwidth tests), collectives without a size, steps without model or batch size.
     """
     return [_measurement(timing, n_hosts, model, version) for timing in timings]
 
@@ -94,9 +95,9 @@ def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version
     experiment, operation = _experiment(timing)
     hosts = timing.n_hosts or n_hosts
     if not hosts:
-        raise ConfigError(f"{timing.place}: does not say on how many machines; give n_hosts (--hosts)")
+        raise ConfigError(f"{timing.place}: the number of machines is unknown; set n_hosts (--hosts)")
     if not timing.n_ranks:
-        raise ConfigError(f"{timing.place}: does not say how many ranks took part; leave this row out")
+        raise ConfigError(f"{timing.place}: the number of ranks is unknown; remove this row")
     if timing.operation == "round_trip":
         low, high = (None if value is None else value / 2 for value in (timing.min_s, timing.max_s))
         timing = replace(timing, seconds=timing.seconds / 2, min_s=low, max_s=high)
@@ -104,9 +105,9 @@ def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version
     if experiment == "step":
         batch = round(timing.n_samples / timing.n_ranks)
         if batch < 1 or model is None:
-            raise ConfigError(f"{timing.place}: a step needs {'model' if batch else 'a batch size'}; give it")
+            raise ConfigError(f"{timing.place}: a step requires {'model' if batch else 'a batch size'}; set it")
     elif timing.nbytes < 1:
-        raise ConfigError(f"{timing.place}: {timing.operation} without a size; leave this row out")
+        raise ConfigError(f"{timing.place}: {timing.operation} has no message size; remove this row")
     parts = [timing.tool, timing.variant, "" if timing.statistic == "median" else f"{timing.statistic}, not median"]
     nbytes, trained = (0, model or "") if experiment == "step" else (round(timing.nbytes), "")
     backend, repetitions, note = _BACKENDS.get(timing.tool, ""), timing.n_reps or 1, "; ".join(filter(None, parts))
@@ -125,5 +126,6 @@ def _experiment(timing: Timing) -> tuple[str, str]:
     if (timing.tool, timing.operation) == ("iperf3", "bidirectional"):
         return "point_to_point", "both_ways"
     raise ConfigError(
-        f"{timing.place}: {timing.operation} ({timing.tool}) has no row in the table of measurements; leave it out"
+        f"{timing.place}: {timing.operation} ({timing.tool}) cannot be represented in the table of measurements; "
+        "remove it"
     )

@@ -1,4 +1,4 @@
-"""XML as a small tree that knows its lines. Everything passes defusedxml: no DTD, no entities, nothing external."""
+"""A small XML tree with line numbers. Parsing uses defusedxml: no DTD, no entities, nothing external."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Element:
         if name not in self.attributes and default is not None:
             return default
         if not re.fullmatch(r"\s*-?(?:0[xX][0-9a-fA-F]{1,12}|[0-9]{1,12})\s*", self[name]):
-            raise self.error(f"{name} = {self[name]!r} is not a whole number")
+            raise self.error(f"{name} = {self[name]!r} is not an integer")
         text = self[name].lower()
         return int(text, 16 if "x" in text else 10)
 
@@ -79,7 +79,7 @@ class _Builder(ContentHandler):
         self._open.append(element)
         self._texts.append([])
         if len(self._open) > 100:
-            raise element.error("is nested more than 100 deep; is it the right file?")
+            raise element.error("nested more than 100 levels deep; is it the right file?")
 
     def characters(self, content: str) -> None:
         if self._open:
@@ -100,11 +100,11 @@ def parse_xml(source: SourceText) -> Element:
     try:
         parseString(text.encode(), builder, forbid_dtd=True)
     except SAXParseException as error:
-        what = f"is not valid XML: {error.getMessage()}"
+        what = f"not valid XML: {error.getMessage()}"
         raise source.error(error.getLineNumber(), f"{what}; is the file complete?") from None
     except DefusedXmlException as error:
-        what = f"declares a DTD or an entity, which is refused ({type(error).__name__})"
-        raise source.error(None, f"{what}; remove it") from None
+        what = f"DTDs and entity declarations are not allowed ({type(error).__name__})"
+        raise source.error(None, f"{what}; remove them") from None
     if builder.root is None:
         raise source.error(None, "is empty; is it the right file?")
     return builder.root

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.workload.compute import PerKernel, make_workload
 from ddlsim.workload.devices import AttentionRates, Device, Kernels, device_names, load_device
 from ddlsim.workload.model import load_model
@@ -164,7 +165,8 @@ def _fitted(
     rows: Rows, device: Device, units: int, tile: tuple[int, int], streaming: float
 ) -> tuple[dict[str, float], float, float]:
     """Return the fractions of the peaks by type, the s of a tile, and the mean error."""
-    from scipy.optimize import least_squares
+    with needs("scipy"):
+        from scipy.optimize import least_squares
 
     kinds = [product_type(row["precision"]) for row in rows]
     names = sorted(set(kinds))

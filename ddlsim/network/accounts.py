@@ -1,4 +1,4 @@
-"""What the network has carried at any moment, what is still on its way, and two counts of the same bytes.
+"""Network accounting: bytes carried and in flight at any moment, counted in two independent ways.
 
 The kernel books a message on its channels when it ends, and busy seconds when a channel falls idle. Nothing here runs
 while it works: reading the accounts adds the part that is still open.
@@ -17,17 +17,17 @@ from ddlsim.network.state import Bools, Floats, Ints, Net, Places, Records
 
 
 class Accounts(NamedTuple):
-    """Totals that must agree with each other and with the channels: bytes, and s.
+    """Totals in bytes and seconds that must be consistent with each other and with the channels.
 
-    nbytes, busy     (n_channels,) carried, and s during which each channel carried something
-    issued           of all messages that senders have issued
-    delivered        of those that their receivers have
-    in_flight        of those that are waiting, flowing or being received
-    issued_crossings sum over the messages issued of bytes times channels on the route
-    left_crossings   what of that has not passed yet
-    passed           (n_channels,) on the wire, through buckets at once; it takes no busy time
-    capacity         (n_channels,) bytes/s while nothing flows the other way; where it changes (faults), at most
-    burst            (n_channels,) that the channel's bucket holds, 0 where there is none
+    nbytes, busy      (n_channels,) bytes carried, and seconds in which the channel was busy
+    issued            bytes of all messages issued by senders
+    delivered         bytes of messages delivered to receivers
+    in_flight         bytes of messages that are waiting, flowing or being received
+    issued_crossings  sum over issued messages of bytes times channels on the route
+    left_crossings    the part of `issued_crossings` that has not yet been carried
+    passed            (n_channels,) bytes passed through token buckets at once, which add no busy time
+    capacity          (n_channels,) bytes/s without traffic in the opposite direction; the maximum if faults change it
+    burst             (n_channels,) size of the token bucket in bytes; 0: none
     """
 
     nbytes: Floats

@@ -1,4 +1,4 @@
-"""When channels carried something: the kernel's log, expanded when it is first read."""
+"""Busy intervals of channels: the kernel's log, expanded on first access."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def busy_rows(channel: Ints, start: Floats | float, end: Floats | float) -> Reco
 
 
 class BusyIntervals:
-    """When channels carried something, in order of channel and time: ``channel``, ``start`` and ``end`` (s), each (n,).
+    """Time intervals in which channels were busy, sorted by channel and time.
 
-    parts       what has been logged, in order of time
-    n_channels  of the network
-    others      intervals that are not in the log, in any order
-    kept        (n_channels,) whose intervals are written out; None: those of all
+    The columns ``channel``, ``start`` and ``end`` (s) have the shape (n,). They are computed on first access: a
+    replayed round is logged only once, so the log is much shorter than the columns.
 
-    A replayed round is logged once, so a log is far shorter than the columns, which are made when one is first read.
+    parts       logged intervals in order of time
+    n_channels  channels of the network
+    others      further intervals in any order
+    kept        (n_channels,) whether to include each channel; None: all
     """
 
     def __init__(
@@ -53,32 +54,36 @@ class BusyIntervals:
 
     @property
     def start(self) -> Floats:
-        """When each begins, in s, (n,)."""
+        """Start of each interval, in s, shape (n,)."""
         return self._columns[1]
 
     @property
     def end(self) -> Floats:
-        """When each ends, in s, (n,)."""
+        """End of each interval, in s, shape (n,)."""
         return self._columns[2]
 
     def of(self, channel: int) -> tuple[Floats, Floats]:
-        """Return when the intervals of a channel begin and end, in s, each (its intervals,)."""
+        """Return the start and end times (s) of the intervals of one channel."""
         offsets, start, end = self._columns
         own = slice(offsets[channel], offsets[channel + 1])
         return start[own], end[own]
 
     def only(self, channels: Sequence[int]) -> BusyIntervals:
-        """Return those of some channels, with which the columns of a large network fit into memory."""
+        """Return the intervals of the given channels, so that the columns of a large network fit in memory."""
         kept = np.zeros(self._n_channels, dtype=np.bool_)
         kept[channels] = True
         return BusyIntervals(self._parts, self._n_channels, self._others, kept & self._kept)
 
     def beside(self, rows: Records) -> BusyIntervals:
-        """Return these together with others (BUSY), in any order."""
+        """Return these intervals together with other rows of dtype BUSY, in any order."""
         return BusyIntervals(self._parts, self._n_channels, rows, self._kept)
 
     def copied(self, source: Ints, others: Records) -> BusyIntervals:
-        """Return those of channels that are busy when their `source` is, (n_channels,), together with others (BUSY)."""
+        """Return the intervals of channels that are busy whenever their source channel is, plus other rows.
+
+        source  (n_channels,) the channel from which each takes its intervals
+        others  rows of dtype BUSY, in any order
+        """
         offsets, start, end = self._columns
         counts = np.diff(offsets)[source]
         place = np.arange(counts.sum()) + np.repeat(offsets[source] - (np.cumsum(counts) - counts), counts)
@@ -86,7 +91,7 @@ class BusyIntervals:
         return BusyIntervals([], self._n_channels, np.concatenate([rows, others]))
 
     def seconds(self) -> Floats:
-        """Return how long all intervals of each channel take together, in s, (n_channels,); nothing is written out."""
+        """Return the total busy time of each channel in s, shape (n_channels,), without computing the columns."""
         return self._sums[1]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A heap of what comes when; what comes at the same time comes in the order in which it was put there. Compiled.
+"""A stable priority queue of future events (first in, first out at equal times). Compiled.
 
 Timers of messages are put there only if they come out of order: those in order cost nothing (a ring buffer). Timers of
 one instant ring in the order in which they were set. What is in the ring buffer was set before what is in the heap for

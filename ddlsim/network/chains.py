@@ -1,4 +1,4 @@
-"""The longest chains of tasks that follow each other, compiled: what lower bounds of steps rest on."""
+"""Longest chains of dependent tasks, from which lower bounds of steps follow. Compiled."""
 
 from __future__ import annotations
 

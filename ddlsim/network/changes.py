@@ -1,4 +1,4 @@
-"""What happens to links and nodes at known times, whatever messages do: compiled.
+"""Scheduled changes of links and nodes. Compiled.
 
 The changes lie in the order of their times; the kernel handles the instants of messages up to the next one, then it.
 Rounds are replayed no further than that, and not at all while a node stands still. Where routes change,

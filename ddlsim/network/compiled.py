@@ -1,4 +1,4 @@
-"""When a kernel in numba's cache is too old."""
+"""Detection of outdated kernels in numba's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that work more slowly while they exchange something. Compiled.
+"""Devices that compute more slowly while they communicate. Compiled.
 
 Work is counted in seconds at full speed. A device is slower while any exchange is under way at it: a kernel of a
 communication library holds some of its units from its start to its end, those times included in which it waits for

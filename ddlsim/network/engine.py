@@ -1,4 +1,4 @@
-"""The arrays of a network and what they are filled with: routes, schedules as programs, messages on their way.
+"""The arrays of a network and their contents: routes, compiled schedules, and messages in flight.
 
 Those who share a network (:class:`~ddlsim.network.network.Network` is what each of them sees) share its engine:
 they have channels, slots and a clock in common; routes, and with them what is counted, are each one's own.
@@ -140,30 +140,65 @@ _LOG_REPEATS = 1 << 10  # replays that fit in it
 
 
 class Interconnect(Protocol):
-    """What the engine needs to know of a cluster (``ddlsim.cluster.Cluster`` has it)."""
+    """Protocol with the properties of a cluster that the network engine uses (see :class:`ddlsim.cluster.Cluster`)."""
 
     @property
-    def channel_capacity(self) -> Floats: ...
+    def channel_capacity(self) -> Floats:
+        """Bytes/s of each channel, shape (n_channels,)."""
+        ...
+
     @property
-    def link_channel(self) -> Ints: ...
+    def link_channel(self) -> Ints:
+        """Channel of each link, shape (n_links,)."""
+        ...
+
     @property
-    def link_latency(self) -> Floats: ...
+    def link_latency(self) -> Floats:
+        """Latency of each link in s, shape (n_links,)."""
+        ...
+
     @property
-    def send_overhead(self) -> Floats: ...
+    def send_overhead(self) -> Floats:
+        """Send overhead per message in s, shape (n_nodes,)."""
+        ...
+
     @property
-    def recv_overhead(self) -> Floats: ...
+    def recv_overhead(self) -> Floats:
+        """Receive overhead per message in s, shape (n_nodes,)."""
+        ...
+
     @property
-    def reduce_time(self) -> Floats: ...
+    def reduce_time(self) -> Floats:
+        """Time per reduced byte in s, shape (n_nodes,)."""
+        ...
+
     @property
-    def details(self) -> LinkDetails | None: ...
+    def details(self) -> LinkDetails | None:
+        """Optional properties of all links; None: all links are ideal."""
+        ...
+
     @property
-    def reverse_link(self) -> Ints: ...
+    def reverse_link(self) -> Ints:
+        """Link in the opposite direction of each link, or -1, shape (n_links,)."""
+        ...
+
     @property
-    def is_switch_port(self) -> Bools: ...
+    def is_switch_port(self) -> Bools:
+        """Whether each link leaves a switch between machines, shape (n_links,)."""
+        ...
+
     @property
-    def splits(self) -> bool: ...
-    def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes: ...
-    def around(self, down: Iterable[int]) -> Around: ...
+    def splits(self) -> bool:
+        """Whether a message may use several paths."""
+        ...
+
+    def split_routes(self, src: Ints, dst: Ints, flows: Ints | None) -> Routes:
+        """Return all links used by messages from src[i] to dst[i], with the share of bytes on each."""
+        ...
+
+    def around(self, down: Iterable[int]) -> Around:
+        """Return the routes while the links `down` are unavailable."""
+        ...
 
 
 class Engine:
@@ -186,8 +221,8 @@ class Engine:
         if details is not None and (details.sharing == "fifo").any():
             if interconnect.splits or details.buffer.any():
                 paths = "several paths per message (spray, interfaces)"
-                what = "a switch buffer (buffer)" if details.buffer.any() else paths
-                raise ConfigError(f"sharing = 'fifo' cannot be combined with {what}; remove it, or set 'max-min'")
+                feature = "a switch buffer (buffer)" if details.buffer.any() else paths
+                raise ConfigError(f"sharing = 'fifo' cannot be combined with {feature}; remove it, or set 'max-min'")
             self.net = with_queues(self.net)
             if details.rendezvous.any():  # senders wait for receivers
                 self.net.counts[st.AHEAD] = 0
@@ -327,7 +362,7 @@ class Engine:
     def share(self) -> None:
         """Count from now on what each party has issued. Raises DdlsimError if something has been started."""
         if not (self.is_new or self.net.counts[st.SHARED]):
-            raise DdlsimError("a network is shared before anything has been started on it, not later")
+            raise DdlsimError("a network can only be shared before anything has been started on it")
         self.net.counts[st.SHARED] = 1
 
     @functools.cached_property
@@ -433,7 +468,9 @@ class Engine:
     def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: Routes) -> None:
         """Say which connections carry the messages of these routes; add those that there are not yet."""
         if self._details is not None and self._details.buffer.any() and (routes.share < 1.0).any():
-            raise ConfigError("buffer: port losses are only modelled for single paths; remove it, or routing = 'spray'")
+            raise ConfigError(
+                "buffer: losses at switch ports are only modelled for single paths; remove buffer, or routing = 'spray'"
+            )
         _, rows = self._extend("ways", len(pairs))
         latency = np.bincount(routes.of, routes.share * self._link_latency[routes.links], len(pairs)).tolist()
         narrowest = np.full(len(pairs), np.inf)

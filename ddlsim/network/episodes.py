@@ -1,4 +1,4 @@
-"""Episodes: what collectives do that enter an idle network together is simulated once, and then told again.
+"""Episodes: collectives that enter an idle network together are simulated once and then replayed.
 
 An *episode* begins when all ranks of some collectives enter at one instant while nothing is under way. What follows
 depends on nothing else, as long as nothing else enters. The first time, the kernel simulates it; when the network is

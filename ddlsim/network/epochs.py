@@ -1,4 +1,4 @@
-"""Between which times the routes are which, where links are down."""
+"""Time intervals with constant routes, when links are down."""
 
 from __future__ import annotations
 

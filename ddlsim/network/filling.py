@@ -1,4 +1,4 @@
-"""Progressive filling on a few arrays: the hot loops of the max-min solve.
+"""Progressive filling on flat arrays: the hot loops of the max-min solver.
 
 Places are unsigned here, because numba guards signed ones against being negative, and a flow's channels end
 with LAST, because compilers unroll loops of known length, which does not pay for two or six hops.

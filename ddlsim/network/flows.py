@@ -1,4 +1,4 @@
-"""Flows on channels: every channel lists its flows, every flow its channels, and both know their places."""
+"""Lists of the flows on each channel and of the channels of each flow, linked to each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A binary heap of (time, item) records in which every item knows its place, compiled.
+"""A binary heap of (time, item) records that tracks the position of every item. Compiled.
 
 `owners` is the record array of the items; its field ``heap_place`` is kept up to date.
 """

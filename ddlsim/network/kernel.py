@@ -1,4 +1,4 @@
-"""The event kernel: instants in order, and what Python calls.
+"""The event kernel: processing of events in order of time, and the entry points for Python.
 
 All that happens at one instant is handled together: flows that end, timers that ring (a message has waited
 its latency, or has been received and reduced), the steps that ranks take because of it, then one solve of the

@@ -1,4 +1,4 @@
-"""Actors that go round in cycles of their own, and the servers and peers that they send to: compiled.
+"""Actors that repeat cycles of operations, and the servers and peers they send to. Compiled.
 
 An *actor* does its operations one after the other, over and over: work that takes its seconds times a factor drawn for
 the step, an exchange with all servers, letters to its peers. A *server* serves one request at a time, first come first

@@ -1,4 +1,4 @@
-"""Max-min fair rates by progressive filling, solved again only where something changed.
+"""Max-min fair rates by progressive filling, recomputed only where something changed.
 
 Progressive filling raises all rates together; the channel with the least capacity per unfinished flow fills
 up first and freezes its flows at that share (Bertsekas and Gallager, Data Networks, section 6.5.2). Two facts

@@ -1,4 +1,4 @@
-"""The face of the network engine: start messages and collectives, let time pass, collect completions."""
+"""Interface of the network engine: start messages and collectives, advance time, collect completions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ _FIRST = 1 << 62  # puts messages before collectives
 
 
 class Completions(NamedTuple):
-    """What ended at one instant.
+    """Messages and collectives that finished at the same time.
 
-    ``time`` s; ``ids``, ``ranks`` (n,): rank ``ranks[i]`` finished collective ``ids[i]``; a message has the
-    negative id that :meth:`Network.send` returned. Messages come first, in the order in which they were sent,
-    then collectives by id and rank.
+    time   seconds
+    ids    (n,) ids of collectives, or the negative ids that :meth:`Network.send` returned for messages
+    ranks  (n,) the rank that finished the collective
+
+    Messages come first, in the order in which they were sent, then collectives by id and rank.
     """
 
     time: float
@@ -36,11 +38,14 @@ class Completions(NamedTuple):
 
 
 class Network:
-    """Messages and collectives on the channels of a cluster, under max-min fair sharing.
+    """A simulated network, on which messages and collectives share the channels of a cluster by max-min fairness.
 
-    Time never runs by itself: :meth:`advance` moves it. With ``record=True`` busy intervals of all channels
-    are kept for timelines. The last ``n_sources`` channels are those of sources (:mod:`ddlsim.network.sources`), which
-    are no links of the cluster.
+    Time passes only in :meth:`advance`.
+
+    interconnect  usually a :class:`~ddlsim.cluster.Cluster`
+    record        whether to record the busy intervals of all channels, for timelines
+    n_sources     number of traffic sources (:mod:`ddlsim.network.sources`). Their channels come last and are not links
+                  of the cluster.
     """
 
     def __init__(self, interconnect: Interconnect, *, record: bool = False, n_sources: int = 0) -> None:
@@ -55,22 +60,23 @@ class Network:
         self._engine.routes_of.append([])
         self._engine.pairs_of.append([])
         self._n_sent = 0
-        #: messages get every so manieth number; those between are for compiled callers
+        #: distance between the handles of successive messages; those in between are for compiled callers
         self.stride = 1
 
     @property
     def engine(self) -> Engine:
-        """The arrays, in which all that has happened by now is simulated."""
+        """The engine's arrays, simulated up to the present time."""
         if self._engine.untold is not None:
             self._engine.untold()
         return self._engine
 
     def shared(self) -> Network:
-        """Return another view of the same network, for a party with messages and collectives of its own. Call it for
-        the first time before anything has been started.
+        """Return another view of this network for a party with its own messages and collectives.
 
-        The party that advances time gets its own completions. While completions of others wait, time stands still until
-        they have collected them: :meth:`waiting_parties`, :meth:`collect`.
+        The first call must come before anything has been started.
+
+        The party that advances time receives its own completions. While another party has completions, time stops until
+        that party has collected them (:meth:`waiting_parties`, :meth:`collect`).
         """
         self.engine.share()
         other = object.__new__(Network)
@@ -84,22 +90,22 @@ class Network:
         pauses: Iterable[tuple[float, float, int]] = (),
         avoided: Iterable[tuple[float, float, frozenset[int]]] = (),
     ) -> None:
-        """Let links and nodes change at known times, not before now; in addition to what was said before.
+        """Schedule changes of links and nodes, in addition to those of earlier calls. None may start in the past.
 
-        links    (s, s until which it lasts, channel, factor of its capacity meanwhile; 0: it is down); of several at
-                 once on a channel, by any party, the factors multiply
-        pauses   (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
-        avoided  (s, s until which it lasts, links for which other ways are taken meanwhile, where there are any); these
-                 must be known before anything is started
+        links    (start s, end s, channel, capacity factor); factor 0: the link is down. If several apply to a channel
+                 at the same time, from any party, the factors multiply.
+        pauses   (start s, end s, node that sends and receives nothing; messages that already flow continue)
+        avoided  (start s, end s, links around which messages are rerouted if possible); these must be set before
+                 anything is started
         """
         self.engine.change(links, pauses, avoided)
 
     def will_pause(self, windows: Iterable[tuple[float, float]]) -> None:
-        """Start no messages of this party in `windows` (s, s), in addition to the windows of earlier calls."""
+        """Do not start messages of this party in `windows` of (start s, end s), nor in those of earlier calls."""
         self.pauses = merged([*map(tuple, self.pauses.tolist()), *windows])
 
     def narrow(self, channels: Ints, times: Floats) -> None:
-        """Let channels have 1 / `times` of their capacity, (n,) each: each message stands for so many."""
+        """Divide the capacity of `channels` by `times`, both (n,), because each message represents that many."""
         net = self.engine.net
         net.channels["capacity"][channels] /= times
         net.reals[st.NARROWEST] = np.min(net.channels["capacity"], initial=np.inf)
@@ -108,22 +114,24 @@ class Network:
 
     @property
     def changes(self) -> bool:
-        """Whether links or nodes change at known times."""
+        """Whether changes of links or nodes are scheduled."""
         return len(self._engine.net.changes) > 0
 
     # ------------------------------------------------------------ starting things
 
     def collective(self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float | Sequence[Floats]) -> int:
-        """Prepare one execution of `schedule`, rank r at ``nodes[r]``; return its id (>= 0).
+        """Prepare one execution of `schedule` and return its id (>= 0).
 
-        nbytes  bytes of the buffer per rank; or the size of every message, as one table of shape (repeat, m)
-                per round (of all lanes, one after the other).
-        Ids are used again after all ranks have ended. Raises ConfigError for sizes that do not fit.
+        nodes   the node of each rank
+        nbytes  bytes of the buffer per rank; or the size of every message, as one table of shape (repeat, m) per round
+                (lane after lane)
+
+        Ids are reused after all ranks have finished. Raises ConfigError if the tables do not match the schedule.
         """
         return self._engine.prepare(schedule, np.asarray(nodes, dtype=np.int64), nbytes, self.party)
 
     def join(self, ids: Sequence[int] | Ints, ranks: Sequence[int] | Ints, now: float) -> None:
-        """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now`, for all i in order."""
+        """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now` (s), for all i in order."""
         self.engine.n_entries += 1
         instances, joining = np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64)
         self.engine.now = now
@@ -133,11 +141,12 @@ class Network:
         self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float, *,
         overhead: bool | None = None,
     ) -> Ints:  # fmt: skip
-        """Send messages between nodes at time `now`; return their ids (negative).
+        """Send messages between nodes at time `now` (s). Returns their ids, which are negative.
 
-        src, dst, nbytes  (n,): nodes, and bytes of each message
-        overhead          for a collective of known time, which includes their latencies: whether the bytes are booked
-                          as overhead instead of as this party's
+        src, dst  (n,) nodes
+        nbytes    (n,) bytes of each message
+        overhead  None: ordinary messages. True or False: messages of a collective of known time, which includes their
+                  latency; True counts their bytes as overhead, False as traffic of this party.
         """
         party, latency = self.engine.overhead if overhead else self.party, overhead is None
         n, handle = len(src), self.first_handle + (self._n_sent + 1) * self.stride - 1
@@ -157,8 +166,10 @@ class Network:
     # ------------------------------------------------------------ letting time pass
 
     def advance(self, until: float = np.inf) -> Completions | None:
-        """Let time pass up to `until`; return the first completions, or None if there are none by then, or those of
-        others come first."""
+        """Advance time up to `until` (s) and return the first completions.
+
+        Returns None if nothing finishes by then, or if completions of another party come first.
+        """
         self.engine.net.counts[st.PARTY] = self.party
         while (status := kernel.advance(self.engine.table, float(until))) == st.FULL:
             self.engine.make_room()
@@ -170,39 +181,46 @@ class Network:
 
     @property
     def table(self) -> Ints:
-        """The addresses of the kernel's arrays, valid until something is prepared, sent or made longer, or others
-        let time pass."""
+        """Addresses of the kernel's arrays.
+
+        They are valid until something is prepared or sent, an array grows, or another party advances time.
+        """
         self._engine.net.counts[st.PARTY] = self.party
         return self._engine.table
 
     @property
     def first_handle(self) -> int:
-        """What the handles of this party's messages begin with."""
+        """Smallest handle of this party's messages."""
         return self.party << st.PARTY_SHIFT
 
     def routes(self, src: Sequence[int], dst: Sequence[int]) -> Ints:
-        """Return the numbers of the routes between nodes, for messages that others send."""
+        """Return the route numbers between nodes, for messages sent by compiled callers."""
         return np.array(self._engine.pair_routes(list(src), list(dst), self.party), dtype=np.int64)
 
     @property
     def pairs(self) -> Ints:
-        """The pairs of nodes between which this party has routes, each once, (n, 2)."""
+        """Distinct pairs of nodes between which this party has routes, shape (n, 2)."""
         return np.unique(np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._engine.pairs_of[self.party]]), axis=0)
 
     def reserve(self, n: int) -> None:
-        """Make room for `n` messages on their way at once, which others send."""
+        """Reserve space for `n` messages in flight at the same time, sent by compiled callers."""
         self._engine.reserved += n
         self._engine.expect(0)
         self._engine.ensure_slots()
 
     @property
     def n_sent(self) -> int:
-        """How many single messages have been sent."""
+        """Number of individual messages sent so far."""
         return self._n_sent
 
     def has_run(self, now: float, n_taken: int, freed: Sequence[int], n_sent: int | None = None) -> None:
-        """Note that others have let the kernel run up to `now`, have taken completions and ended instances, and have
-        sent messages, `n_sent` in all."""
+        """Record that compiled callers have advanced the kernel.
+
+        now      time (s) that the kernel has reached
+        n_taken  number of completions taken
+        freed    ids of collectives that have finished
+        n_sent   total number of messages sent; None: unchanged
+        """
         self._engine.now = max(self._engine.now, now)
         if n_sent is not None:
             self._engine.n_waiting += n_sent - self._n_sent
@@ -211,12 +229,12 @@ class Network:
         self._engine.free(freed)
 
     def episodes(self) -> Episodes:
-        """Return what notes and tells episodes, for one who uses the network alone."""
+        """Return the recorder of episodes, for the only party of a network."""
         return Episodes(self.engine)
 
     @property
     def n_instances(self) -> int:
-        """How many instances of collectives there are."""
+        """Number of collective instances."""
         return len(self._engine.instance_program)
 
     def completed(self, n: int) -> tuple[Ints, Ints]:
@@ -224,31 +242,31 @@ class Network:
         return self._engine.net.out["id"][:n].copy(), self._engine.net.out["rank"][:n].copy()
 
     def make_room(self) -> None:
-        """Make the arrays longer that the kernel has said are full."""
+        """Grow the arrays that the kernel has reported as full."""
         self._engine.make_room()
 
     # ------------------------------------------------------------ for those who share it
 
     @property
     def waiting_parties(self) -> list[int]:
-        """The parties, in order, whose completions wait, at the instant that the network has got to."""
+        """Sorted numbers of the parties that have completions to collect at the present time."""
         n = int(self._engine.net.counts[st.N_FOREIGN])
         return sorted(set(self._parties(self.engine.net.foreign["id"][:n]).tolist())) if n else []
 
     @property
     def others_wait(self) -> bool:
-        """Whether completions of other parties wait."""
+        """Whether another party has completions to collect."""
         return bool(self._engine.net.counts[st.N_FOREIGN])
 
     def is_under_way(self, party: int) -> bool:
-        """Whether a party has messages on their way."""
+        """Whether a party has messages in flight."""
         net = self.engine.net
         live = net.slots["state"] != st.FREE
         own = self.engine.own_routes(party) | self.engine.own_routes(self.engine.overhead)
         return bool(own[net.slots["route"][live]].any())
 
     def collect(self) -> None:
-        """Take the completions that wait for this party: :meth:`advance` returns them."""
+        """Collect this party's completions; the next :meth:`advance` returns them."""
         net = self.engine.net
         n = int(net.counts[st.N_FOREIGN])
         waiting = net.foreign[:n].copy()
@@ -258,7 +276,7 @@ class Network:
         net.counts[st.N_OUT], net.counts[st.N_FOREIGN] = n_own, n - n_own
 
     def drop(self) -> None:
-        """Discard the completions that wait for this party."""
+        """Discard this party's completions."""
         self.collect()
         self._take()
 
@@ -273,77 +291,76 @@ class Network:
 
     @property
     def pending(self) -> bool:
-        """Whether anything is still on its way."""
+        """Whether messages are in flight or completions have not been collected."""
         counts = self._engine.net.counts
         timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
         return bool(counts[st.N_ACTIVE] + counts[st.N_QUEUED] + timers + counts[st.N_OUT] + counts[st.N_FOREIGN])
 
     @property
     def now(self) -> float:
-        """The time (s) up to which the network has run, which is that of all that can be read."""
+        """Time (s) up to which the network has been simulated, to which all readings refer."""
         return self._engine.now
 
     @property
     def channel_nbytes(self) -> Floats:
-        """Bytes that each channel has carried, those of messages under way included, (n_channels,)."""
+        """Bytes carried by each channel, including parts of messages in flight, shape (n_channels,)."""
         return accounts.channel_nbytes(self.engine.net, self.engine.now)[: self.n_channels]
 
     @property
     def channel_overhead(self) -> Floats:
-        """Bytes of `channel_nbytes` that are overhead, (n_channels,)."""
+        """Bytes of `channel_nbytes` that count as overhead, shape (n_channels,)."""
         return self.traffic_of(self.engine.overhead)[0][: self.n_channels]
 
     @property
     def channel_busy(self) -> Floats:
-        """Seconds during which each channel carried something, (n_channels,)."""
+        """Busy time of each channel in s, shape (n_channels,)."""
         return accounts.channel_busy(self.engine.net, self.engine.now)[: self.n_channels]
 
     @property
     def nbytes_sent(self) -> float:
-        """Bytes of the messages that this party's senders have issued so far."""
+        """Bytes of all messages issued so far by this party."""
         if not self.is_shared:
             return accounts.issued(self.engine.net)
         return accounts.issued(self.engine.net, self.engine.own_routes(self.party))
 
     @property
     def n_channels(self) -> int:
-        """Number of channels of the cluster's links."""
+        """Number of channels of the cluster, without those of traffic sources."""
         return int(self._engine.net.counts[st.N_LINKED]) - self.n_sources
 
     @property
     def recording(self) -> bool:
-        """Whether busy intervals are kept."""
+        """Whether busy intervals are recorded."""
         return bool(self._engine.net.counts[st.LOG_ON])
 
     @property
     def n_live(self) -> int:
-        """Collectives of this party that have been prepared and have not ended."""
+        """Number of this party's collectives that are prepared and not yet finished."""
         if not self.is_shared:
             return int(self.engine.net.counts[st.N_LIVE])
         instances = self.engine.net.instances[: self.n_instances]
         return int(((instances["party"] == self.party) & (instances["ranks_left"] > 0)).sum())
 
     def accounts(self) -> Accounts:
-        """Return what has been issued, delivered and carried, counted more than once so that it can be compared."""
+        """Return the bytes issued, delivered and carried, counted independently for comparison."""
         return accounts.accounts(self.engine.net, self.engine.now, self.engine.capacity[0])
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are other parties."""
+        """Whether the network has several parties."""
         return len(self._engine.routes_of) > 1
 
     @property
     def parties(self) -> range:
-        """The numbers of those who share it."""
+        """Numbers of all parties that share the network."""
         return range(len(self.engine.routes_of))
 
     def traffic_of(self, party: int) -> tuple[Floats, float, int]:
-        """Return what a party has put on the network, as :meth:`own_traffic`, and behind that on sources."""
+        """Return the traffic of a party, as :meth:`own_traffic`, with the channels of traffic sources at the end."""
         return accounts.traffic_of(self.engine.net, self.engine.now, self.engine.own_routes(party))
 
     def own_traffic(self) -> tuple[Floats, float, int]:
-        """Return what this party has put on the network: bytes that each channel has carried, (n_channels,), bytes
-        issued, and the number of messages delivered."""
+        """Return this party's bytes on each channel, (n_channels,), bytes issued, and number of messages delivered."""
         if not self.is_shared:
             return self.channel_nbytes, self.nbytes_sent, self.n_messages
         nbytes, sent, n_messages = self.traffic_of(self.party)
@@ -351,22 +368,22 @@ class Network:
 
     @property
     def n_messages(self) -> int:
-        """Messages delivered so far, of all parties."""
+        """Number of messages delivered so far, over all parties."""
         return int(self.engine.net.counts[st.N_MESSAGES])
 
     @property
     def n_replayed(self) -> int:
-        """Messages of `n_messages` that were replayed exactly without handling their events."""
+        """Number of messages in `n_messages` that were replayed exactly without processing their events."""
         return int(self.engine.net.counts[st.FAST_FORWARDED])
 
     def busy_intervals(self) -> BusyIntervals:
-        """The recorded busy intervals (``record=True``); open ones end now."""
+        """Return the recorded busy intervals (requires ``record=True``). Open intervals end at the present time."""
         self.engine.empty_log()
         under_way = Logged(accounts.open_intervals(self.engine.net, self.engine.now), self.engine.net.repeats[:0])
         return BusyIntervals([*self.engine.logged, under_way], self.n_channels + self.n_sources)
 
     def rates(self) -> tuple[list[list[int]], Floats]:
-        """The flows now under way: (channels of each, rate of each in bytes/s)."""
+        """Return the active flows as (channels of each flow, bytes/s of each flow)."""
         net = self.engine.net
         n = int(net.counts[st.N_ACTIVE])
         shift = int(net.counts[st.HOP_SHIFT])
@@ -397,9 +414,13 @@ def schedule_time(
     nbytes: float,
     entry_times: Sequence[float] | None = None,
 ) -> float:
-    """Return when the last rank has ended a collective over `nbytes` on the otherwise idle cluster, in s.
+    """Simulate one collective on an otherwise idle cluster and return its duration in seconds.
 
-    ``nodes`` (n_ranks,) is where the ranks are; all enter at 0, or at ``entry_times`` (n_ranks,) s.
+    nodes        (n_ranks,) the node of each rank
+    nbytes       bytes of the buffer per rank
+    entry_times  (n_ranks,) when each rank enters, in s; None: all at 0
+
+    Returns the time at which the last rank finishes.
     """
     network = Network(cluster)
     number = network.collective(schedule, nodes, nbytes)

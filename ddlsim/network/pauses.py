@@ -1,4 +1,4 @@
-"""Pauses: times in which nothing starts. What is under way goes on to its end; what is ready waits until they are over.
+"""Pauses, in which nothing starts: work in progress finishes, and ready work waits until they end.
 
 Whatever starts a task, a message or a service asks :func:`earliest` when it may; the kernels and Python use the same
 function.

@@ -1,4 +1,4 @@
-"""How compiled code calls entry points of the kernel that are compiled apart from it: by their addresses.
+"""Calls between separately compiled entry points of the kernel, by address.
 
 Inlining the kernel a second time would compile it a second time.
 """

@@ -1,4 +1,4 @@
-"""Compile a schedule into the flat program that the kernel executes.
+"""Compilation of schedules into flat programs that the kernel executes.
 
 Rounds become per-thread steps (a thread is one rank in one lane): a step is entered by a rank that sends or
 receives in the round; its messages are contiguous, so that entering a step is a loop over a range.
@@ -199,7 +199,9 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     lanes = schedule.lanes
     rounds = [r for lane in lanes for r in lane]
     if sizes is not None and len(sizes) != len(rounds):
-        raise ConfigError(f"nbytes: {len(sizes)} tables for {len(rounds)} rounds; give one per round")
+        raise ConfigError(
+            f"nbytes: {len(sizes)} tables of message sizes for {len(rounds)} rounds; pass one table per round"
+        )
     lane_of = [i for i, lane in enumerate(lanes) for _ in lane]
     n_in_round = np.array([len(r.src) for r in rounds], dtype=np.int64)
     round_of = np.repeat(np.arange(len(rounds), dtype=np.int32), n_in_round)
@@ -308,9 +310,9 @@ def _checked(table: Floats, r: Round, i: int) -> Floats:
     table = np.asarray(table, dtype=np.float64)
     if table.shape != (r.repeat, len(r.src)):
         raise ConfigError(
-            f"nbytes: the table of round {i} has shape {table.shape}; give {(r.repeat, len(r.src))}, "
-            f"a row per repetition and a column per message"
+            f"nbytes: the table of round {i} has shape {table.shape}; must have shape {(r.repeat, len(r.src))}, "
+            f"with one row per repetition and one column per message"
         )
     if not (np.isfinite(table).all() and table.min() >= 0.0):
-        raise ConfigError(f"nbytes: the table of round {i} holds a size that is not a finite number >= 0")
+        raise ConfigError(f"nbytes: the table of round {i} contains a size that is not finite and non-negative")
     return table

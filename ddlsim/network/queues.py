@@ -1,4 +1,4 @@
-"""Links that serve bytes in the order of their arrival, as the queues of kernels and switches do: compiled.
+"""Links that serve bytes in order of arrival, as kernel and switch queues do. Compiled.
 
 Bytes are a fluid, and a queue is two curves: bytes that have arrived and bytes that have been served. A message enters
 the queue of its first link at once, as a *burst*, and has the link for itself when its turn comes. It enters later

@@ -1,4 +1,4 @@
-"""Messages, and the ranks that send and wait for them.
+"""Messages, and the ranks that send them and wait for them.
 
 A rank in a lane (a *thread*) whose sends and receipts of a step are all done is put on the list `ready`;
 :func:`run_ready` lets everybody on it go on. Doing it in one place keeps the order of events plain.

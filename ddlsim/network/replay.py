@@ -1,4 +1,4 @@
-"""A shortcut that gives the very result that the events would: rounds that repeat.
+"""Exact shortcut for repeated rounds, with the same results as event-by-event simulation.
 
 It starts from a moment at which nothing flows and all messages on their way start to flow at one instant, on links that
 do nothing besides carrying bytes (others: :mod:`ddlsim.network.rounds`). If the round before was the same one, this one

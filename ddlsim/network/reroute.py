@@ -1,4 +1,4 @@
-"""Other routes from an instant on, for messages that begin and for those on their way: compiled.
+"""Rerouting of new messages and of messages in flight. Compiled.
 
 A message that waits for its latency flows over the new route when that is over. One that flows goes on there with what
 is left of it: what has arrived has crossed the old channels, the rest crosses the new ones. (In a real network packets

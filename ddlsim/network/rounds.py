@@ -1,4 +1,4 @@
-"""Rounds whose messages start and end at several instants, replayed as :mod:`ddlsim.network.replay` does with one.
+"""Replay of rounds whose messages start and end at different times, an extension of :mod:`ddlsim.network.replay`.
 
 Between two barriers (moments at which every thread of all live collectives enters a step, while nothing flows) all
 that happens is put down as *spans*: at the instant `cause`, something was planned that comes `length` later, and came

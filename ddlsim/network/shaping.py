@@ -1,4 +1,4 @@
-"""What links do besides carrying bytes at a rate: frames with headers, token buckets, acknowledgements.
+"""Link behaviour beyond bandwidth: frames with headers, token buckets, acknowledgements.
 
 All of it is off (``SHAPED`` is 0) unless a link of the cluster asks for it; docs/models/tcp.md has the formulas.
 """

@@ -1,4 +1,4 @@
-"""Sources of traffic that send no faster than their rates: nodes of their own, a link before a node of a cluster."""
+"""Traffic sources with limited rates: extra nodes, each with a link to a node of the cluster."""
 
 from __future__ import annotations
 

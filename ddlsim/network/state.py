@@ -152,7 +152,7 @@ FRAME = record(header="f", payload="f")
 #: how messages travel on a route. eager: bytes, larger ones ask their receiver first (0: none does); round_trip: s;
 #: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window, or waits
 #: for what was lost, besides that of a full port; least, single: bytes under way at least, and after a time-out
-#: (least 0: nothing is lost); burst: bytes at once at most, of who keeps up its rate whatever is lost, 0: nobody;
+#: (least 0: nothing is lost); burst: most bytes at once for transports that keep their rate despite losses; 0: none;
 #: window: bytes under way at most, of all its connections;
 #: connection: that which carries them, -1: they go by themselves; channel: its limit, -1: it has none
 WAY = record(

@@ -1,4 +1,4 @@
-"""Sums over very many terms: bytes issued, delivered and carried.
+"""Accurate sums of very many terms: bytes issued, delivered and carried.
 
 A plain sum of n terms may drift by n / 2 units in its last place (1e-9 of it after 2e7 messages of equal size, because
 each addition is rounded the same way), which the conservation laws of a run would report. Each sum is therefore two

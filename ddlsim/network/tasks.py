@@ -1,4 +1,4 @@
-"""Tasks that start after others and take their time or a collective's, compiled: what executes plans.
+"""Tasks with dependencies that compute or take part in collectives: the executor of plans. Compiled.
 
 A *task* starts when none of those that it waits for is left. Work then takes its seconds; a member of a collective
 joins the network's *instance* of it, or announces itself to the *queue* that launches it. All that ends at one instant

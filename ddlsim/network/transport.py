@@ -1,4 +1,4 @@
-"""How messages travel between two nodes: they ask first, queue on their connection, open its window, lose it.
+"""Transport protocols between two nodes: rendezvous, queueing on connections, slow start and loss.
 
 All of it is off (``TRANSPORTED`` is 0) unless a link of the cluster names its transport; docs/models/transport.md has
 the formulas and their sources.

@@ -1,4 +1,4 @@
-"""How compiled code sees a :class:`~ddlsim.network.state.Net`: as one pointer to a table of addresses and lengths.
+"""Compiled code's view of a :class:`~ddlsim.network.state.Net`: one pointer to a table of addresses and lengths.
 
 Compiled functions that took the forty arrays of a `Net` would take hundreds of arguments, and compiling each of them
 would cost as much as a page of code. So Python hands over one table (:class:`Table`), an entry point copies it to its

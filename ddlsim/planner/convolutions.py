@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from ddlsim.arguments import Count, NotNegative, checked, quantity
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.readable import size
 from ddlsim.units import si
 from ddlsim.workload.compute import Roofline
@@ -61,6 +61,9 @@ def choose_algorithms(options: Options, memory: Memory) -> dict[str, Algorithm]:
         )
     if not options:
         return {}
+    with needs("scipy"):
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
     flat = [(layer, algorithm) for layer, algorithms in options.items() for algorithm in algorithms]
     seconds = np.array([algorithm.seconds for _, algorithm in flat])
     nbytes = np.array([algorithm.nbytes for _, algorithm in flat])

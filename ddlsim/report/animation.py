@@ -11,19 +11,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.animation import FuncAnimation, PillowWriter
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.patheffects import withStroke
 
 from ddlsim.collectives import Schedule, State, states
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.output_files import replacing, write_text
 from ddlsim.readable import count
 from ddlsim.report.drawing import single
+
+with needs("matplotlib"):
+    from matplotlib.animation import FuncAnimation, PillowWriter
+    from matplotlib.axes import Axes
+    from matplotlib.colors import to_rgb
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch, Rectangle
+    from matplotlib.patheffects import withStroke
 
 Ints = npt.NDArray[np.int64]
 #: what can be drawn, and up to how many chunks cells have a number

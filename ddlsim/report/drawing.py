@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.output_files import replacing
 from ddlsim.printable import shown
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING
+
+with needs("matplotlib"):
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
@@ -22,6 +21,8 @@ from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from ddlsim.plan import Execution
 
 

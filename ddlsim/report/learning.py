@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from matplotlib.axes import Axes
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.report.drawing import COLOURS, figure, save, series_style, titled, wrapped
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import AXES, Seeds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
 
 #: markers on a line, about
 N_MARKERS = 8
@@ -39,6 +39,8 @@ def plot_learning(
     `results` are runs by label, of one seed (:class:`ddlsim.Result`) or several (:class:`ddlsim.Seeds`: the mean,
     and its 95 % interval as a band). A single run is drawn with its training loss.
     """
+    from ddlsim.report.drawing import figure, save, titled
+
     if x not in AXES:
         raise unknown_name("x", x, AXES)
     series = results if isinstance(results, Mapping) else {results.experiment.strategy.label: results}
@@ -83,6 +85,8 @@ def _curves(result: Result | Seeds, x: str) -> dict[str, pd.DataFrame]:
 
 def _line(axes: Axes, curve: pd.DataFrame, scale: float, number: int, label: str) -> None:
     """Draw a curve in the colour, style and marker of its number, with the band between its low and high."""
+    from ddlsim.report.drawing import COLOURS, series_style, wrapped
+
     colour, at = COLOURS[number % len(COLOURS)], curve.index.to_numpy(dtype=float) / scale
     every = max(1, len(curve) // N_MARKERS)
     style = series_style(number) | {"linewidth": 1.4, "markevery": (number % every, every)}

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.patches import Patch, Rectangle
 
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.plan import KINDS
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
 from ddlsim.report.drawing import drawn, save, single, some_of, style_legend
 from ddlsim.report.gantt import STYLES
+
+with needs("matplotlib"):
+    from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
+    from matplotlib.patches import Patch, Rectangle
 
 if TYPE_CHECKING:
     from ddlsim.plan.plan import Bools, Floats, Ints, Plan

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
@@ -29,6 +29,9 @@ from ddlsim.report.drawing import (
 )
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @checked

@@ -13,15 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.extras import needs
 from ddlsim.readable import count, in_words, seconds, si, size
 from ddlsim.report.drawing import (
     COLOURS,
@@ -51,6 +47,13 @@ from ddlsim.report.study_words import (
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width, joined_lines
 from ddlsim.units import DIMENSIONS, parse
+
+with needs("matplotlib"):
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import pickle
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -177,12 +179,32 @@ class Seeds:
 
 def half_width(values: Floats, confidence: float) -> Floats:
     """Return half the width of the interval of the mean over the first axis."""
-    from scipy.special import stdtrit
-
     n = len(values)
     if n < 2:
         return np.full(values.shape[1:], math.nan)
-    return np.asarray(stdtrit(n - 1, 0.5 + 0.5 * confidence) * values.std(axis=0, ddof=1) / math.sqrt(n))
+    return np.asarray(t_quantile(n - 1, confidence) * values.std(axis=0, ddof=1) / math.sqrt(n))
+
+
+@functools.lru_cache(maxsize=1024)
+def t_quantile(dof: float, level: float = 0.95) -> float:
+    """Return the t that a variable with Student's t distribution exceeds in size with probability 1 - `level`.
+
+    dof    degrees of freedom, at least 1; with infinitely many it is a normal distribution
+    level  probability of the interval from -t to t
+
+    With t = sqrt(dof) tan(angle) the density is proportional to cos(angle)^(dof - 1), which is integrated by
+    Gauss-Legendre quadrature.
+    """
+    if math.isinf(dof):
+        return NormalDist().inv_cdf(0.5 + 0.5 * level)
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+    norm = math.exp(math.lgamma(0.5 * (dof + 1.0)) - math.lgamma(0.5 * dof)) / math.sqrt(math.pi)
+    low, high = 0.0, 0.5 * math.pi
+    for _ in range(64):
+        angle = 0.5 * (low + high)
+        inside = norm * angle * float(weights @ np.cos(0.5 * angle * (nodes + 1.0)) ** (dof - 1.0))
+        low, high = (angle, high) if inside < level else (low, angle)
+    return math.sqrt(dof) * math.tan(0.5 * (low + high))
 
 
 def joined_lines(lines: Sequence[Floats]) -> tuple[Floats, Floats, Ints]:

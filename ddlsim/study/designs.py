@@ -151,9 +151,13 @@ def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray
     generator = np.random.default_rng(seed)
     if design == "random" or n_fields == 0:
         return generator.random((n_points, n_fields))
-    from scipy.stats import qmc
-
-    return np.asarray(qmc.LatinHypercube(n_fields, rng=generator).random(n_points))
+    # the points of scipy.stats.qmc.LatinHypercube: one in each of n_points equal parts of every field's range
+    generator = generator.spawn(1)[0]
+    within = generator.uniform(size=(n_points, n_fields))
+    parts = np.tile(np.arange(1, n_points + 1), (n_fields, 1))
+    for row in parts:
+        generator.shuffle(row)
+    return np.asarray((parts.T - within) / n_points)
 
 
 def _sample(vary: Mapping[str, Sequence[object] | Range], shares: npt.NDArray[np.float64]) -> list[dict[str, object]]:

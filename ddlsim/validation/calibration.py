@@ -28,6 +28,7 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.readable import percent, size
+from ddlsim.run.seeds import t_quantile
 from ddlsim.schema import refuse_code
 from ddlsim.validation.calibration_text import shown
 from ddlsim.validation.cases import Case, candidates, chosen_algorithms, fewest_hosts, make_case
@@ -35,7 +36,7 @@ from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
-from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, t_quantile, told
+from ddlsim.validation.log_fit import Floats, LogFit, fit_noise, minus_log_likelihood, told
 from ddlsim.validation.sources import Reader, read_sources
 
 # ---------------------------------------------------------------- choice of measurements and algorithms

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-from scipy.optimize import brentq
 
 from ddlsim.arguments import Index, NotNegative, checked, one_of
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.extras import needs
 from ddlsim.run.experiment import StrategyLike
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
@@ -93,6 +93,9 @@ def causes(run: RunModel, fitted: Fitted, predicted: float) -> list[Cause]:
 
 def _root(time: Callable[[float], float], goal: float, at_zero: float, end: float) -> float | None:
     """Return x between 0 and `end` at which time(x) is `goal`, or None if even `end` is not enough."""
+    with needs("scipy"):
+        from scipy.optimize import brentq
+
     sign = math.copysign(1.0, goal - at_zero)
     if sign * (time(end) - goal) < 0.0:
         return None
@@ -354,7 +357,8 @@ def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge)
 
 
 def _summary(rows: Sequence[Compared]) -> Summary:
-    from scipy.stats import kendalltau
+    with needs("scipy"):
+        from scipy.stats import kendalltau
 
     errors = np.array([row.error for row in rows])
     known = [row for row in rows if row.interval is not None]

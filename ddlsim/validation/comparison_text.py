@@ -14,7 +14,6 @@ from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import percent, rate, seconds
-from ddlsim.report.drawing import COLOURS, figure, log_numbers, save, titled
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned
 from ddlsim.validation.calibration_text import shown as shown_value
@@ -96,6 +95,8 @@ BAND = 0.10
 
 def measured_against_predicted(validation: Validation, path: str | Path | None = None) -> Axes:
     """Draw one point per run on logarithmic axes: hollow where it was fitted, with intervals, a diagonal and +-10 %."""
+    from ddlsim.report.drawing import COLOURS, figure, log_numbers, save, titled
+
     made = figure(5.2, 4.8)
     axes = made.subplots()
     values = [value for row in validation.rows for value in (row.run.throughput, row.predicted)]

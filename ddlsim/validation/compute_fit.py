@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError
-from ddlsim.validation.log_fit import Floats, spread_of, t_quantile
+from ddlsim.extras import needs
+from ddlsim.run.seeds import t_quantile
+from ddlsim.validation.log_fit import Floats, spread_of
 from ddlsim.workload.compute import Affine, Measured
 
 
@@ -72,6 +73,9 @@ def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Posi
             f"fit_compute: {len(batch_sizes)} batch sizes and {len(seconds)} step times: give one or more, as many "
             "of each"
         )
+    with needs("scipy"):
+        from scipy.optimize import nnls
+
     batch, times = np.asarray(batch_sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     known = tuple(sorted(set(np.asarray(batch_sizes).tolist())))
     columns = np.column_stack([np.ones_like(batch), batch]) / times[:, None]

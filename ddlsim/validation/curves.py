@@ -24,15 +24,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import Beyond
+from ddlsim.extras import needs
+from ddlsim.run.seeds import t_quantile
 from ddlsim.runtime.costs import Parts
 from ddlsim.runtime.costs import columns as columns_of
 from ddlsim.runtime.costs import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
-from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of, t_quantile
+from ddlsim.validation.log_fit import LEAST, NOISE, Floats, scatter, spread_of
 
 MAX_PIECES = 3
 
@@ -109,6 +110,9 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
 
     Times that scatter by `absolute` s besides count less the shorter they are.
     """
+    with needs("scipy"):
+        from scipy.optimize import nnls
+
     rows = sorted(rows, key=lambda r: r.row.nbytes)
     parts = [parts_of(r, cluster) for r in rows]
     seconds = np.array([r.row.median_s for r in rows])

@@ -17,6 +17,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.run.calibrated import family, measured_steps, outside
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
+from ddlsim.run.seeds import t_quantile
 from ddlsim.run.simulate import clock_of, complete
 from ddlsim.strategies import contract
 from ddlsim.streams import stream
@@ -24,7 +25,7 @@ from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Interval
-from ddlsim.validation.log_fit import Floats, t_quantile
+from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import digamma, gammainc, gammaincinv, gammaln, ndtr
 
 from ddlsim.arguments import Positive, Seed, checked
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.streams import stream
 from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
@@ -51,6 +50,9 @@ class JitterFit:
         if isinstance(self.jitter, Lognormal):
             return 1.0 / math.sqrt(1.0 + self.jitter.cv**2)
         if isinstance(self.jitter, Gamma):
+            with needs("scipy"):
+                from scipy.special import gammaincinv
+
             return float(gammaincinv(self.jitter.cv**-2, 0.5)) * self.jitter.cv**2
         return 1.0 + self.jitter.mean_extra * math.log(2.0)
 
@@ -69,6 +71,10 @@ def _lognormal(x: Floats) -> tuple[Lognormal, float]:
 
 def _gamma(x: Floats) -> tuple[Gamma, float]:
     """The shape k solves ln k - digamma(k) = ln(mean) - mean(ln) (Choi and Wette 1969, Technometrics 11(4))."""
+    with needs("scipy"):
+        from scipy.optimize import brentq
+        from scipy.special import digamma
+
     gap = math.log(x.mean()) - float(np.log(x).mean())
     shape = float(brentq(lambda log_k: log_k - digamma(math.exp(log_k)) - gap, -7.0, 25.0))
     return Gamma(math.exp(-0.5 * shape)), float(x.mean())
@@ -94,6 +100,9 @@ def _log_likelihood(jitter: Fitted, base: float, x: Floats) -> float:
         z2 = (np.log(factor) + 0.5 * variance) ** 2 / variance
         return float(np.sum(-0.5 * z2 - np.log(x)) - 0.5 * len(x) * math.log(2.0 * math.pi * variance))
     if isinstance(jitter, Gamma):
+        with needs("scipy"):
+            from scipy.special import gammaln
+
         k = jitter.cv**-2
         return float(np.sum((k - 1.0) * np.log(k * factor) - k * factor - gammaln(k)) + len(x) * math.log(k / base))
     extra = jitter.mean_extra
@@ -101,6 +110,9 @@ def _log_likelihood(jitter: Fitted, base: float, x: Floats) -> float:
 
 
 def _cdf(jitter: Fitted, base: float, x: Floats) -> Floats:
+    with needs("scipy"):
+        from scipy.special import gammainc, ndtr
+
     factor = x / base
     if isinstance(jitter, Lognormal):
         variance = math.log1p(jitter.cv**2)

@@ -28,6 +28,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import DEFAULT_TRANSPORT, current_parameters, reference_ends, with_parameters
 from ddlsim.cluster.details import PROTOCOLS
 from ddlsim.errors import ConfigError
+from ddlsim.extras import needs
 from ddlsim.measure import Measurement
 from ddlsim.readable import size
 from ddlsim.runtime.costs import parts_of
@@ -124,7 +125,8 @@ def _starts(nbytes: Floats, seconds: Floats, wire_rate: float) -> Iterator[Shape
 
 def _fitted(nbytes: Floats, seconds: Floats, start: Shape, with_burst: bool) -> Shape:
     """Return the most likely shape of a kind, with its criterion."""
-    from scipy.optimize import least_squares
+    with needs("scipy"):
+        from scipy.optimize import least_squares
 
     free = ["latency", *(["rate"] if start.fitted_rate else []), *(["burst"] if with_burst else [])]
     k, n = len(free) + 2, len(seconds)

@@ -27,12 +27,13 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.readable import percent
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import prepare
+from ddlsim.run.seeds import t_quantile
 from ddlsim.run.simulate import complete
 from ddlsim.strategies import contract
 from ddlsim.text_tables import aligned
 from ddlsim.validation.compute_fit import fit_compute
 from ddlsim.validation.links import DISTINCT
-from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, spread_of, t_quantile
+from ddlsim.validation.log_fit import NOISE, Floats, LogFit, Prior, fit_logs, spread_of
 from ddlsim.validation.run_model import DEFAULT_STRATEGY, strategy_in
 from ddlsim.validation.run_table import MeasuredRun
 from ddlsim.validation.stack_runs import Source, fit_calls, read_stack_sources

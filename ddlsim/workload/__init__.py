@@ -1,1 +1,1 @@
-"""What one worker computes in a step: models, devices, compute time, gradient buckets, memory, jitter."""
+"""The work of one worker in a step: models, devices, compute time, gradient buckets, memory, jitter."""

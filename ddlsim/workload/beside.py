@@ -1,4 +1,4 @@
-"""Which products the exchanges of a tensor group travel beside, and in how many chunks: `--tp-comm-overlap`.
+"""Overlap of a tensor group's collectives with matrix products, in chunks: `--tp-comm-overlap`.
 
 Megatron-LM's option has Transformer Engine's userbuffers do it, by default (transformer_engine/pytorch/module/base.py,
 initialize_ub) in one of three ways:

@@ -1,4 +1,4 @@
-"""Gradient buckets: which parameter tensors travel together, and when they are ready.
+"""Gradient buckets: which parameter tensors are sent together, and when they are ready.
 
 The backward pass goes through the layers from last to first; a bucket is ready when the gradients of all its
 tensors are. All functions return the buckets in the order in which they become ready, cover every exchanged
@@ -20,9 +20,14 @@ from ddlsim.workload.roles import weight_units
 class Bucket:
     """Gradients that are sent together.
 
-    Ready when the backward pass of ``ready_layer`` is done. ``first_layer`` is the most input-side layer in it: the
-    next forward pass needs the bucket from there on. Lower ``priority`` is more urgent. A bucket made of whole tensors
-    has ``ready_layer == first_layer == priority``, as the backward pass reaches its most input-side layer last.
+    nbytes       size of the bucket
+    ready_layer  the bucket is ready when the backward pass of this layer has finished
+    first_layer  the layer in the bucket that is nearest to the input; the next forward pass needs the bucket from this
+                 layer on
+    priority     a lower number is more urgent
+
+    A bucket of whole tensors has ``ready_layer == first_layer == priority``, because the backward pass reaches the
+    layer nearest to the input last.
     """
 
     nbytes: float

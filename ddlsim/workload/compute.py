@@ -1,4 +1,4 @@
-"""How long one worker computes in a step: three ways to know the time, one way to share it out over layers.
+"""Compute time of one worker in a step: three sources of the time, and one way to divide it among layers.
 
 The time of a step comes from a measurement (:class:`Measured`), an affine curve over the batch size
 (:class:`Affine`), or the roofline of the device (:class:`Roofline`).
@@ -54,9 +54,10 @@ from ddlsim.workload.stacks import Stack, StackLike, load_stack
 @checked
 @dataclass(frozen=True, init=False)
 class Measured:
-    """A step of one device as measured: ``Measured(step_time="97 ms", batch_size=32)`` or with a throughput.
+    """Measured step time or throughput of one device: ``Measured(step_time="97 ms", batch_size=32)``.
 
-    ``step_time`` is stored in seconds. It holds for ``batch_size`` only: :func:`make_workload` refuses others.
+    It is valid for ``batch_size`` only; :func:`make_workload` raises ConfigError for other batch sizes. ``step_time``
+    is stored in seconds.
     """
 
     step_time: float
@@ -70,9 +71,9 @@ class Measured:
         throughput: Annotated[float | str, quantity("rate")] | None = None,
     ) -> None:
         if (step_time is None) == (throughput is None):
-            raise ConfigError("Measured: give either step_time or throughput")
+            raise ConfigError("Measured: set either step_time or throughput")
         if batch_size < 1:
-            raise ConfigError(f"Measured: batch_size = {batch_size}: must be the measured batch, at least 1")
+            raise ConfigError(f"Measured: batch_size = {batch_size}: must be the measured batch size, at least 1")
         if step_time is not None:
             seconds = si(step_time, "time")
         else:
@@ -89,7 +90,7 @@ _Part = Annotated[float | str, quantity("time", "2.5 ms", zero=True)]
 @checked
 @dataclass(frozen=True, init=False)
 class Affine:
-    """Seconds of a step as ``c0 + c1 * batch_size``: ``Affine("25.8 ms", "2.51 ms")``."""
+    """Step time as an affine function of the batch size, ``c0 + c1 * batch_size``: ``Affine("25.8 ms", "2.51 ms")``."""
 
     c0: float
     c1: float
@@ -101,23 +102,24 @@ class Affine:
             raise ConfigError("Affine: c0 + c1 must be above 0")
 
     def step_time(self, batch_size: int) -> float:
-        """Return the seconds of one step."""
+        """Return the time of one step, in seconds."""
         return self.c0 + self.c1 * batch_size
 
 
 @checked
 @dataclass(frozen=True)
 class Roofline:
-    """Per layer the larger of arithmetic and memory time.
+    """Roofline compute times: each layer takes the larger of its arithmetic time and its memory time.
 
-    ``efficiency`` is the achieved fraction of the peak FLOP/s (None: the device catalogue's for the
-    precision), ``memory_efficiency`` of the peak memory bandwidth (0.8 is near what stream benchmarks reach:
-    Deakin et al. 2018, BabelStream, 70 to 92 % on the GPUs here). On GPUs a pass takes at least the
-    time in which the stack's host launches its kernels.
+    efficiency         achieved fraction of peak FLOP/s; None: the device catalogue's value for the precision
+    memory_efficiency  achieved fraction of peak memory bandwidth. 0.8 is close to stream benchmarks (Deakin et al.
+                       2018, BabelStream: 70 to 92 % on the GPUs in the catalogue).
 
-    Against GPU measurements that the efficiencies were not fitted to, the step came out 0.8 to 1.55 times as
-    long as measured (VGG-16 too slow, Inception-v3 too fast); a 3-D network at batch 1 on a KNL node came out
-    8 times too fast. Where there is a measurement, give Measured or Affine.
+    On GPUs, a pass takes at least as long as the host of the software stack needs to launch its kernels.
+
+    For GPU measurements to which the efficiencies were not fitted, the predicted step time is 0.8 to 1.55 times the
+    measured one (VGG-16 is too slow, Inception-v3 too fast). For a 3-D network with batch size 1 on a KNL node, the
+    prediction is 8 times too fast. Prefer Measured or Affine when a measurement exists.
     """
 
     efficiency: Density | None = None
@@ -130,7 +132,7 @@ _PYTORCH = load_stack("pytorch")
 @checked
 @dataclass(frozen=True)
 class PerKernel:
-    """Transformers kernel by kernel, on devices whose kernels are known (docs/models/compute.md)."""
+    """Kernel-by-kernel compute times of transformers, for devices with measured kernels (docs/models/compute.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +248,7 @@ class Workload:
         layers = self.model.layers[first:end]
         if not first < end <= len(self.model.layers):
             raise ConfigError(
-                f"cut: layers {first} to {end - 1} of {self.model.name}: must be some of 0 to "
+                f"cut: layers {first} to {end - 1} of {self.model.name}: must be a range within 0 to "
                 f"{len(self.model.layers) - 1}"
             )
         own = (self.tensor_layer >= first) & (self.tensor_layer < end)
@@ -300,7 +302,9 @@ def make_workload(
         if precision not in ELEMENT_NBYTES:
             raise unknown_name("precision", precision, ELEMENT_NBYTES)
         names = ", ".join(name for name in ELEMENT_NBYTES if has_products(name, device.peak_flops))
-        raise ConfigError(f"precision: {device.name} has no matrix products in {precision}, only in {names}")
+        raise ConfigError(
+            f"precision: {device.name} does not support matrix products in {precision}; supported: {names}"
+        )
     if gradient_dtype not in GRADIENT_TYPES:
         raise unknown_name("gradient_dtype", gradient_dtype, GRADIENT_TYPES)
     if optimizer is not None and optimizer not in OPTIMIZER_RULES:
@@ -325,7 +329,7 @@ def make_workload(
             forward, backward = launched(model, timing, (forward, backward))
     else:
         update = norms
-        basis += f"; norms of {optimizer}: {norms * 1e3:.3g} ms more" if norms > 0.0 else ""
+        basis += f"; plus {norms * 1e3:.3g} ms for the norms of {optimizer}" if norms > 0.0 else ""
         forward, backward = scaled(forward, backward, total)
     exchanged = [0 if layer.model_parallel else layer.n_params for layer in model.layers]
     tensors = [(i, n) for i, layer in enumerate(model.layers) if exchanged[i] for _, n in layer.tensors]
@@ -383,10 +387,10 @@ def _step_time(
     if isinstance(compute, Measured):
         if compute.batch_size != batch_size:
             raise ConfigError(
-                f"the step was measured at batch_size = {compute.batch_size}, not {batch_size}; measure "
-                "that batch size too, or give Affine(c0, c1)"
+                f"the step was measured with batch_size = {compute.batch_size}, not {batch_size}; measure "
+                "this batch size too, or use Affine(c0, c1)"
             )
-        return compute.step_time, f"measured step of {compute.step_time * 1e3:.6g} ms at batch {batch_size}"
+        return compute.step_time, f"measured step of {compute.step_time * 1e3:.6g} ms with batch size {batch_size}"
     if isinstance(compute, Affine):
         return compute.step_time(batch_size), f"given {_affine_text(compute)}"
     curve = _measured_curve(model, device, precision) if compute is None else None
@@ -395,7 +399,7 @@ def _step_time(
         error = _worst_error(affine, curve)
         return affine.step_time(batch_size), (
             f"{_affine_text(affine)}, within {error:.1%} of {curve.source}, "
-            f"batch {min(curve.batch_size)} to {max(curve.batch_size)}"
+            f"batch sizes {min(curve.batch_size)} to {max(curve.batch_size)}"
         )
     if isinstance(compute, PerKernel):
         assert device.kernels is not None

@@ -1,4 +1,4 @@
-"""How much communication that runs beside it takes away from compute."""
+"""Slowdown of computation by concurrent communication."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Annotated
 
 from ddlsim.arguments import checked, number
 
-Slower = Annotated[float, number(1.0, hint=" (1.2: a fifth longer; 1: none)")]
+Slower = Annotated[float, number(1.0, hint=" (1.2: 20 % longer; 1: no slowdown)")]
 
 
 @checked
 @dataclass(frozen=True)
 class OverlapSlowdown:
-    """How many times as long a device computes while it takes part in communication.
+    """Factors by which a device's compute time grows while the device communicates.
 
-    inside   beside exchanges that stay inside a machine
-    between  beside those that leave it; while both run, the larger one counts
+    inside   during communication inside a machine
+    between  during communication between machines; if both kinds are active, the larger factor applies
 
-    The kernels of a GPU's communication library (NCCL: a block per channel) take multiprocessors and memory bandwidth
-    from those that compute, from their start to their end, the time included in which they wait for others; threads
-    that drive a CPU's communication (Intel's MLSL: endpoints) take cores. Measure two numbers: the time of a pass
-    alone, and beside an all-reduce of the same devices that outlasts it; their ratio is the factor. On four GPUs of
-    NVIDIA and AMD Lee et al. (Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep
-    Learning, 2025) find 1.19 on average.
+    On GPUs, the kernels of a communication library occupy multiprocessors (one block per NCCL channel) and memory
+    bandwidth from start to end, including the time in which they wait for other ranks. On CPUs, communication threads
+    occupy cores (the endpoints of Intel's MLSL). To measure a factor, time a pass alone and during an all-reduce that
+    outlasts it on the same devices, and divide the second time by the first. Lee et al. (Characterizing
+    Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning, 2025) measured 1.19 on average, on four
+    GPUs of NVIDIA and AMD.
     """
 
     inside: Slower = 1.0

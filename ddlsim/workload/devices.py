@@ -1,4 +1,4 @@
-"""The device catalogue: what a processor can do on paper, and what it was measured to do.
+"""The device catalogue: data-sheet values and measured rates of processors.
 
 The numbers lie in ``devices.toml`` beside this file, each with its source.
 """
@@ -101,16 +101,20 @@ class Price:
 @checked
 @dataclass(frozen=True)
 class Device:
-    """A processor that a worker computes on.
+    """A processor on which a worker computes.
 
-    ``peak_flops`` maps a type ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4") to dense FLOP/s; ``efficiency`` to the
-    fraction of that peak which the arithmetic of convolutional networks achieves while it is not limited by
-    memory, ``efficiency_basis`` saying how that is known. Bytes, bytes/s and watts otherwise.
-
-    ``power_w`` is what it draws while it computes (the datasheet's limit), ``idle_power_w`` what it draws while it
-    waits, ``price`` what it costs to use, in USD/s; None: not known. ``prices`` are what clouds ask. ``launch_time`` is
-    what each of several kernels takes at least, one after the other, in s. ``kernels`` is what is known of the layers
-    of transformers; None: nothing, they take the roofline's time. `pcie_generation` is that of its bus.
+    peak_flops         dense FLOP/s by type: "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"
+    memory_nbytes, memory_bandwidth  bytes, and bytes/s
+    power_w            watts while computing (the limit in the data sheet)
+    efficiency         by type, the fraction of peak FLOP/s that convolutional networks achieve when memory is not the
+                       limit
+    efficiency_basis   how the efficiency was determined
+    idle_power_w       watts while waiting; None: unknown
+    price              USD/s; None: unknown
+    launch_time        minimum time per kernel in a sequence of kernels, in s
+    kernels            measured rates of transformer kernels; None: unknown, transformers use roofline times
+    pcie_generation    generation of the PCIe bus
+    prices             prices of cloud instances with this device
     """
 
     name: str
@@ -131,18 +135,21 @@ class Device:
     prices: tuple[Price, ...] = ()
 
     def price_in(self, cloud: str) -> float:
-        """Return a cloud's lowest price per device, in USD/s. Raises ConfigError, with the known clouds, for others."""
+        """Return the lowest price per device of a cloud, in USD/s.
+
+        Raises ConfigError if the catalogue has no price for this cloud; the message lists the clouds it has.
+        """
         asked = [price.price / price.n_devices for price in self.prices if price.cloud == cloud]
         if not asked:
             clouds = sorted({price.cloud for price in self.prices})
             raise ConfigError(
-                f"price: {cloud!r} has no price for device {self.name!r} in the catalogue; give one, '3.06 USD/h'"
-                + (f", or name one of {', '.join(clouds)}" if clouds else "")
+                f"price: the catalogue has no price of {cloud!r} for device {self.name!r}; set a price like '3.06 "
+                "USD/h'" + (f", or use a cloud with a known price: {', '.join(clouds)}" if clouds else "")
             )
         return min(asked)
 
     def save(self, path: str | Path) -> None:
-        """Write a device file, which :func:`load_device` reads as the same device."""
+        """Write the device to a TOML file that :func:`load_device` can read."""
         write_text(path, to_toml(PLAIN.unstructure(self, annotation=Device)))
 
 
@@ -151,10 +158,10 @@ DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device fil
 
 @checked
 def load_device(name: DeviceLike) -> Device:
-    """Return the device called `name` in the catalogue, or that of a file ``my-gpu.toml``, or `name` if it is a device.
+    """Load a device by catalogue name or from a file such as ``my-gpu.toml``. A :class:`Device` is returned unchanged.
 
-    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name if there is none, and in one line for a file that
-    describes no device: file, field, value, rule and remedy.
+    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name, with the closest match, and for an invalid file,
+    with the file, field, value, rule and remedy in one line.
     """
     if isinstance(name, Device):
         return name
@@ -173,7 +180,7 @@ def _read_device(path: Path, changed: int) -> Device:
 
 
 def device_names() -> list[str]:
-    """Return the names of the catalogue, sorted."""
+    """Return the sorted names of the devices in the catalogue."""
     return sorted(_catalogue())
 
 

@@ -1,4 +1,4 @@
-"""Does a model fit a device, and what would make it fit?"""
+"""Whether a model fits in a device's memory, and which changes would make it fit."""
 
 from __future__ import annotations
 
@@ -87,7 +87,13 @@ _MINE = ("batch_size", "pipeline", "flash")
 @checked
 @dataclass(frozen=True)
 class Remedy:
-    """A change, as arguments of :func:`fits`, what a rank needs with it and the bytes that this is less."""
+    """A change that saves memory.
+
+    change  the change, as arguments of :func:`fits`
+    memory  memory of a rank after the change
+    saves   bytes saved
+    fits    whether the change is sufficient
+    """
 
     change: str
     memory: Memory
@@ -98,13 +104,13 @@ class Remedy:
 @checked
 @dataclass(frozen=True)
 class Fit:
-    """Whether a rank has room for its part of a training step.
+    """Result of :func:`fits`: whether a rank has enough memory for its part of a training step.
 
-    question  what was asked, in words
-    device    its name
-    capacity  bytes of its memory
-    memory    what the rank needs, in five terms
-    remedies  changes that save memory, best first; empty where it fits
+    question  description of the configuration
+    device    name of the device
+    capacity  bytes of device memory
+    memory    memory that the rank needs, in five categories
+    remedies  changes that save memory, best first; empty if it fits
     """
 
     question: str
@@ -115,7 +121,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether all of it has room."""
+        """Whether the required memory is at most the capacity."""
         return self.memory.total <= self.capacity
 
     def __bool__(self) -> bool:
@@ -124,17 +130,17 @@ class Fit:
     def __str__(self) -> str:
         verb = "fits" if self.fits else "does not fit"
         have, need = size(self.capacity), size(self.memory.total)
-        lines = [f"{self.question} {verb} {self.device}: needs {need} of {have}", "", str(self.memory)]
+        lines = [f"{self.question} {verb} on {self.device}: needs {need} of {have}", "", str(self.memory)]
         if self.remedies:
-            rows = [("what saves memory, best first", "saves", "needs", "")]
+            rows = [("remedy, best first", "saves", "needs", "")]
             for remedy in self.remedies:
-                ends = "fits" if remedy.fits else "is not enough"
+                ends = "fits" if remedy.fits else "not sufficient"
                 rows.append((remedy.change, size(remedy.saves), size(remedy.memory.total), ends))
             lines += ["", *aligned(rows, left=(0, 3))]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
-        """Return everything as plain values, sizes in bytes."""
+        """Return all fields as plain values, with sizes in bytes."""
         return {**dataclasses.asdict(self), "fits": self.fits, "total": self.memory.total}
 
 
@@ -148,25 +154,30 @@ def fits(
     recompute: Annotated[str, one_of(*RECOMPUTE)] = "none", stack: StackLike | None = None,
     flash: bool | None = None, offload: bool = False, workspace: Bytes | None = None,
 ) -> Fit:  # fmt: skip
-    """Return whether a model can be trained on a device, with the memory of the fullest rank and remedies.
+    """Check whether a model can be trained in a device's memory, and suggest remedies if it cannot.
 
-    batch_size     samples of a micro-batch of a rank
-    pipeline       stages that the model is cut into, of equally many transformer layers
-    shards         data-parallel ranks that ZeRO shards over, as do embedding tables whose gradients are not exchanged
-    micro_batches  of a step; the first stage keeps up to `pipeline` of them (1F1B). None: as many as stages
-    interleave     chunks of a stage (Narayanan et al. 2021, arXiv:2104.04473)
-    stack          software that trains, by name; None: that of FSDP with stage 3 of ZeRO, of Megatron-LM with tensor
-                   groups or pipelines. It determines what gradients and a loss take, and whether attention is
-                   fused, unless `gradient_dtype` and `flash` are set
+    The result is true if the model fits. It contains the memory use of the fullest rank, by category.
 
-    Precision, optimizer and stack default to those of an :class:`~ddlsim.Experiment`. The other arguments are those of
-    :class:`~ddlsim.workload.memory.Holding`. Remedies that are enough by themselves come first, those that cost least
-    time before others: tables shared out, flash attention, selective recomputation, ZeRO stage 1 and 2 (which send no
-    more bytes), a smaller micro-batch, full recomputation (a third more work), ZeRO stage 3 (half as many bytes more),
-    tensor parallelism, pipelines, the optimizer's state in the host's memory. If none is enough, several together may
-    be. Then come the others, the most saved first.
+    batch_size     samples per micro-batch and rank
+    pipeline       pipeline stages, with the same number of transformer layers each
+    shards         data-parallel ranks over which ZeRO shards its state. Embedding tables whose gradients are not
+                   exchanged are distributed over them, too.
+    micro_batches  micro-batches per step, of which the first stage keeps up to `pipeline` (1F1B); None: one per stage
+    interleave     chunks per stage (Narayanan et al. 2021, arXiv:2104.04473)
+    stack          name of the training software; None: the default for FSDP with ZeRO stage 3, or for Megatron-LM with
+                   tensor or pipeline parallelism. It determines the memory of gradients and loss, and whether attention
+                   is fused, unless `gradient_dtype` and `flash` are set.
 
-    Raises ConfigError, in one line, for what cannot be split so.
+    Precision, optimizer and stack have the same defaults as in :class:`~ddlsim.Experiment`. The other arguments are
+    those of :class:`~ddlsim.workload.memory.Holding`.
+
+    Remedies that are sufficient on their own are listed first, in order of their cost in time: distributed embedding
+    tables, flash attention, selective recomputation, ZeRO stages 1 and 2 (which send no more bytes), a smaller
+    micro-batch, full recomputation (a third more work), ZeRO stage 3 (half as many bytes more), tensor parallelism,
+    pipelines, and optimizer state in host memory. If none is sufficient, a combination is listed if one is. The
+    remaining remedies follow, with the largest saving first.
+
+    Raises ConfigError if the model cannot be split in this way.
 
     >>> import ddlsim
     >>> print(bool(ddlsim.fits("gpt2-xl", "a100-40g", 8, "fp16", "adam")))
@@ -180,7 +191,7 @@ def fits(
     software, batches = None if stack is None else load_stack(stack), (pipeline, micro_batches, interleave)
     case = _Case(network, precision, batch_size, *batches, holding, machine, software, flash, gradient_dtype)
     if interleave > 1 and pipeline == 1:
-        raise ConfigError(f"interleave = {interleave}: cuts stages of a pipeline into chunks; give pipeline=2 or more")
+        raise ConfigError(f"interleave = {interleave}: requires pipeline parallelism; set pipeline=2 or more")
     memory = case.memory()
     question = f"{network.name} with micro-batches of {batch_size} in {precision} with {optimizer}"
     question += f" under {case.software.name}" if of_kernels else ""
@@ -280,8 +291,10 @@ def _stages(model: Model, pipeline: int) -> list[Model]:
     layers, ranges = model.layers, blocks(model.layers)
     starts = [first for first, _ in ranges] or unit_starts(layers)
     if pipeline > len(starts):
-        kind = "transformer layers" if ranges else "parts between which one tensor is alive"
-        raise ConfigError(f"pipeline = {pipeline}: {model.name} has {len(starts)} {kind}; give at most {len(starts)}")
+        parts = "transformer layers" if ranges else "layers after which it can be cut"
+        raise ConfigError(
+            f"pipeline = {pipeline}: {model.name} has only {len(starts)} {parts}; use at most {len(starts)}"
+        )
     cuts = [0, *(starts[len(starts) * i // pipeline] for i in range(1, pipeline)), len(layers)]
     return [
         dataclasses.replace(model, layers=layers[first:end], structure=(), trainable=False)

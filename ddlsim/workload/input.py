@@ -1,4 +1,4 @@
-"""Where samples come from: a data set on a storage node, caches on the way, processors that decode, batches ahead.
+"""Input pipelines: data sets on a storage node, caches, decoding on processors, and prefetched batches.
 
 Nothing runs here: :mod:`ddlsim.runtime.feed` brings the batches in a run.
 
@@ -34,18 +34,19 @@ Policy = Annotated[str, one_of("minio", "lru")]
 @checked
 @dataclass(frozen=True)
 class Cache:
-    """A cache of samples on every machine.
+    """A cache of training samples on every machine.
 
-    policy       "minio": keeps what came first and never evicts (CoorDL's MinIO cache); "lru": evicts what has not been
-                 read for longest, as a page cache does
-    size         bytes on each machine
-    on           "ram", or "ssd", which takes its time to read
-    read         bytes/s at which a machine's SSD reads; of "ssd" only
-    holds        "encoded" samples, as they are stored, or "decoded" ones, which need no preparation (Shi et al.)
-    partitioned  machines keep different samples, and get those that they miss from the memory of the others over the
-                 network (CoorDL's partitioned cache)
+    policy       "minio" keeps the first samples and never evicts any (CoorDL's MinIO cache); "lru" evicts the least
+                 recently used sample, like an operating system's page cache
+    size         bytes per machine
+    on           "ram", or "ssd", whose reads take time
+    read         bytes/s of each machine's SSD; requires ``on="ssd"``
+    holds        "encoded" for samples as they are stored, or "decoded" for samples that need no preparation (Shi et
+                 al.)
+    partitioned  each machine caches different samples and fetches missing ones from the memory of other machines over
+                 the network (CoorDL's partitioned cache)
 
-    Raises ConfigError for values that make no sense, or not together.
+    Raises ConfigError for invalid or conflicting values.
     """
 
     policy: Policy
@@ -58,15 +59,15 @@ class Cache:
 
     def __post_init__(self) -> None:
         if self.on == "ssd" and self.read is None:
-            raise ConfigError("Cache: on = 'ssd', but nothing says how fast it reads; give read='2 GB/s'")
+            raise ConfigError("Cache: on = 'ssd' requires the read bandwidth; set read='2 GB/s' or similar")
         if self.on == "ram" and self.read is not None:
-            raise ConfigError(f"Cache: read = {self.read!r} is of SSDs; give on='ssd', or leave it out")
+            raise ConfigError(f"Cache: read = {self.read!r} applies to SSDs only; set on='ssd', or remove read")
         if self.partitioned and (self.policy != "minio" or self.on != "ram"):
-            raise ConfigError("Cache: partitioned goes with policy = 'minio' and on = 'ram', as in CoorDL; change them")
+            raise ConfigError("Cache: partitioned requires policy = 'minio' and on = 'ram', as in CoorDL")
 
     @property
     def nbytes(self) -> float:
-        """Bytes on each machine."""
+        """Size on each machine, in bytes."""
         return si(self.size, "bytes")
 
 
@@ -74,14 +75,14 @@ class Cache:
 def hit_rate(
     policy: Annotated[str, one_of("minio", "lru")], room: Share, machines: Count = 1, epoch: Index = 0
 ) -> float:
-    """Return the share of its samples that a machine finds in its cache, 0 to 1.
+    """Return the share of a machine's samples that are in its cache, 0 to 1.
 
-    policy    as of :class:`Cache`
-    room      share of the data set for which one machine has room
-    machines  that share the samples of an epoch among them, drawn anew in each
-    epoch     from 1; 0: one so late that caches are as full as they get
+    policy    as in :class:`Cache`
+    room      share of the data set that fits in the cache of one machine
+    machines  number of machines that divide the samples of each epoch among them at random
+    epoch     from 1; 0: the steady state, in which caches are as full as they get
 
-    The formulas are at the top of this module. Raises ConfigError for values out of range.
+    The formulas are in the docstring of this module. Raises ConfigError for values out of range.
     """
     others = 1.0 - 1.0 / machines
     if room == 1.0 and epoch == 0:
@@ -113,28 +114,35 @@ def _both(least: float, bound: float, machines: int) -> float:
 
 @checked
 def minio_cache(size: Bytes) -> Cache:
-    """Return CoorDL's MinIO cache of `size` bytes on each machine (Mohan et al., Analyzing and mitigating data stalls
-    in DNN training, VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for a size that makes no sense."""
+    """Return CoorDL's MinIO cache with `size` bytes on each machine.
+
+    See Mohan et al., Analyzing and mitigating data stalls in DNN training, VLDB 2021, doi:10.14778/3446095.3446100.
+    Raises ConfigError for an invalid size.
+    """
     return Cache("minio", size)
 
 
 @checked
 def partitioned_cache(size: Bytes) -> Cache:
-    """Return CoorDL's partitioned cache of `size` bytes on each machine: what one misses comes from the memory of
-    another (Mohan et al. 2021). Raises ConfigError for a size that makes no sense."""
+    """Return CoorDL's partitioned cache with `size` bytes on each machine.
+
+    A machine fetches samples that it does not have from the memory of other machines (Mohan et al. 2021). Raises
+    ConfigError for an invalid size.
+    """
     return Cache("minio", size, partitioned=True)
 
 
 @checked
 def multi_level_cache(ram: Bytes, ssd: Bytes, read: Bandwidth = "2 GB/s") -> tuple[Cache, Cache]:
-    """Return the caches of Shi et al., Towards scalable distributed training of deep learning on public cloud clusters
-    (MLSys 2021, arXiv 2010.10458): the first epoch copies files from remote storage to an SSD, and decoded samples stay
-    in memory.
+    """Return the two-level cache of Shi et al.: decoded samples in memory, backed by encoded files on an SSD.
 
-    ram, ssd  bytes on each machine
+    The first epoch copies the files from remote storage to the SSD. See Shi et al., Towards scalable distributed
+    training of deep learning on public cloud clusters, MLSys 2021, arXiv:2010.10458.
+
+    ram, ssd  bytes per machine
     read      bytes/s of the SSD
 
-    Raises ConfigError for values that make no sense.
+    Raises ConfigError for an invalid size or rate.
     """
     return Cache("minio", ram, holds="decoded"), Cache("minio", ssd, on="ssd", read=read)
 
@@ -177,24 +185,23 @@ CachesLike = Annotated[Cache | Sequence[Cache], by(_levels)]
 @checked
 @dataclass(frozen=True)
 class Input:
-    """How workers come by their samples: read from storage and caches, prepared on processors, copied to the device.
+    """Input pipeline: samples are read from storage or caches, prepared on CPU cores and copied to the device.
 
-    dataset        "imagenet", "cifar10" or "coco2017", which say the three sizes below; None: they are given
-    storage        node of the cluster that has the data; machines that read from it share its bandwidth and its links.
-                   None: the data lie in the memory of every machine
-    samples        of the data set; only caches need to know
-    sample_bytes   of one as it is stored and read
-    decoded_bytes  of one as it is copied to a device; None: every element of the model's input in 4 bytes
-    prep_seconds   s that a core needs to decode and augment one; 0: they are ready
-    cpu_workers    cores of each machine that do this, together, for one batch of the machine after the other
-    prefetch       batches that each worker has asked for ahead of the one that it computes; 0: it asks for each when it
-                   needs it
-    cache          a :class:`~ddlsim.workload.input.Cache` on every machine, or several, the nearest first
-    read_samples   samples that one operation of the storage reads: 1 for files, more where they are packed together
-    epoch          from 1, in which the run begins, which is what is in the caches then. None: the first one where
-                   workers learn, otherwise one late enough for caches to be as full as they get
+    dataset        "imagenet", "cifar10" or "coco2017", which set `samples` and `sample_bytes`; None: specify them
+    storage        node of the cluster that stores the data; the machines that read from it share its bandwidth and its
+                   links. None: every machine has the data in memory.
+    samples        samples in the data set; required for caches only
+    sample_bytes   bytes per sample as stored and read
+    decoded_bytes  bytes per sample as copied to a device; None: 4 bytes per element of the model's input
+    prep_seconds   time (s) of one core to decode and augment a sample; 0: samples are ready
+    cpu_workers    cores per machine that prepare samples; together, they work on one batch of the machine at a time
+    prefetch       batches that each worker requests in advance; 0: each batch is requested when it is needed
+    cache          a :class:`~ddlsim.workload.input.Cache` on every machine, or several, nearest to the worker first
+    read_samples   samples per read operation of the storage: 1 for individual files, more if samples are packed
+    epoch          epoch in which the run begins, from 1, which determines how full the caches are; None: the first
+                   epoch for training runs, the steady state for timing-only runs
 
-    Raises ConfigError for values that make no sense, or not together.
+    Raises ConfigError for invalid or conflicting values.
     """
 
     dataset: Annotated[str, by(_known)] | None = None
@@ -213,29 +220,34 @@ class Input:
     def __post_init__(self) -> None:
         if self.dataset is None and self.sample_bytes is None and self.storage is not None:
             raise ConfigError(
-                f"Input: storage = {self.storage!r}, but nothing says what is read from it; give dataset='imagenet', "
-                "or sample_bytes='110 kB'"
+                f"Input: storage = {self.storage!r} requires the size of a sample; set dataset='imagenet' or "
+                "sample_bytes='110 kB', for example"
             )
         if self.levels and self.storage is None:
             raise ConfigError(
-                "Input: cache has no effect on data that lie in every machine; give storage, a node's name"
+                "Input: cache has no effect if every machine has the data in memory; set storage to the name of a node"
             )
         if self.levels and self.n_samples is None:
-            raise ConfigError("Input: cache needs to know how much there is to be cached; give dataset, or samples")
+            raise ConfigError("Input: cache requires the number of samples; set dataset or samples")
         if self.epoch is not None and not self.levels:
-            raise ConfigError(f"Input: epoch = {self.epoch} says what is in caches, and there are none; leave it out")
+            raise ConfigError(f"Input: epoch = {self.epoch} has no effect without a cache; remove it, or set cache")
         self._check_levels()
 
     def _check_levels(self) -> None:
         for near, far in pairwise(self.levels):
             if "lru" in (near.policy, far.policy):
-                raise ConfigError("Input: cache: of several none can be 'lru', as it changes what others are asked for")
+                raise ConfigError(
+                    "Input: cache: 'lru' cannot be combined with other caches; use 'minio', or a single cache"
+                )
             if near.partitioned or far.partitioned:
-                raise ConfigError("Input: cache: a partitioned one goes alone, with nothing but the storage behind it")
+                raise ConfigError(
+                    "Input: cache: a partitioned cache cannot be combined with other caches; use it alone"
+                )
             if self._held(far) <= self._held(near):
                 raise ConfigError(
-                    f"Input: cache of {far.size} behind one of {near.size} is never asked: it holds no more samples; "
-                    "make it larger, or leave it out"
+                    f"Input: the cache of {far.size} has no effect, because the cache of {near.size} before it holds "
+                    "as "
+                    "many samples; make it larger, or remove it"
                 )
 
     def _held(self, cache: Cache) -> float:
@@ -244,25 +256,25 @@ class Input:
 
     @property
     def levels(self) -> tuple[Cache, ...]:
-        """The caches of a machine, the nearest first."""
+        """Caches of a machine, nearest to the worker first."""
         return (self.cache,) if isinstance(self.cache, Cache) else tuple(self.cache)
 
     @property
     def n_samples(self) -> int | None:
-        """Samples of the data set, None if unknown."""
+        """Number of samples in the data set, or None if unknown."""
         if self.samples is not None or self.dataset is None:
             return self.samples
         return DATASETS[self.dataset].samples
 
     @property
     def stored_nbytes(self) -> float:
-        """Bytes that are read for a sample."""
+        """Bytes read per sample."""
         if self.sample_bytes is not None:
             return si(self.sample_bytes, "bytes")
         return 0.0 if self.dataset is None else DATASETS[self.dataset].sample_nbytes
 
     def decoded_nbytes(self, input_shape: tuple[int, ...]) -> float:
-        """Return the bytes of a sample of this shape on its way to a device."""
+        """Return the bytes copied to a device for one sample of this shape."""
         if self.decoded_bytes is not None:
             return si(self.decoded_bytes, "bytes")
         return 4.0 * math.prod(input_shape)
@@ -275,17 +287,17 @@ Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
 @checked
 @dataclass(frozen=True)
 class Copies:
-    """The way of samples into devices, which the devices of a machine share.
+    """Copies of samples to devices, over the memory and links that the devices of a machine share.
 
-    prefetch  "device": the next batch is copied to the device while it computes (PyTorch with pinned memory and
-              non_blocking copies, tf.data's prefetch_to_device, DALI); "host": it waits in the machine's memory and is
-              copied when the step before it has ended, since it goes where the last one still is (MXNet's Module)
-    nbytes    of a sample as it is copied; None: every element of the model's input in 4 bytes
-    prepare   s that a thread needs to read, decode and augment a sample; 0: they are ready, or synthetic
-    threads   of each machine that do this
-    cut       passes over a machine's batch that one thread makes to cut it up for the devices, from the end of the
-              forward pass on; 0: every device has a loader of its own
-    memory    bytes/s that this thread reads and writes
+    prefetch  "device": the next batch is copied to the device during the current step (PyTorch with pinned memory and
+              non_blocking copies, tf.data's prefetch_to_device, DALI); "host": the next batch waits in host memory and
+              is copied after the step has ended, because it overwrites the current batch (MXNet's Module)
+    nbytes    bytes per sample as copied; None: 4 bytes per element of the model's input
+    prepare   time (s) of one thread to read, decode and augment a sample; 0: samples are ready or synthetic
+    threads   number of these threads per machine
+    cut       passes over a machine's batch by the one thread that divides it among the devices, starting at the end of
+              the forward pass; 0: every device has its own loader
+    memory    bytes/s at which this thread reads and writes memory
     """
 
     prefetch: Annotated[str, one_of("device", "host")] = "device"
@@ -296,17 +308,17 @@ class Copies:
     memory: Annotated[float | str, quantity("bandwidth", "10 GB/s")] = "10 GB/s"
 
     def sample_nbytes(self, input_shape: tuple[int, ...]) -> float:
-        """Return the bytes of a sample of this shape on its way to a device."""
+        """Return the bytes copied to a device for one sample of this shape."""
         if self.nbytes is not None:
             return si(self.nbytes, "bytes")
         return 4.0 * math.prod(input_shape)
 
     def wait(self, copy: float, n_samples: int, nbytes: float, forward: float, backward: float) -> float:
-        """Return the s that a device waits for samples in a step.
+        """Return the time (s) per step in which a device waits for samples.
 
-        copy      s that the copy to the device takes
-        n_samples, nbytes  of the batches of all devices of the machine together
-        forward, backward  s of the passes
+        copy               time of the copy to the device, in s
+        n_samples, nbytes  samples and bytes of the batches of all devices of the machine together
+        forward, backward  times of the two passes, in s
         """
         ready = si(self.prepare, "time") * n_samples / self.threads  # s between batches of the machine
         late = self.cut * nbytes / si(self.memory, "bandwidth") - backward

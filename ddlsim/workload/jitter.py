@@ -1,8 +1,8 @@
-"""Variability of the compute time: factors per step and slow-downs.
+"""Variability of compute times: random factors per step, and slow-downs.
 
-Each distribution is a frozen dataclass with ``mean`` and ``sample(stream, n)``, which draws n factors, shape
-(n,), that multiply a step's compute time; the stream is one of :mod:`ddlsim.streams`. Drawing n factors at once or in
-pieces gives the same sequence.
+Each distribution is a frozen dataclass with ``mean`` and ``sample(stream, n)``, which returns n factors, shape (n,), by
+which the compute times of steps are multiplied. The stream comes from :mod:`ddlsim.streams`. Sampling n factors at once
+or in parts gives the same sequence.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ Floats = npt.NDArray[np.float64]
 @checked
 @dataclass(frozen=True)
 class NoJitter:
-    """Every factor is 1."""
+    """Constant compute times: every factor is 1."""
 
     mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return np.ones(n)
 
 
 @checked
 @dataclass(frozen=True)
 class Lognormal:
-    """Lognormal of mean 1 and coefficient of variation `cv`."""
+    """Log-normal distribution with mean 1 and coefficient of variation `cv`."""
 
     cv: Positive
     mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         variance = math.log1p(self.cv**2)
         return np.exp(math.sqrt(variance) * stream.standard_normal(n) - 0.5 * variance)
 
@@ -49,92 +51,105 @@ class Lognormal:
 @checked
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma of mean 1 and coefficient of variation `cv`."""
+    """Gamma distribution with mean 1 and coefficient of variation `cv`."""
 
     cv: Positive
     mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return stream.standard_gamma(self.cv**-2, n) * self.cv**2
 
 
 @checked
 @dataclass(frozen=True)
 class ShiftedExponential:
-    """1 plus an exponential of mean `mean_extra` (Lee et al. 2018, IEEE Trans. Inf. Theory 64(3))."""
+    """1 plus an exponential variable with mean `mean_extra` (Lee et al. 2018, IEEE Trans. Inf. Theory 64(3))."""
 
     mean_extra: Positive
 
     @property
     def mean(self) -> float:
+        """Expected value of the factors."""
         return 1.0 + self.mean_extra
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return 1.0 + self.mean_extra * stream.standard_exponential(n)
 
 
 @checked
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential of mean 1."""
+    """Exponential distribution with mean 1."""
 
     mean: float = field(default=1.0, init=False)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return stream.standard_exponential(n)
 
 
 @checked
 @dataclass(frozen=True)
 class Pareto:
-    """Pareto with minimum 1 and tail exponent `a` > 1: mean a / (a - 1), infinite variance for a <= 2."""
+    """Pareto distribution with minimum 1 and tail exponent `a` > 1.
+
+    The mean is a / (a - 1). The variance is infinite for a <= 2.
+    """
 
     a: Annotated[float, number(1.0, above=True)]
 
     @property
     def mean(self) -> float:
+        """Expected value of the factors."""
         return self.a / (self.a - 1.0)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return np.exp(stream.standard_exponential(n) / self.a)
 
 
 @checked
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform between `low` and `high`: mean (low + high) / 2."""
+    """Uniform distribution from `low` to `high`, with mean (low + high) / 2."""
 
     low: Positive
     high: Positive
 
     def __post_init__(self) -> None:
         if self.high < self.low:
-            raise ConfigError(f"Uniform: high = {self.high!r}: must be finite and at least low = {self.low!r}")
+            raise ConfigError(f"Uniform: high = {self.high!r}: must be finite and not below low = {self.low!r}")
 
     @property
     def mean(self) -> float:
+        """Expected value of the factors."""
         return 0.5 * (self.low + self.high)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return self.low + (self.high - self.low) * stream.random(n)
 
 
 @checked
 @dataclass(frozen=True)
 class Trace:
-    """Factors drawn at random, with replacement, from recorded ones (their order is not kept)."""
+    """Recorded factors, sampled with replacement. Their order is not preserved."""
 
     values: tuple[Positive, ...]
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise ConfigError("Trace: values = (): must be at least one factor")
+            raise ConfigError("Trace: values = (): must have at least one factor")
 
     @property
     def mean(self) -> float:
+        """Expected value of the factors."""
         return math.fsum(self.values) / len(self.values)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
+        """Return `n` random factors, shape (n,)."""
         return np.array(self.values)[(stream.random(n) * len(self.values)).astype(np.int64)]
 
 
@@ -160,7 +175,7 @@ def slowed_duration(work: float, begin: float, slow: Iterable[Slow]) -> float:
             return now + left * factor - begin
         left -= (edge - now) / factor
         now = edge
-    raise AssertionError("the last edge is infinite")
+    raise AssertionError("unreachable: the last interval does not end")
 
 
 def slow_intervals(slow: Iterable[Slow]) -> list[tuple[float, float]]:

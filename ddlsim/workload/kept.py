@@ -1,4 +1,4 @@
-"""Which activations stay until the backward pass, byte by byte.
+"""Bytes of activations that are kept until the backward pass.
 
 The output of a layer stays if a backward pass reads it: of the layer itself, as with ReLU, tanh and sigmoid, or of a
 layer that takes it, as with convolutions, matrix products, normalisations and pooling. The backward passes of sums,

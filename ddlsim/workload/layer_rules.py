@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from ddlsim.errors import ConfigError
 
 Shape = tuple[int, ...]
-Size = Annotated[int | tuple[int, ...], "a whole number, or a list of one for each dimension"]
+Size = Annotated[int | tuple[int, ...], "an integer, or a list with one integer per dimension"]
 MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
 MAX_DIMS = 6  # of what a layer takes
 #: of one sample at any place, and of the parameters of a model: far above the largest models (an hour of 4K video has
@@ -19,11 +19,14 @@ MAX_ELEMENTS, MAX_PARAMETERS = 10**13, 10**14
 
 @dataclass(frozen=True)
 class Cost:
-    """What a layer makes of one sample.
+    """Cost of a layer for one sample.
 
-    ``tensors`` are (name, elements) in declaration order, ``moved`` the elements read and written in the forward pass
-    apart from parameters, ``stored`` the elements kept for the backward pass (in-place layers keep none of their own).
-    ``winograd`` marks convolutions that fp32 libraries compute by Winograd's minimal filtering.
+    out_shape  shape of the output
+    tensors    (name, number of elements) of each parameter tensor, in declaration order
+    macs       multiply-accumulates of the forward pass
+    moved      elements read and written in the forward pass, without parameters
+    stored     elements kept for the backward pass; 0 for in-place layers
+    winograd   whether fp32 libraries compute this convolution with Winograd's minimal filtering algorithm
     """
 
     out_shape: Shape
@@ -35,7 +38,7 @@ class Cost:
 
 
 def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
-    """Return the cost of a layer that reads its input once, writes its output once and keeps the output."""
+    """Return the cost of a layer that reads its input once, and writes and keeps its output."""
     n_in, n_out = math.prod(in_shape), math.prod(out_shape)
     return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
 
@@ -74,18 +77,20 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
     if isinstance(value, int):
         return (value,) * n_dims
     if len(value) != n_dims:
-        raise ConfigError(f"{key} = {list(value)} has {len(value)} numbers but the input {n_dims} spatial sizes")
+        raise ConfigError(
+            f"{key} = {list(value)} has {len(value)} numbers, but the input has {n_dims} spatial dimensions"
+        )
     return value
 
 
 def need_map(in_shape: Shape) -> None:
     if len(in_shape) < 2:
-        raise ConfigError(f"needs (channels, height, width) but gets {in_shape}; move it before 'flatten'")
+        raise ConfigError(f"expects (channels, height, width), but its input is {in_shape}; move it before 'flatten'")
 
 
 def need_tokens(in_shape: Shape) -> None:
     if len(in_shape) != 2:
-        raise ConfigError(f"needs (tokens, features) but gets {in_shape}; put an 'embedding' before it")
+        raise ConfigError(f"expects (tokens, features), but its input is {in_shape}; add an 'embedding' before it")
 
 
 def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_mode: bool) -> Shape:
@@ -93,7 +98,7 @@ def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_
     out = []
     for n, k, s, p in zip(space, kernel, stride, padding, strict=True):
         if n + 2 * p < k:
-            raise ConfigError(f"kernel {kernel} does not fit into the input {space} with padding {padding}")
+            raise ConfigError(f"kernel {kernel} is larger than the input {space} with padding {padding}")
         count = (n + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
         if ceil_mode and (count - 1) * s >= n + p:  # the last window must not start in the right padding
             count -= 1

@@ -1,4 +1,4 @@
-"""The layer types of a model file: what each takes, makes, learns and costs.
+"""The layer types of model files, with their shapes, parameters and costs.
 
 One frozen dataclass per type. Its fields are the keys of the file (and all that an implementation needs to
 execute the layer); its method ``cost(in_shape)`` derives shape, parameters, multiply-accumulates and memory
@@ -157,7 +157,7 @@ class CrossAttention(Spec):
         c, d = self.context, in_shape[1]
         t = in_shape[0] - c
         if t < 1:
-            raise ConfigError(f"context = {c}: must leave tokens of the {in_shape[0]} of its input that attend to it")
+            raise ConfigError(f"context = {c}: must be less than the {in_shape[0]} tokens of its input")
         k = _head_size(d, self.heads, in_shape) * (self.kv_heads or self.heads)
         tensors = _projections((("query", d), ("key", k), ("value", k), ("out", d)), d, bias=self.bias)
         n, n_context, n_kv, scores = t * d, c * d, c * k, self.heads * t * c
@@ -249,9 +249,9 @@ class Embedding(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
-            raise ConfigError(f"needs (tokens,) but gets shape {in_shape}; make it the first layer")
+            raise ConfigError(f"expects (tokens,), but its input is {in_shape}; make it the first layer")
         if self.positions and in_shape[0] > self.positions:
-            raise ConfigError(f"positions = {self.positions} is below the {in_shape[0]} tokens of the input")
+            raise ConfigError(f"positions = {self.positions} is less than the {in_shape[0]} tokens of the input")
         tables = (("tokens", self.vocabulary), ("positions", self.positions), ("types", self.types))
         tensors = tuple((name, rows * self.dim) for name, rows in tables if rows)
         n_out = float(in_shape[0] * self.dim)
@@ -288,7 +288,7 @@ class TiedEmbedding(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
-            raise ConfigError(f"needs (tokens,) but gets shape {in_shape}; make it the first layer of its branch")
+            raise ConfigError(f"expects (tokens,), but its input is {in_shape}; make it the first layer of its branch")
         n_out = float(in_shape[0] * self.dim)
         return Cost((in_shape[0], self.dim), moved=2.0 * n_out, stored=n_out)
 
@@ -323,7 +323,9 @@ class Interaction(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1 or in_shape[0] % self.dim:
-            raise ConfigError(f"needs a vector of a multiple of dim = {self.dim} features but gets {in_shape}")
+            raise ConfigError(
+                f"expects a vector whose length is a multiple of dim = {self.dim}, but its input is {in_shape}"
+            )
         n_vectors = in_shape[0] // self.dim
         n_pairs = n_vectors * (n_vectors - 1) // 2
         return streaming(in_shape, (self.dim + n_pairs,), macs=float(n_vectors * n_vectors * self.dim))
@@ -340,10 +342,12 @@ class Take(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
-            raise ConfigError(f"needs (tokens, features) or (features,) but gets {in_shape}; put 'flatten' before it")
+            raise ConfigError(
+                f"expects (tokens, features) or (features,), but its input is {in_shape}; add 'flatten' before it"
+            )
         if self.count > in_shape[0]:
-            what = "tokens" if len(in_shape) == 2 else "numbers"
-            raise ConfigError(f"count = {self.count} is above the {in_shape[0]} {what} of its input")
+            items = "tokens" if len(in_shape) == 2 else "elements"
+            raise ConfigError(f"count = {self.count} exceeds the {in_shape[0]} {items} of its input")
         n_out = float(self.count * math.prod(in_shape[1:]))
         return Cost((self.count, *in_shape[1:]), moved=2.0 * n_out, stored=n_out)
 
@@ -365,7 +369,7 @@ class Slice(Spec):
         count = in_shape[0] - self.first if self.count is None else self.count
         if count < 1 or self.first + count > in_shape[0]:
             raise ConfigError(
-                f"first = {self.first}, count = {self.count}: are not among the {in_shape[0]} of {in_shape}"
+                f"first = {self.first}, count = {self.count}: out of range for the first dimension of {in_shape}"
             )
         return Cost((count, *in_shape[1:]))
 
@@ -428,7 +432,10 @@ class Conv(Spec):
         need_map(in_shape)
         n_in, space = in_shape[0], in_shape[1:]
         if n_in % self.groups or self.channels % self.groups:
-            raise ConfigError(f"groups = {self.groups} must divide {n_in} input channels and {self.channels}")
+            raise ConfigError(
+                f"groups = {self.groups}: must divide the number of input channels, {n_in}, and of output channels, "
+                f"{self.channels}"
+            )
         kernel = spread("kernel", self.kernel, len(space))
         stride = spread("stride", self.stride, len(space))
         padding = spread("padding", self.padding, len(space))
@@ -486,7 +493,9 @@ class Dense(Spec):
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
-            raise ConfigError(f"needs (features,) or (tokens, features) but gets {in_shape}; put 'flatten' before it")
+            raise ConfigError(
+                f"expects (features,) or (tokens, features), but its input is {in_shape}; add 'flatten' before it"
+            )
         n_weights = in_shape[-1] * self.units
         tensors = (("weight", n_weights),) + ((("bias", self.units),) if self.bias else ())
         n_tokens = math.prod(in_shape[:-1])

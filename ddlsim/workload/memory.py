@@ -1,4 +1,4 @@
-"""How much device memory a training step needs, in five terms, and whether it is there.
+"""Device memory of a training step, in five categories.
 
 The bytes of activations that a rank keeps of one sample until the backward pass, split and recomputed or not.
 
@@ -231,30 +231,31 @@ class Memory:
 @checked
 @dataclass(frozen=True)
 class Holding:
-    """How a rank holds what it trains. Names as in Megatron-LM, DeepSpeed and PyTorch.
+    """How a rank stores the model that it trains. Names as in Megatron-LM, DeepSpeed and PyTorch.
 
-    optimizer       rule that updates: "sgd", "momentum", "adam", "lars" or "lamb"
-    gradient_dtype  of the gradients that are kept; None: as the weights. Megatron-LM keeps fp32 gradients beside fp16
-                    weights: with Adam 18 bytes per parameter
-    zero            stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): 1 shares the optimizer's state out over
-                    `shards` ranks, 2 the gradients too, 3 the weights too (PyTorch's FSDP)
-    shards          ranks that ZeRO shares over
-    tensor          ranks that a layer is split over (Shoeybi et al. 2019, arXiv:1909.08053)
-    sequence        sequence parallelism: what tensor parallelism leaves whole is split by tokens
-    recompute       what is computed again instead of kept: "none", "selective" (attention matrices),
-                    "operators" (every second product and element-wise work of transformer layers), "full"
-                    (transformer layers), "early-stop" (the same, but for their last product, which keeps nothing) or
-                    "segments" (some sqrt(n) stretches of n layers)
-    flash           attention never writes its matrices (Dao et al. 2022, arXiv:2205.14135)
-    stack           software: what its loss holds, how it keeps inputs of products and gathers weights; None: fp32
-                    logits, and what the layers' formulas read
-    offload         the optimizer's state lies in the host's memory (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840)
-    workspace       bytes that a convolution may take for itself: it takes what a matrix product of all its windows
-                    needs (im2col: Chellapilla, Puri and Simard 2006), up to this limit
-    gathered        of stage 3: units (transformer layers) that are gathered at a time; what is outside of transformer
-                    layers stays gathered from the forward to the backward pass, as FSDP's root does. 0: all stay
-    units           first layer of each unit; None: transformer layers, in other networks blocks
-    param_dtype     of gathered weights; None: as they are computed with
+    optimizer       "sgd", "momentum", "adam", "lars" or "lamb"
+    gradient_dtype  data type of stored gradients; None: that of the weights. Megatron-LM stores fp32 gradients with
+                    fp16 weights, which makes 18 bytes per parameter with Adam.
+    zero            ZeRO stage (Rajbhandari et al. 2020, arXiv:1910.02054): 1 shards the optimizer state over `shards`
+                    ranks, 2 also the gradients, 3 also the weights (PyTorch's FSDP)
+    shards          ranks over which ZeRO shards
+    tensor          ranks over which a layer is split (Shoeybi et al. 2019, arXiv:1909.08053)
+    sequence        sequence parallelism: what tensor parallelism does not split is split by tokens
+    recompute       what is recomputed instead of kept: "none", "selective" (attention matrices), "operators" (every
+                    second product and the element-wise operations of transformer layers), "full" (transformer layers),
+                    "early-stop" (as "full", except for their last product, which keeps nothing) or "segments" (about
+                    sqrt(n) segments of n layers)
+    flash           attention does not write its matrices to memory (Dao et al. 2022, arXiv:2205.14135)
+    stack           software, which determines the memory of the loss and how inputs of products and gathered weights
+                    are stored; None: fp32 logits, and what the layers' formulas read
+    offload         the optimizer state is in host memory (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840)
+    workspace       limit in bytes for the workspace of a convolution, which needs as much as a matrix product of all
+                    its windows (im2col: Chellapilla, Puri and Simard 2006)
+    gathered        for stage 3, the number of units (transformer layers) that are gathered at the same time. Weights
+                    outside transformer layers stay gathered from the forward to the backward pass, as in FSDP's root
+                    unit. 0: all stay gathered
+    units           first layer of each unit; None: transformer layers, or blocks in other networks
+    param_dtype     data type of gathered weights; None: that of the computation
     """
 
     optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] = "momentum"
@@ -274,9 +275,9 @@ class Holding:
 
     def __post_init__(self) -> None:
         if self.zero and self.shards == 1:
-            raise ConfigError(f"zero = {self.zero}: shares out over shards = 1 rank; give shards=2 or more, or zero=0")
+            raise ConfigError(f"zero = {self.zero}: has no effect with shards = 1; set shards=2 or more, or zero=0")
         if self.sequence and self.tensor == 1:
-            raise ConfigError("sequence = True: splits what tensor = 1 leaves whole; give tensor=2 or more")
+            raise ConfigError("sequence = True: requires tensor parallelism; set tensor=2 or more")
 
 
 @checked
@@ -284,14 +285,14 @@ def memory_of(
     model: Model, batch_size: Index, precision: Precision = "fp32", holding: Holding = Holding(), *,
     batches: Positive = 1.0, n_workers: Count = 1,
 ) -> Memory:  # fmt: skip
-    """Return the memory of a rank that trains `model` (or a part of one) on micro-batches of `batch_size` samples.
+    """Return the memory of a rank that trains `model` (or a part of one) with micro-batches of `batch_size` samples.
 
-    batches    micro-batches whose activations it keeps at the same time; 1F1B with p stages keeps p on the first one,
-               with v chunks a stage p (1 + (p - 1)/(p v)) (Narayanan et al. 2021, arXiv:2104.04473)
-    n_workers  that share out embedding tables whose gradients are not exchanged
-               (:mod:`ddlsim.workload.table_placement`): the rank is the one that holds most of them
+    batches    micro-batches whose activations are kept at the same time. With 1F1B and p stages, the first stage keeps
+               p; with v chunks per stage, p (1 + (p - 1)/(p v)) (Narayanan et al. 2021, arXiv:2104.04473).
+    n_workers  workers over which embedding tables are distributed if their gradients are not exchanged
+               (:mod:`ddlsim.workload.table_placement`); the result is for the worker with the most memory
 
-    Raises ConfigError for heads or features that tensor parallelism does not divide.
+    Raises ConfigError for heads or features that cannot be divided among tensor-parallel ranks.
     """
     check_split(model, holding.tensor)
     element, layers = ELEMENT_NBYTES[precision], model.layers
@@ -423,9 +424,9 @@ def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: 
     remedy = f"the largest batch that fits is {largest}" if largest > 0 else "no batch fits"
     need, have = needed / 1e9, device.memory_nbytes / 1e9
     apart = held_params(model, n_workers) < model.n_params
-    shared = f" with its tables shared out over {n_workers} workers" if apart else ""
+    shared = f" with its embedding tables distributed over {n_workers} workers" if apart else ""
     several = f"{stage.batches} x " if stage.batches > 1 else ""
     return (
         f"{model.name} with batch size {several}{workload.batch_size} in {precision} needs about "
-        f"{need:.1f} GB{shared} but {device.name} has {have:.1f} GB; {remedy}"
+        f"{need:.1f} GB{shared}, but {device.name} has {have:.1f} GB; {remedy}"
     )

@@ -1,4 +1,4 @@
-"""A neural network as the simulator sees it: leaf layers in forward order, with everything derived.
+"""A neural network as a sequence of leaf layers with derived sizes and costs.
 
 ``load_model("resnet50")`` reads a bundled file, ``load_model("my.toml")`` one of yours, ``load_model("config.json")``
 one of another tool (:mod:`ddlsim.imports.models`). Parts of a file that are marked ``option = "aux"`` are left out
@@ -100,10 +100,13 @@ Node = Leaf | Residual | Concat | Side
 @checked
 @dataclass(frozen=True)
 class Model:
-    """A network. ``layers`` are its leaves in forward order, ``structure`` how they are connected.
+    """A neural network.
 
-    ``trainable`` says that the layer types are ones meant to be executed with real gradients; the others
-    are for timing only.
+    layers     leaf layers in forward order
+    trainable  whether all layer types can compute real gradients; other models are for timing only
+    structure  how the layers are connected
+    options    optional parts that were included, and parameters that were set
+    notes      assumptions made when importing the model from another tool; results repeat them
     """
 
     name: str
@@ -119,8 +122,8 @@ class Model:
     def __post_init__(self) -> None:
         if not self.input_shape or math.prod(self.input_shape) > MAX_ELEMENTS:
             raise ConfigError(
-                f"model {self.name!r}: input_shape = {self.input_shape}: must be one size or more, of at most "
-                f"{MAX_ELEMENTS:.0e} elements together"
+                f"model {self.name!r}: input_shape = {self.input_shape}: must have at least one dimension and at most "
+                f"{MAX_ELEMENTS:.0e} elements"
             )
 
     def __repr__(self) -> str:
@@ -133,23 +136,23 @@ class Model:
 
     @property
     def n_params(self) -> int:
-        """Learned parameters (running statistics of batch normalisation are none)."""
+        """Number of learned parameters, without the running statistics of batch normalisation."""
         return sum(layer.n_params for layer in self.layers)
 
     @property
     def macs(self) -> float:
-        """Multiply-accumulates of one sample's forward pass."""
+        """Multiply-accumulates in the forward pass of one sample."""
         return sum(layer.macs for layer in self.layers)
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of a sample, for models with attention over embedded tokens; None for others."""
+        """Tokens per sample for models with attention over embedded tokens; None for other models."""
         embedded = (layer.in_shape[0] for layer in self.layers if layer.type == "embedding")
         return next(embedded, None) if any(layer.heads for layer in self.layers) else None
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of one sample's forward pass: 2 per multiply-accumulate."""
+        """Floating-point operations in the forward pass of one sample, two per multiply-accumulate."""
         return sum(layer.flops for layer in self.layers)
 
     @property
@@ -158,7 +161,7 @@ class Model:
         return sum(layer.stored_nbytes + layer.fixed_nbytes for layer in self.layers)
 
     def gradient_nbytes(self, bytes_per_element: int = 4) -> float:
-        """Bytes of gradient that data-parallel workers exchange in a step."""
+        """Return the bytes of gradients that data-parallel workers exchange per step."""
         return float(bytes_per_element * sum(layer.n_params for layer in self.layers if not layer.model_parallel))
 
 
@@ -169,15 +172,17 @@ ModelLike = Annotated[str | Path | Model, "the name of a bundled model, a path, 
 def load_model(
     source: ModelLike, *, layers: Mapping[str, type] = MappingProxyType({}), allow_code: bool = False
 ) -> Model:
-    """Return the model of a bundled name, of a file, or `source` itself if it is a model.
+    """Load a model from a bundled name or a file. A :class:`Model` is returned unchanged.
 
-    ``"name+option"`` includes the parts of the file that are marked with that option, ``"name+parameter=value"`` sets a
-    parameter of the file, ``"name-size"`` (of a file: ``"path+size"``) takes one of its sizes. Instead of a file of
-    layers there can be a config.json of Hugging Face, arguments of Megatron-LM or a table of tensors
-    (:mod:`ddlsim.imports.models`), as a file or as the text itself: ``"config.json+seq=8192"``. With `layers` (type in
-    the file -> class) or `allow_code` (types may be ``"package.module:Name"``) a file can have layers of yours, see
-    docs/write_your_own/layer.md. Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or option and for a bad
-    file.
+    source      a bundled name or the path of a ``.toml`` file. Append ``+option`` to include the parts of the file
+                marked with that option, ``+parameter=value`` to set one of its parameters, or ``-size`` (``+size`` for
+                a path) to select one of its sizes. A Hugging Face config.json, Megatron-LM arguments and a table of
+                tensors are also accepted, as a path or as the text itself, such as ``"config.json+seq=8192"``
+                (:mod:`ddlsim.imports.models`).
+    layers      custom layer types: type in the file -> class (docs/write_your_own/layer.md)
+    allow_code  whether types may have the form ``"package.module:Name"``, which imports code
+
+    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or option, and for an invalid file.
     """
     if isinstance(source, Model):
         return source
@@ -194,7 +199,7 @@ def load_model(
 
 
 def model_names() -> list[str]:
-    """Return the names of the bundled models, sorted."""
+    """Return the sorted names of the bundled models."""
     from ddlsim.workload.model_names import bundled_names
 
     return bundled_names()

@@ -1,4 +1,4 @@
-"""Model files: TOML -> :class:`~ddlsim.workload.model.Model`.
+"""Parser for model files: TOML -> :class:`~ddlsim.workload.model.Model`.
 
 A file lists ``layers``. An entry is a layer (``type = "conv"``, keys as in :mod:`ddlsim.workload.layers`), a
 ``block`` defined under ``[blocks.NAME]`` with values for its ``"$parameters"`` and an optional ``repeat``, or
@@ -103,12 +103,12 @@ class Builder:
         `where` is the place in the file, `scope` the prefix of the layers' names.
         """
         if depth > MAX_DEPTH:
-            raise self.error(where, "is nested too deeply; does a block contain itself?")
+            raise self.error(where, "nested too deeply; does a block contain itself?")
         if not isinstance(entries, list):
             raise self.error(where, f"must be a list of layers, not {shown(entries)}")
         self.n_walked += len(entries)
         if self.n_walked > MAX_ENTRIES:  # also those that an option leaves out
-            raise self.error(where, f"the model has more than {MAX_ENTRIES} entries; check every repeat")
+            raise self.error(where, f"the model has more than {MAX_ENTRIES} entries; check the values of repeat")
         nodes: list[Node] = []
         for i, raw in enumerate(entries):
             place = f"{where}[{i}]"
@@ -138,7 +138,7 @@ class Builder:
             return self._block(entry, place, scope, flow, depth)
         kind = entry.get("type")
         if kind is None:
-            raise self.error(place, 'has neither type nor block; add type = "conv" or the like')
+            raise self.error(place, 'type or block is missing; add type = "conv" or similar')
         if names_code(kind):
             return self._leaf(entry, self._coded(str(kind), place), place, scope, flow)
         if not isinstance(kind, str) or kind not in (*self.kinds, *GRAPH_KEYS):
@@ -160,7 +160,7 @@ class Builder:
             self.counts[f"{scope}{kind}#"] += 1
             name = f"{kind}{self.counts[f'{scope}{kind}#']}"
         if not isinstance(name, str) or not name:
-            raise self.error(place, f"name = {shown(name)}: must be a text that is not empty")
+            raise self.error(place, f"name = {shown(name)}: must be a non-empty string")
         return f"{scope}{name}"
 
     def _block(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> Walked:
@@ -183,12 +183,12 @@ class Builder:
             if key not in used:
                 raise unknown_name("parameter", key, used, f"{self.path}: {place} (block {kind!r})")
         if missing := sorted(used - set(values)):
-            raise self.error(place, f"block {kind!r} needs {missing[0]!r}; add {missing[0]} = ...")
+            raise self.error(place, f"block {kind!r} requires {missing[0]!r}; add {missing[0]} = ...")
         nodes: tuple[Node, ...] = ()
         for _ in range(repeat or 1):
             self.n_expanded += 1
             if self.n_expanded > MAX_LAYERS:  # also for blocks without layers, which would only cost time
-                raise self.error(place, f"the model has more than {MAX_LAYERS} blocks; check every repeat")
+                raise self.error(place, f"the model has more than {MAX_LAYERS} blocks; check the values of repeat")
             inner = f"{name}." if named else scope
             if repeat is not None:
                 inner = f"{name}.{self.counts[name]}."
@@ -227,18 +227,18 @@ class Builder:
 
     def _append(self, name: str, kind: str, flow: Flow, cost: Cost, *, model_parallel: bool = False) -> int:
         if len(self.layers) >= MAX_LAYERS:
-            raise self.error(name, f"the model has more than {MAX_LAYERS} layers; check every repeat")
+            raise self.error(name, f"the model has more than {MAX_LAYERS} layers; check the values of repeat")
         if name in self.leaf_names:
-            raise self.error(name, "the name occurs twice; give one of the layers another name")
+            raise self.error(name, "two layers have this name; rename one of them")
         self.leaf_names.add(name)
         n_params = sum(n for _, n in cost.tensors)
         self.n_params += n_params
-        for n, most, what in (
+        for n, limit, items in (
             (math.prod(cost.out_shape), MAX_ELEMENTS, "outputs per sample"),
-            (self.n_params, MAX_PARAMETERS, "parameters up to here"),
+            (self.n_params, MAX_PARAMETERS, "parameters up to this layer"),
         ):
-            if n > most:
-                raise self.error(name, f"{n:.3g} {what} are more than {most:.0e}; correct the sizes")
+            if n > limit:
+                raise self.error(name, f"{n:.3g} {items} exceed the limit of {limit:.0e}; correct the sizes")
         made, moved, stored = (FP32_NBYTES * n for n in (math.prod(cost.out_shape), cost.moved, cost.stored))
         sizes = (flow.shape, cost.out_shape, n_params, cost.macs, 2.0 * cost.macs, made, cost.tensors, moved, stored)
         self.layers.append(Layer(name, kind, *sizes, flow.learned, model_parallel, cost.winograd))
@@ -248,8 +248,8 @@ class Builder:
         body, out = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
         shortcut, skip = self.sequence(entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth)
         if out.shape != skip.shape:
-            made = f"the body makes {out.shape} but the shortcut {skip.shape}"
-            raise self.error(place, f"residual: {made}; make both equal, for example with a 1x1 conv in shortcut")
+            shapes = f"the output of body is {out.shape}, that of shortcut {skip.shape}"
+            raise self.error(place, f"residual: {shapes}; make them equal, for example with a 1x1 conv in shortcut")
         joined = Flow(out.shape, out.learned or skip.learned)
         index = self._append(
             self._name({}, "add", place, scope), "add", joined, Cost(out.shape, moved=3.0 * math.prod(out.shape))
@@ -259,13 +259,15 @@ class Builder:
     def _concat(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
         entries = entry.get("branches")
         if not isinstance(entries, list) or len(entries) < 2:
-            raise self.error(place, "concat: branches must list at least two lists of layers")
+            raise self.error(place, "concat: branches must be a list of at least two lists of layers")
         places = [(f"{place}.branches[{i}]", f"{scope}branch{i + 1}.") for i in range(len(entries))]
         walked = [self.sequence(branch, *where, flow, depth) for branch, where in zip(entries, places, strict=True)]
         shapes = [out.shape for _, out in walked]
         if len({shape[1:] for shape in shapes}) > 1:
-            made = ", ".join(map(str, shapes))
-            raise self.error(place, f"concat: the branches make {made}; all but the first number must be equal")
+            outputs = ", ".join(map(str, shapes))
+            raise self.error(
+                place, f"concat: the branches have outputs {outputs}; all but their first dimension must be equal"
+            )
         shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         joined = Flow(shape, any(out.learned for _, out in walked))
         copy = entry.get("copy", True)
@@ -315,16 +317,18 @@ def _sum(text: str, values: Values) -> int:
     names = set(_NAME.findall(text))
     for name in names:
         if type(values[name]) is not int:
-            raise ConfigError(f"{shown(text)} needs a whole number, but {name} = {shown(values[name])}")
+            raise ConfigError(f"{shown(text)} requires an integer, but {name} = {shown(values[name])}")
     try:
         if len(text) > MAX_LENGTH:
             raise ValueError
         return _evaluated(ast.parse(_NAME.sub(r"\1", text), mode="eval").body, values)
     except (SyntaxError, ValueError):
-        raise ConfigError(f"{shown(text)} is no sum of whole numbers; write it like '4 * $x' or '$x / 2 + 1'") from None
+        raise ConfigError(
+            f"{shown(text)} is not an integer expression; write it like '4 * $x' or '$x / 2 + 1'"
+        ) from None
     except ArithmeticError:
-        asked = ", ".join(f"{name} = {values[name]}" for name in sorted(names))
-        raise ConfigError(f"{shown(text)} is no whole number with {asked}") from None
+        parameters = ", ".join(f"{name} = {values[name]}" for name in sorted(names))
+        raise ConfigError(f"{shown(text)} is not an integer for {parameters}; choose other values") from None
 
 
 def _evaluated(node: ast.expr, values: Values) -> int:
@@ -381,8 +385,10 @@ def chosen_values(
     except ConfigError as error:
         raise ConfigError(f"{where}: parameters: {error}") from None
     if missing := sorted(names - set(values)):
-        which = ", ".join(f"{prefix}{name}" for name in sizes)
-        raise ConfigError(f"{where}: {missing[0]} has no value; choose a size ({which}) or add +{missing[0]}=...")
+        names_of_sizes = ", ".join(f"{prefix}{name}" for name in sizes)
+        raise ConfigError(
+            f"{where}: {missing[0]} has no value; choose a size ({names_of_sizes}) or add +{missing[0]}=..."
+        )
     return values, size, tuple(f"{key}={text}" for key, text in settings), tuple(parts)
 
 
@@ -432,8 +438,8 @@ def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
             return path, (size, *options), True
     if other or os.path.isfile(stem):
         raise ConfigError(
-            f"{stem}: models are not read from checkpoints or code; give a config.json, arguments of Megatron-LM, a "
-            "table of tensors or a .toml file (docs/formats/own_files.md), or name a bundled model (see: ddlsim models)"
+            f"{stem}: models cannot be loaded from checkpoints or code; use a config.json, arguments of Megatron-LM, a "
+            "table of tensors, a .toml file (docs/formats/own_files.md), or a bundled model (see: ddlsim models)"
         )
     raise unknown_name("model", stem, bundled_names())
 
@@ -503,11 +509,14 @@ def _input_shape(sizes: Sequence[int | str], values: Values, path: str) -> tuple
     except ConfigError as error:
         raise ConfigError(f"{path}: input: {error}") from None
     if not 1 <= len(shape) <= MAX_DIMS or not all(type(size) is int and 1 <= size <= MAX_SIZE for size in shape):
-        raise ConfigError(f"{path}: input = {shown(list(shape))}: must be 1 to {MAX_DIMS} sizes from 1 to {MAX_SIZE}")
+        raise ConfigError(
+            f"{path}: input = {shown(list(shape))}: must have 1 to {MAX_DIMS} sizes, each from 1 to {MAX_SIZE}"
+        )
     if math.prod(shape) > MAX_ELEMENTS:
         raise ConfigError(
-            f"{path}: input = {shape}: has {math.prod(shape):.3g} elements, more than {MAX_ELEMENTS:.0e}; correct the "
-            "sizes of one sample"
+            f"{path}: input = {shape}: a sample has {math.prod(shape):.3g} elements, more than {MAX_ELEMENTS:.0e}; "
+            "correct "
+            "the sizes"
         )
     return tuple(shape)
 
@@ -518,4 +527,6 @@ def _check_used(values: Values, table: Entry, path: str) -> None:
     substitute([table.get(key) for key in ("input", "layers", "blocks", "parameters")], {}, used)
     for name in values:
         if name not in used:
-            raise ConfigError(f'{path}: parameters: {name!r} is used nowhere; write "${name}" where it counts')
+            raise ConfigError(
+                f'{path}: parameters: {name!r} is not used; write "${name}" where its value belongs, or remove it'
+            )

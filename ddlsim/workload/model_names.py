@@ -1,4 +1,4 @@
-"""The names of the bundled models, without reading the models (imports nothing heavy)."""
+"""Names of the bundled models, listed without loading the models (imports nothing heavy)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer's rule costs: bytes kept and bytes moved per parameter, kernels per tensor."""
+"""Costs of optimizers: bytes kept and moved per parameter, and kernels per tensor."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def optimizer_nbytes(rule: str, element: float) -> float:
 
 
 def rule_of(optimizer: object) -> str | None:
-    """Return the name of a bundled optimizer's rule (``Adam(...)``: "adam"), None for anybody else's."""
+    """Return the rule name of a bundled optimizer (``Adam(...)``: "adam"), or None for custom optimizers."""
     name = type(optimizer).__name__.lower()
     return name if name in OPTIMIZER_RULES and type(optimizer).__module__.startswith("ddlsim.optim.") else None

@@ -1,4 +1,4 @@
-"""Expected order statistics: how long the slowest, or the k-th fastest, of n workers takes.
+"""Expected order statistics: the time of the slowest, or of the k-th fastest, of n workers.
 
 A synchronous step takes the maximum of n times; waiting for the fastest k of n takes the k-th smallest. Each function
 returns the expectation of the k-th smallest of n independent samples (k = n, the default, is the maximum). Exact unless
@@ -58,7 +58,7 @@ def pareto(n: Samples, k: Count | None = None, a: Positive = 2.0, minimum: NotNe
     """
     above = n - _rank(n, k) + 1
     if above <= 1.0 / a:
-        raise ConfigError(f"a = {a}: must exceed {1.0 / above:.3g} for a finite expectation")
+        raise ConfigError(f"a = {a}: must be greater than {1.0 / above:.3g} for a finite expectation")
     log = math.lgamma(n + 1) + math.lgamma(above - 1.0 / a) - math.lgamma(above) - math.lgamma(n + 1 - 1.0 / a)
     return minimum * math.exp(log)
 

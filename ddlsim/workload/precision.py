@@ -1,4 +1,4 @@
-"""Bytes of the numbers that models are made of, and what matrix products compute with.
+"""Number formats: bytes per element, and operand formats of matrix products.
 
 In "fp8", "mxfp8" and "nvfp4" the matrix products of transformer layers take operands of 8 or 4 bits. Attention, the
 output layer, normalisations, sums, gradients and the optimizer stay in bf16 and fp32 (NVIDIA Transformer Engine user

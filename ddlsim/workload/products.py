@@ -1,4 +1,4 @@
-"""Roofline times of layers, matrix products by their size, and transformer layers kernel by kernel.
+"""Roofline times of layers, matrix products by size, and transformer layers kernel by kernel.
 
 The roofline has one efficiency for all arithmetic. Of a device whose kernels are known more can be said
 (:class:`~ddlsim.workload.devices.Kernels`): a product of m x k by k x n numbers is made tile by tile, a wave of them at
@@ -131,11 +131,13 @@ def _has_products(device: Device, precision: str) -> bool:
 def check_kernels(model: Model, device: Device, precision: str) -> None:
     """Raise ConfigError if the kernels of this model's layers are not known on a device."""
     if not any(layer.heads for layer in model.layers):
-        raise ConfigError(f"PerKernel: {model.name} has no attention; it is for transformers, give Roofline() instead")
+        raise ConfigError(
+            f"PerKernel requires a transformer, and {model.name} has no attention; use Roofline() instead"
+        )
     if not has_kernels(model, device, precision):
         names = [name for name in device_names() if has_kernels(model, load_device(name), precision)]
-        which = f"they are of {', '.join(names)}" if names else "they are in fp16 and bf16"
-        raise ConfigError(f"PerKernel: the kernels of {device.name} in {precision} are not known; {which}")
+        known = ", ".join(names) if names else "fp16 and bf16"
+        raise ConfigError(f"PerKernel: no kernel rates of {device.name} in {precision}; there are rates for {known}")
 
 
 def product_time(
@@ -176,8 +178,10 @@ def gemm_efficiency(device: DeviceLike, m: Positive, n: Positive, k: Positive, p
     machine = load_device(device)
     if not _has_products(machine, precision):
         names = [name for name in device_names() if _has_products(load_device(name), precision)]
-        which = f"{machine.name} in {precision} are not known; they are of {', '.join(names)}"
-        raise ConfigError(f"gemm_efficiency: the kernels of {which}")
+        known = ", ".join(names)
+        raise ConfigError(
+            f"gemm_efficiency: no kernel rates of {machine.name} in {precision}; there are rates for {known}"
+        )
     peak = machine.peak_flops[product_type(precision)]
     return 2.0 * m * n * k / (product_time(Product(m, n, k), machine, precision) * peak)
 

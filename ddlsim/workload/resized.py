@@ -1,4 +1,4 @@
-"""A model of images for inputs of another size: the same parameters, more or fewer pixels."""
+"""Image models for a different input size: the same parameters with more or fewer pixels."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def resized(model: Model, size: int) -> Model:
     """
     if len(model.input_shape) != 3:
         raise ConfigError(
-            f"input_size = {size}: model {model.name!r} takes samples of shape {model.input_shape}, no images of "
-            "channels x height x width; leave input_size out"
+            f"input_size = {size}: applies to images of channels x height x width, but the samples of model "
+            f"{model.name!r} have the shape {model.input_shape}; remove input_size"
         )
     shape = (model.input_shape[0], size, size)
     if shape == model.input_shape:
@@ -52,18 +52,24 @@ def _node(model: Model, layers: list[Layer], node: Node, shape: Shape) -> Shape:
         if cost.tensors != layer.tensors:
             raise ConfigError(
                 f"input_size: {layer.name} of {model.name!r} would have {sum(n for _, n in cost.tensors):,} parameters "
-                f"instead of {layer.n_params:,}; give it its own input, or a model that pools its last images to a "
-                "fixed size, such as resnet50"
+                f"instead of {layer.n_params:,}; use the model's own input size, or a model with a pooling layer of "
+                "fixed "
+                "output size, such as resnet50"
             )
     elif isinstance(node, Residual):
         out = _sequence(model, layers, node.body, shape)
         if out != _sequence(model, layers, node.shortcut, shape):
-            raise ConfigError(f"{_owner(model, shape)}: {layer.name}: body and shortcut differ; use another input_size")
+            raise ConfigError(
+                f"{_owner(model, shape)}: {layer.name}: body and shortcut have different outputs; use another "
+                "input_size"
+            )
         shape, cost = out, Cost(out, moved=3.0 * math.prod(out))
     else:
         outs = [_sequence(model, layers, branch, shape) for branch in node.branches]
         if len({out[1:] for out in outs}) > 1:
-            raise ConfigError(f"{_owner(model, shape)}: {layer.name}: its branches differ; use another input_size")
+            raise ConfigError(
+                f"{_owner(model, shape)}: {layer.name}: its branches have different outputs; use another input_size"
+            )
         joined = (sum(out[0] for out in outs), *outs[0][1:])
         shape, cost = joined, Cost(joined, moved=math.prod(joined) * (layer.moved_nbytes / layer.activation_nbytes))
     layers[node.index] = replace(

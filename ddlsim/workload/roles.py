@@ -1,4 +1,4 @@
-"""What each layer becomes when a model is split over t tensor-parallel ranks as in Megatron-LM.
+"""The role of each layer when a model is split over t tensor-parallel ranks, as in Megatron-LM.
 
 Shoeybi et al. 2019, arXiv:1909.08053, section 3: of two dense layers in a row the first is split by columns and the
 second by rows, so that what lies between needs no exchange; attention by heads; embedding and output layer by the
@@ -107,21 +107,21 @@ def split_error(model: Model, tensor: int) -> tuple[str, str]:
     """Return why `tensor` ranks cannot share a model, and which number of ranks can; both empty if they can."""
     for layer, role in zip(model.layers, roles(model.layers), strict=True):
         if tensor > 1 and layer.type == "mixture_of_experts":
-            which = f"layers of type {layer.type!r}, such as {model.name}'s {layer.name},"
-            return f"tensor = {tensor}: {which} are not split over tensor-parallel ranks", "use tensor=1"
+            layers = f"layers of type {layer.type!r}, such as {layer.name} of {model.name},"
+            return f"tensor = {tensor}: {layers} cannot be split over tensor-parallel ranks", "use tensor=1"
         n, what = (layer.heads, "heads") if role == ATTENTION else (layer.out_shape[-1], "features")
         if role in (ATTENTION, COLUMN) and n % tensor:
             below = max(t for t in range(1, min(n, tensor) + 1) if n % t == 0)
             above = next((t for t in range(tensor, n + 1) if n % t == 0), below)
             works = f"{below} or {above}" if above > below else f"{below}"
-            wrong = f"tensor = {tensor}: does not divide the {n} {what} of {model.name}'s {layer.name}"
-            return wrong, f"{works} does"
+            wrong = f"tensor = {tensor}: does not divide the {n} {what} of {layer.name} of {model.name}"
+            return wrong, f"use {works}"
         kv = kv_heads(layer) if role == ATTENTION else tensor
         if kv % tensor and tensor % kv:
             fits = [t for t in range(1, layer.heads + 1) if layer.heads % t == 0 and (kv % t == 0 or t % kv == 0)]
             near = " or ".join(str(t) for t in sorted(sorted(fits, key=lambda t: abs(t - tensor))[:2]))
-            heads = f"the {kv} heads of keys and values of {model.name}'s {layer.name}"
-            return f"tensor = {tensor}: neither divides {heads} nor is a multiple of them", f"use {near}"
+            heads = f"the number of key and value heads, {kv}, of {layer.name} of {model.name}"
+            return f"tensor = {tensor}: neither divides nor is a multiple of {heads}", f"use {near}"
     return "", ""
 
 

@@ -1,7 +1,7 @@
-"""Software stacks: what a training framework makes of a device's kernels.
+"""Software stacks: which kernels a training framework runs, and what they cost besides arithmetic.
 
-A device has rates, a stack says which kernels run and what they cost beside their arithmetic. The numbers are in
-``stacks.toml`` beside this file, each with its source.
+A device has rates; a stack determines which kernels run and their overheads. The numbers and their sources are in
+``stacks.toml`` in this folder.
 """
 
 from __future__ import annotations
@@ -29,46 +29,50 @@ _FILE = Path(__file__).with_name("stacks.toml")
 @checked
 @dataclass(frozen=True)
 class Stack:
-    """A training framework in a release.
+    """A release of a training framework, as costs and properties of its kernels.
 
-    attention       fused attention kernels in order of preference; a device without any writes attention's matrices
-    elementwise     bytes that normalisations, activations, rotations and sums move, relative to one fused kernel for
-                    each of them
-    rotation        the same of rotary positions, where they are another multiple; None: `elementwise`
-    loss_traffic    bytes that the loss moves per logit, forward and backward
-    gemm            share of the device's rate of matrix products that remains in a training step
+    attention       fused attention kernels in order of preference; a device without any of them writes attention
+                    matrices to memory
+    elementwise     bytes moved by normalisations, activations, rotary embeddings and sums, relative to one fused kernel
+                    for each
+    rotation        the same factor for rotary embeddings if it differs; None: `elementwise`
+    loss_traffic    bytes moved per logit by the loss, forward and backward
+    gemm            share of the device's matrix-product rate that is left in a training step
     forward_launch, backward_launch
-                    s in which the host launches a kernel of the forward pass, and those of its backward pass; a layer
-                    takes at least as long
+                    time (s) of the host to launch one kernel of the forward pass, and the kernels of its backward pass;
+                    a layer takes at least this long
     micro_batch_time
-                    s of the host per micro-batch (batch, loss, schedule)
-    step_time       s of the host per update that neither kernels nor messages explain; where the step of one worker was
-                    measured, which includes its own, s that an update of several workers takes beside it
-    call_time       s that a collective takes beside its messages: the library's call, its kernel's start and end
-    rank_delay      s by which each further rank of a tensor-parallel group reaches a collective later
-    channels        multiprocessors that the collectives' kernels occupy while they run (NCCL: a block per channel)
-    communicates    whether products slow down beside collectives "inside" machines, "between" them, or "both"
-    fused_softmax   divisor of micro_batch x heads / tensor for which softmax, mask and scale are one kernel
-    gradient_dtype  in which gradients are reduced
-    main_gradients  in which a rank keeps gradients; None: as the weights
+                    host time (s) per micro-batch: batch, loss and schedule
+    step_time       host time (s) per update that is explained neither by kernels nor by messages. If the step of one
+                    worker was measured, it is included there, and this is the additional time of an update of several
+                    workers.
+    call_time       time (s) of a collective besides its messages: library call, kernel start and end
+    rank_delay      delay (s) with which each further rank of a tensor-parallel group enters a collective
+    channels        multiprocessors occupied by the kernels of collectives (one block per NCCL channel)
+    communicates    whether matrix products slow down during collectives "inside" machines, "between" machines, or
+                    "both"
+    fused_softmax   divisor of micro_batch x heads / tensor for which softmax, mask and scale are fused into one kernel
+    gradient_dtype  data type in which gradients are reduced
+    main_gradients  data type in which a rank keeps gradients; None: that of the weights
     quantised_weights
-                    "step": weights are quantised once a step; "micro-batch": in every forward pass
-    replicas_last   whether replicas of sharded weights sum their gradients after the backward pass only
+                    "step": weights are quantised once per step; "micro-batch": in every forward pass
     gathers_operands
                     whether sharded weights are gathered as operands of matrix products, in 8 bits with FP8
-    loss_nbytes     bytes per logit at the peak of the loss
+    replicas_last   whether replicas of sharded weights sum their gradients only after the backward pass
+    loss_nbytes     bytes per logit at the memory peak of the loss
     split_loss_nbytes
-                    the same where a tensor group has the vocabulary
-    loss_reserved   bytes per logit that the allocator has reserved by then and that are free
-    copies_gathered whether weights are gathered into a buffer on a stream of its own and copied out of it (FSDP2)
-    keeps_operands  whether inputs of products in 8 bits are kept in 8 bits for the backward pass
-    keeps_gathered  whether inputs that a tensor group gathers are kept, and not gathered again in the backward pass
-    keeps_outputs   whether stages of a pipeline keep what they send until its backward pass, have a buffer for each
-                    gradient that they receive in a step, and keep the output of every micro-batch on the last stage
+                    the same with the vocabulary split over a tensor group
+    loss_reserved   bytes per logit that the allocator has reserved at this peak but that are free
+    copies_gathered
+                    whether weights are gathered into a separate buffer on its own stream and copied from there (FSDP2)
+    keeps_operands  whether inputs of 8-bit products are kept in 8 bits for the backward pass
+    keeps_gathered  whether inputs gathered by a tensor group are kept instead of gathered again in the backward pass
+    keeps_outputs   whether pipeline stages keep each output that they send until its backward pass, have a buffer for
+                    each gradient received in a step, and keep the output of every micro-batch on the last stage
     keeps_unread    whether recomputation per operator keeps products that no backward pass reads
-    spread          of a stack that was fitted to measured runs: shortest and longest time that another run computes,
-                    relative to the prediction (95 %)
-    workers         fewest and most workers of those runs
+    spread          for a stack fitted to measured runs: the shortest and longest compute time of another run, relative
+                    to the prediction (95 %)
+    workers         smallest and largest number of workers in those runs
     """
 
     name: str
@@ -106,21 +110,21 @@ class Stack:
     workers: tuple[Count, Count] | None = None
 
     def save(self, path: str | Path) -> None:
-        """Write a stack file, which :func:`load_stack` reads as the same stack."""
+        """Write the stack to a TOML file that :func:`load_stack` can read."""
         write_text(path, to_toml(PLAIN.unstructure(self, annotation=Stack)))
 
     @property
     def label(self) -> str:
-        """The name, which stands for it in tables."""
+        """Name of the stack, used as its label in tables."""
         return self.name
 
     def attention_kernel(self, device: Device) -> str | None:
-        """Return the fused attention kernel that runs on a device, None if matrices are written to memory."""
+        """Return the fused attention kernel for a device, or None if attention matrices are written to memory."""
         known = {} if device.kernels is None else device.kernels.attention
         return next((name for name in self.attention if name in known), None)
 
     def slowdown(self, device: Device) -> OverlapSlowdown:
-        """Return how much slower a device computes beside collectives, whose kernels occupy multiprocessors."""
+        """Return the compute slowdown of a device during collectives, whose kernels occupy multiprocessors."""
         units = 0 if device.kernels is None else device.kernels.units
         if not self.channels or units <= self.channels:
             return OverlapSlowdown()
@@ -134,12 +138,13 @@ StackLike = Annotated[str | Path | Stack, "a name such as 'megatron', a stack fi
 
 @checked
 def load_stack(name: StackLike) -> Stack:
-    """Return the bundled stack called `name`, that of a file ``my-stack.toml``, or `name` if it is a stack.
+    """Load a software stack by its bundled name, or from a file such as ``my-stack.toml``.
 
-    ``"megatron@25.11"`` is a release of a framework, ``"megatron"`` the one whose numbers were fitted.
+    A :class:`Stack` is returned unchanged.
+    ``"megatron@25.11"`` is a release of a framework; ``"megatron"`` is the release whose numbers were fitted.
 
-    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name if there is none, with the releases of a framework
-    if it has no such release, and in one line for a file that describes no stack.
+    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name, with the closest match, for an unknown release, with
+    the releases of that framework, and for an invalid file.
     """
     if isinstance(name, Stack):
         return name
@@ -151,8 +156,8 @@ def load_stack(name: StackLike) -> Stack:
         if at and framework in _stacks():
             known = ", ".join(each for each in stack_names() if each.partition("@")[0] == framework)
             raise ConfigError(
-                f"stack {name!r}: no such release is bundled, only {known}; "
-                f"fit it to runs: ddlsim calibrate runs.csv --stack {framework} --out {name}.toml"
+                f"stack {name!r} is not bundled; the releases are {known}. To fit another one to measured runs: "
+                f"ddlsim calibrate runs.csv --stack {framework} --out {name}.toml"
             )
         raise unknown_name("stack", str(name), _stacks())
     return _stacks()[str(name)]
@@ -165,7 +170,7 @@ def _read_stack(path: Path, changed: int) -> Stack:
 
 
 def stack_names() -> list[str]:
-    """Return the names of the bundled stacks, sorted."""
+    """Return the sorted names of the bundled stacks."""
     return sorted(_stacks())
 
 

@@ -1,4 +1,4 @@
-"""What a worker computes and holds of the model: all of it, or the part that its strategy gives it."""
+"""The part of the model that one worker computes and stores: all of it, or what its strategy assigns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank holds which part of which embedding table, in which memory, and what that costs in a step.
+"""Placement of embedding tables: which rank stores which part, in which memory, and the cost per step.
 
 The names are those of TorchRec (Ivchenko et al. 2022, RecSys): a table lies whole on one rank ("table-wise"), its
 columns or its rows are dealt out ("column-wise", "row-wise"), or every rank has a copy ("data-parallel"). Large tables
@@ -58,10 +58,11 @@ def exchange_left_out(workload: Workload, n_workers: int, accumulation: int = 1)
     layers = [layer for layer in model.layers if layer.model_parallel]
     names, n_tables = ", ".join(layer.name for layer in layers), sum(len(layer.tensors) for layer in layers)
     return (
-        f"{model.name}: the exchange of {names} is not simulated, so steps come out too short: with its {n_tables} "
-        f"tables shared out over {n_workers} workers, each would send some {nbytes / 1e6:.3g} MB of looked-up vectors "
-        "to the others in the forward pass and as much of their gradients in the backward pass of a step (all-to-all), "
-        f"beside {workload.gradient_nbytes / 1e6:.3g} MB of gradients that are simulated"
+        f"{model.name}: the all-to-all of {names} is not simulated, so steps are too short. With the {n_tables} tables "
+        f"distributed over {n_workers} workers, each worker would send about {nbytes / 1e6:.3g} MB of looked-up "
+        "vectors "
+        "in the forward pass of a step and as many bytes of gradients in the backward pass, in addition to the "
+        f"{workload.gradient_nbytes / 1e6:.3g} MB of gradients that are simulated"
     )
 
 
@@ -94,13 +95,14 @@ class Shard:
 @checked
 @dataclass(frozen=True)
 class HostMemory:
-    """Memory of the host (DDR) that takes the largest tables where the device is too small; every row that is looked up
-    or updated passes through a cache on the device.
+    """Host memory (DDR) for the largest embedding tables, with a cache on the device.
 
-    capacity           bytes for the tables of each worker
-    bandwidth          at which a worker reads and writes rows there
-    hit_rate           share of the lookups that the cache answers
-    cache_load_factor  size of the cache, as a share of the tables behind it (TorchRec's name)
+    It is used if the tables do not fit on the device. Every row that is looked up or updated passes through the cache.
+
+    capacity           bytes per worker for tables
+    bandwidth          bytes/s at which a worker reads and writes rows in host memory
+    hit_rate           share of lookups that hit the cache
+    cache_load_factor  size of the cache as a share of the tables in host memory (TorchRec's name)
     """
 
     capacity: Bytes

@@ -1,4 +1,4 @@
-"""What one of t tensor-parallel ranks computes and exchanges: Megatron-LM's split of a transformer, as data.
+"""Computation and communication of one of t tensor-parallel ranks, split as in Megatron-LM.
 
 Shoeybi et al. 2019 (arXiv:1909.08053): attention by heads, the two dense layers behind it by columns and rows,
 embedding and output layer by the vocabulary. What leaves attention and the second dense layer is a part of a sum, so
@@ -127,15 +127,17 @@ def tensor_parallel(
     """
     model = workload.model
     if tensor > 1 and not any(layer.heads for layer in model.layers):
-        raise ConfigError(f"tensor = {tensor}: splits attention and the dense layers behind it; {model.name} has none")
+        raise ConfigError(
+            f"tensor = {tensor}: splits attention and the dense layers after it, but {model.name} has no attention"
+        )
     if sequence and tensor == 1:
-        raise ConfigError("sequence = True: splits what tensor = 1 leaves whole; give tensor=2 or more")
+        raise ConfigError("sequence = True: requires tensor parallelism; set tensor=2 or more")
     if tp_comm_overlap and not sequence:
-        raise ConfigError("tp_comm_overlap = True: is of sequence parallelism's exchanges; give sequence=True")
+        raise ConfigError("tp_comm_overlap = True: requires sequence parallelism; set sequence=True")
     check_split(model, tensor)
     tokens = next((layer.out_shape[0] for layer in model.layers if layer.heads), tensor)
     if sequence and tokens % tensor:
-        raise ConfigError(f"sequence = True: {tokens} tokens cannot be shared evenly by tensor = {tensor} ranks")
+        raise ConfigError(f"sequence = True: {tokens} tokens cannot be divided evenly among tensor = {tensor} ranks")
     kinds = roles(model.layers)
     if workload.by_kernel:
         forward, backward = _kernel_seconds(workload, tensor, sequence)

@@ -65,8 +65,8 @@ def test_what_is_imported_is_what_the_file_names(call, tmp_path):
     code, _, err = call("import", "topo.txt")
     assert code == 2
     assert err == (
-        "error: topo.txt: the matrix does not say how fast an NVLink is; give nvlink_bandwidth (--bandwidth), like "
-        "'25 GB/s' for NVLink 2 to 4, or add nvidia-smi nvlink -s (read as nvidia-smi)\n"
+        "error: topo.txt: the speed of the NVLinks is missing; set nvlink_bandwidth (--bandwidth), like "
+        "'25 GB/s' for NVLink 2 to 4, or add the output of nvidia-smi nvlink -s (read as nvidia-smi)\n"
     )
     options = ("--bandwidth", "25 GB/s", "--set", "pcie_bandwidth=24 GB/s", "--out", "c.json")
     assert call("import", "topo.txt", *options)[0] == 0
@@ -85,7 +85,7 @@ def test_an_imported_cluster_is_run_by_its_file(call):
     ("words", "message"),
     [
         (("nope.txt",), "nope.txt: no such file"),
-        (("topo.txt", "--operation", "all_reduce"), "is read as nvidia-smi, which takes"),
+        (("topo.txt", "--operation", "all_reduce"), "is read as nvidia-smi, which accepts"),
         (("topo.txt", "--bandwidth", "25 GB/s", "--device", "v1000"), "unknown device 'v1000'; did you mean 'v100'?"),
         (("topo.txt", "--set", "pcie"), "--set 'pcie': write name=value"),
         (("topo.txt", "--kind", "nvidia"), "unknown kind 'nvidia'; did you mean 'nvidia-smi'?"),
@@ -121,6 +121,6 @@ def test_what_is_left_out_is_a_warning_of_one_line(call, tmp_path, monkeypatch):
     code, _, err = call("import", "net.graphml", "--bandwidth", "1 Gbit/s", "--ignore-unknown", "--latency", "1 ms")
     assert code == 0
     assert err == (
-        "warning: net.graphml: left out: 1 attributes 'colour7'\nnote: left out: 1 attributes 'colour7'\n"
-        "note: 1 of 1 edges do not say their speed: 1 Gbit/s was given\n"
+        "warning: net.graphml: skipped: 1 attributes 'colour7'\nnote: skipped: 1 attributes 'colour7'\n"
+        "note: 1 of 1 edges have no speed in the file; their bandwidth is 1 Gbit/s\n"
     )

@@ -104,7 +104,7 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
     for copy in again:
         assert {copy.details.of(k) for k in range(copy.n_links)} == {told}
     assert (
-        "served in order of arrival, transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, "
+        "first in, first out, transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, "
         "rendezvous above 65.54 kB, loss 0.001, buffers of 131.1 kB, unordered, warm)"
     ) in cluster.summary()
     assert load(tmp_path, head + 'transport = "roce"').details.of(0) == LinkDetail(transport="roce")
@@ -138,10 +138,10 @@ def test_sharing_is_set_beside_the_name_of_a_cluster():
             '"tcp-cubik"',
             r"link\.transport = 'tcp-cubik': must be one of ideal, .*did you mean 'tcp-cubic'",
         ),
-        ('"tcp-cubic"', '"roce"', r"link: loss = 0\.001 is for TCP"),
-        ('transport = "tcp-cubic"', "", r"link: connections = 16 belongs to a transport; add transport = one of 't"),
+        ('"tcp-cubic"', '"roce"', r"link: loss = 0\.001 applies to TCP"),
+        ('transport = "tcp-cubic"', "", r"link: connections = 16 has no effect without a transport; set transport to"),
         ('"9000 B"', '"100 B"', r"link: mtu = 100\.0 is too small for tcp-cubic"),
-        ('"9000 B"', '"9000 B"\nframe_header = "90 B"\nframe_payload = "1 kB"', r"mtu and frame_header both say"),
+        ('"9000 B"', '"9000 B"\nframe_header = "90 B"\nframe_payload = "1 kB"', r"mtu and frame_header both define"),
         ("connections = 16", "connections = 0", r"link\.connections = 0: must be a whole number from 1 to 1048576"),
         ("connections = 16", "connections = 1.5", r"link\.connections = 1\.5: must be a whole number"),
         ("loss = 0.001", "loss = 1", r"link\.loss = 1: must be at least 0 and below 1"),
@@ -167,7 +167,9 @@ def test_a_second_table_replaces_only_its_kinds():
 
 def test_a_summary_tells_them(tmp_path):
     text = load(tmp_path, FILE).summary()
-    assert text.count("headers of 66 B per 1448 B, bursts of 4542 B, acknowledgements 0.0218") == 2  # nic, trunk
+    assert (
+        text.count("66 B of headers per 1448 B of payload, bursts of 4542 B, acknowledgements 0.0218") == 2
+    )  # nic, trunk
     mixed = with_detail(load_cluster("two-racks-oversubscribed"), burst="4 kB", kinds=["trunk"]).summary()
     assert mixed.count("bursts of 4000 B") == 1
 
@@ -195,7 +197,7 @@ def test_the_link_back():
         ('burst = "4542 B"', 'burst = "-1 B"', r"link\.burst.*must be finite and not negative"),
         ('burst = "4542 B"', 'busrt = "4542 B"', r"link: unknown key 'busrt'; did you mean 'burst'\?"),
         ("0.0218", "1.5", r"link\.reverse_load = 1\.5: must be at least 0 and below 1"),
-        ('frame_payload = "1448 B"', "", r"link: frame_header = '66 B' and frame_payload = 0.0 say together"),
+        ('frame_payload = "1448 B"', "", r"link: frame_header = '66 B' and frame_payload = 0.0 must be set together"),
         ("reverse_load = 0.0218", 'kinds = ["nik"]', r"unknown link kind 'nik'; did you mean 'nic'\?"),
     ],
 )
@@ -212,10 +214,10 @@ def test_mistakes_are_named(tmp_path, old, new, error):
         ({"reverse_load": True}, r"with_detail: reverse_load = True: must be a number"),
         ({"reverse_load": 1.0}, r"reverse_load = 1\.0: must be at least 0 and below 1"),
         ({"burst": "1 s"}, r"burst: '1 s' is a time, not a size"),
-        ({"frame_payload": "9 kB"}, r"give both, like '66 B' and '1448 B'"),
+        ({"frame_payload": "9 kB"}, r"must be set together, like '66 B' and '1448 B'"),
         ({"transport": "udp"}, r"with_detail: transport = 'udp'"),
-        ({"warm": True}, r"warm = True belongs to a transport"),
-        ({"mtu": "1500 B"}, r"mtu = 1500\.0 belongs to a transport"),
+        ({"warm": True}, r"warm = True has no effect without a transport"),
+        ({"mtu": "1500 B"}, r"mtu = 1500\.0 has no effect without a transport"),
     ],
 )
 def test_mistakes_in_python_are_named(detail, error):

@@ -266,7 +266,7 @@ def test_overheads_reach_the_arrays():
             ),
             ["n_leaves = 3", "multiple of the 2"],
         ),
-        (lambda: dragonfly(2, (2,), 1, global_links=1, n_hosts=9, **RATE), ["n_hosts = 9", "4 places"]),
+        (lambda: dragonfly(2, (2,), 1, global_links=1, n_hosts=9, **RATE), ["n_hosts = 9", "4 positions"]),
         (lambda: star(2, host=MultiGpu(n_gpus=8, inside="nvswich"), **RATE), ["'nvswich'", "'nvswitch'"]),
         (
             lambda: star(2, host=MultiGpu(n_gpus=8, inside="nvswitch"), **RATE),
@@ -299,20 +299,23 @@ BIG = 10**12
         (lambda: star(BIG, **RATE), "n_hosts = 1000000000000: must be a whole number from 1 to 500000"),
         (lambda: ring(BIG, **RATE), "n_hosts"),
         (lambda: line(BIG, **RATE), "n_hosts"),
-        (lambda: fully_connected(100_000, **RATE), "9999900000 links are more than 2000000"),
-        (lambda: torus([10**4, 10**4], **RATE), "100000000 nodes are more than 500000"),
+        (lambda: fully_connected(100_000, **RATE), "9999900000 links exceed the limit of 2000000"),
+        (lambda: torus([10**4, 10**4], **RATE), "100000000 nodes exceed the limit of 500000"),
         (lambda: torus([1] * 1000, **RATE), "must be a list of 1 to 20 sizes"),
         (lambda: hypercube(BIG, **RATE), "n_dims"),
         (lambda: hypercube(40, **RATE), "n_dims = 40 makes 2 \\*\\* 40 machines"),
-        (lambda: fat_tree(10**5, **RATE), "nodes are more than"),
-        (lambda: leaf_spine(10**5, 1, 10**5, **RATE), "20000200000 links are more than"),
-        (lambda: racks(10**5, 10**5, **RATE), "nodes are more than"),
-        (lambda: dragonfly(10**5, [10**5], 10**5, global_links=1, **RATE), "nodes are more than"),
+        (lambda: fat_tree(10**5, **RATE), "nodes exceed the limit of"),
+        (lambda: leaf_spine(10**5, 1, 10**5, **RATE), "20000200000 links exceed the limit of"),
+        (lambda: racks(10**5, 10**5, **RATE), "nodes exceed the limit of"),
+        (lambda: dragonfly(10**5, [10**5], 10**5, global_links=1, **RATE), "nodes exceed the limit of"),
         (lambda: dragonfly(2, [2], 1, global_links=10**5, **RATE), None),
         (lambda: star(2, host=MultiGpu(BIG), **RATE), "n_gpus = 1000000000000: must be"),
-        (lambda: star(10**5, host=MultiGpu(8), **RATE), "1000001 nodes are more than"),
-        (lambda: star(1, host=MultiGpu(5000, "nvlink_mesh", nvlink_bandwidth=1e9), **RATE), "links are more than"),
-        (lambda: star(10**400, **RATE), "n_hosts = 10..400 or so: must be a whole number from 1 to 500000"),
+        (lambda: star(10**5, host=MultiGpu(8), **RATE), "1000001 nodes exceed the limit of"),
+        (
+            lambda: star(1, host=MultiGpu(5000, "nvlink_mesh", nvlink_bandwidth=1e9), **RATE),
+            "links exceed the limit of",
+        ),
+        (lambda: star(10**400, **RATE), "n_hosts = 10..400 approximately: must be a whole number from 1 to 500000"),
     ],
 )
 def test_sizes_are_limited_before_anything_is_built(make, words, monkeypatch):
@@ -362,7 +365,7 @@ def test_the_sizes_of_slices_are_checked(monkeypatch):
     monkeypatch.setattr(target, lambda nodes, links, where: checked.append((nodes, links)))
     graph = torus([2, 3], slices=3, **RATE)
     assert checked[0] == (graph.number_of_nodes(), graph.number_of_edges())
-    with pytest.raises(ConfigError, match="slices = 2 needs machines of one device each; remove n_gpus"):
+    with pytest.raises(ConfigError, match="slices = 2 requires machines with a single device; remove n_gpus"):
         torus([2, 2], slices=2, host=MultiGpu(4), **RATE)
 
 

@@ -132,7 +132,7 @@ def test_a_grid_declares_levels_where_links_do_not_show_them(tmp_path):
         cluster.save(tmp_path / f"cluster.{suffix}")
         assert found(load_cluster(tmp_path / f"cluster.{suffix}")).places.shape == (2, 3, 4)
     graph.graph["grid"] = [3, 7]
-    with pytest.raises(ConfigError, match=r"grid = \[3, 7\] does not number its 24 machines; correct it"):
+    with pytest.raises(ConfigError, match=r"grid = \[3, 7\] does not match the number of machines, 24; correct it"):
         load_cluster(graph)
 
 
@@ -237,7 +237,7 @@ def test_schedules_of_any_workers_by_any_algorithms_are_all_reduces(share, numbe
 
 
 def test_as_many_names_as_levels_at_most(two_switches):
-    with pytest.raises(ConfigError, match="hierarchical: 3 algorithms for 2 levels; name 2 at most"):
+    with pytest.raises(ConfigError, match="hierarchical: got 3 algorithms for 2 levels; use at most one"):
         collective_time(two_switches, "hierarchical(ring, ring, ring)", "1 MB")
     with pytest.raises(ConfigError, match="unknown algorithm inside groups 'rings'; did you mean 'ring'"):
         collective_time(load_cluster(fat_tree(4, **LINK)), "hierarchical(ring, rings, ring)", "1 MB")

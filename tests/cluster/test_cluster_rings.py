@@ -132,7 +132,7 @@ def test_all_ranks_are_in_every_ring_and_schedules_are_proved(share, cluster, da
 
 
 def test_orders_that_are_none_are_refused():
-    with pytest.raises(ddlsim.ConfigError, match=r"rings: \[0, 0\] is no order of the ranks 0\.\.1"):
+    with pytest.raises(ddlsim.ConfigError, match=r"rings: \[0, 0\] must contain each rank from 0 to 1 once"):
         ddlsim.collectives.all_reduce.nccl_ring(2, [np.array([0, 0])])
 
 
@@ -165,9 +165,9 @@ def test_blocks_of_the_wrong_member_are_found():
     orders = [np.array([0, 1, 2, 3]), np.array([0, 2, 1, 3])]
     schedule = build(functools.partial(ddlsim.collectives.all_gather.nccl_ring, rings=orders), 4, kind="all_gather")
     check(schedule)
-    with pytest.raises(ddlsim.ConfigError, match="is left with"):
+    with pytest.raises(ddlsim.ConfigError, match="ends with"):
         check(dataclasses.replace(schedule, block_of=np.roll(schedule.block_of, 1)))
-    with pytest.raises(ddlsim.ConfigError, match="block_of must give each of the 4 blocks as many of the 8 chunks"):
+    with pytest.raises(ddlsim.ConfigError, match="block_of must assign the same number of the 8 chunks to each of the"):
         check(dataclasses.replace(schedule, block_of=np.zeros(8, dtype=np.int64)))
 
 

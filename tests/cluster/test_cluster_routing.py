@@ -296,5 +296,5 @@ def test_fixed_routes_override_the_policy():
 
 @pytest.mark.parametrize("bad", [-1, 5])
 def test_indices_that_are_no_nodes(bad):
-    with pytest.raises(ConfigError, match=r"0\.\.3"):
+    with pytest.raises(ConfigError, match="0 to 3"):
         Cluster.from_graph(star(3, **RATE)).routes([0], [bad])

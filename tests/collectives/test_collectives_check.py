@@ -56,7 +56,7 @@ def test_every_rank_can_be_the_root(kind, name):
         schedule = getattr(module, name)(6, root)
         assert schedule.root == root
         check(schedule)
-    with pytest.raises(ConfigError, match=r"root 6 is not a rank; give one of 0\.\.5"):
+    with pytest.raises(ConfigError, match=r"root 6 is not a rank; must be 0 to 5"):
         getattr(module, name)(6, 6)
 
 
@@ -149,7 +149,7 @@ def test_weighted_schedules_go_together_if_they_cut_alike():
     assert both.bytes_sent(8.0) == pytest.approx(2 * weighted(1, 2, 5).bytes_sent(8.0))
     for other in (weighted(1, 2, 6), weighted(1, 2, 5.001)):
         for pair in ((weighted(1, 2, 5), other), (other, weighted(1, 2, 5))):
-            with pytest.raises(ConfigError, match="cut the buffer differently"):
+            with pytest.raises(ConfigError, match="divide the buffer differently"):
                 sequence(*pair, kind="all_reduce")
 
 
@@ -157,15 +157,15 @@ def test_combinations_that_cannot_work_say_why():
     ring = all_reduce.ring(4)
     with pytest.raises(ConfigError, match="rank 0 is in several"):
         parallel(ring, ring)
-    with pytest.raises(ConfigError, match="2 lanes cannot be continued"):
+    with pytest.raises(ConfigError, match="a schedule has 2 lanes"):
         sequence(all_reduce.pipelined_ring(4), ring, kind="all_reduce")
-    with pytest.raises(ConfigError, match="equal n_ranks"):
+    with pytest.raises(ConfigError, match="the same n_ranks"):
         sequence(ring, all_reduce.ring(5), kind="all_reduce")
     with pytest.raises(ConfigError, match="not distinct ranks"):
         reorder(ring, [0, 1, 1, 2])
-    with pytest.raises(ConfigError, match="3 ranks given for a schedule of 4"):
+    with pytest.raises(ConfigError, match="got 3 ranks for a schedule with 4"):
         on_ranks(ring, [0, 1, 2], 8)
-    with pytest.raises(ConfigError, match="blocks of a all_to_all cannot be cut"):
+    with pytest.raises(ConfigError, match="a all_to_all cannot be split"):
         split(all_to_all.direct(3), all_to_all.direct(3))
     with pytest.raises(ConfigError, match="one lane and one buffer"):
         build("hierarchical(ring, pipelined_ring)", 4, hosts=[0, 0, 1, 1])
@@ -239,26 +239,26 @@ RING = all_reduce.ring(4)
     [
         (
             first_round(RING, dst=np.array([1, 2, 3, 4])),
-            "lane 0, round 0: dst 4 is out of range; must be 0..3",
+            "lane 0, round 0: dst 4 is out of range; must be 0 to 3",
         ),
         (first_round(RING, dst=np.array([1, 1, 3, 0])), "lane 0, round 0: rank 1 sends to itself"),
         (first_round(RING, start=np.array([3, 0, 1, 9])), "lane 0, round 0: start 9 is out of range"),
-        (first_round(RING, count=np.array([1, 1, 1, 0])), "count 0 is out of range; must be 1..4"),
-        (first_round(RING, count=np.ones(3, dtype=np.int64)), "count must be int64 and as long as src"),
-        (first_round(RING, slots=np.array([0, 4])), "slots name a chunk twice"),
-        (first_round(RING, slots=np.array([0, 1])), "count must be the number of slots, 2"),
-        (first_round(RING, repeat=0), "leave the round out"),
+        (first_round(RING, count=np.array([1, 1, 1, 0])), "count 0 is out of range; must be 1 to 4"),
+        (first_round(RING, count=np.ones(3, dtype=np.int64)), "count must be an int64 array of the same length as src"),
+        (first_round(RING, slots=np.array([0, 4])), "slots contain the same chunk twice"),
+        (first_round(RING, slots=np.array([0, 1])), "count must equal the number of slots, 2"),
+        (first_round(RING, repeat=0), "remove the round"),
         (dataclasses.replace(RING, kind="allreduce"), "unknown kind of collective 'allreduce'; did you mean"),
-        (dataclasses.replace(RING, chunk_weight=np.ones(3)), "chunk_weight must hold 4 positive numbers"),
-        (dataclasses.replace(RING, chunk_weight=np.zeros(4)), "chunk_weight must hold 4 positive numbers"),
-        (dataclasses.replace(RING, groups=(np.array([0, 0]),)), "groups must hold distinct ranks of 0..3"),
-        (dataclasses.replace(RING, groups=(np.array([-1, 0]),)), "groups must hold distinct ranks of 0..3"),
-        (dataclasses.replace(RING, groups=(np.array([3, 4]),)), "groups must hold distinct ranks of 0..3"),
-        (dataclasses.replace(RING, groups=(np.array([0, 1]), np.array([1, 2]))), "groups must hold distinct ranks"),
-        (dataclasses.replace(all_gather.ring(4), groups=(np.arange(3),)), "4 chunks are not 3 equal blocks"),
-        (dataclasses.replace(RING, copies=3), "copies=3 needs"),
+        (dataclasses.replace(RING, chunk_weight=np.ones(3)), "chunk_weight must have 4 positive values"),
+        (dataclasses.replace(RING, chunk_weight=np.zeros(4)), "chunk_weight must have 4 positive values"),
+        (dataclasses.replace(RING, groups=(np.array([0, 0]),)), "groups must contain distinct ranks from 0 to 3"),
+        (dataclasses.replace(RING, groups=(np.array([-1, 0]),)), "groups must contain distinct ranks from 0 to 3"),
+        (dataclasses.replace(RING, groups=(np.array([3, 4]),)), "groups must contain distinct ranks from 0 to 3"),
+        (dataclasses.replace(RING, groups=(np.array([0, 1]), np.array([1, 2]))), "groups must contain distinct ranks"),
+        (dataclasses.replace(all_gather.ring(4), groups=(np.arange(3),)), "4 chunks cannot be divided into 3 equal"),
+        (dataclasses.replace(RING, copies=3), "copies=3 requires"),
         *[
-            (dataclasses.replace(RING, copies=2, kind=kind), "copies=2 needs an all_reduce")
+            (dataclasses.replace(RING, copies=2, kind=kind), "copies=2 requires an all_reduce")
             for kind in KINDS
             if kind != "all_reduce"
         ],
@@ -275,7 +275,7 @@ def test_malformed_schedules_are_refused(broken, message):
     [
         (
             first_round(RING, reduce=False),
-            "lane 0, round 0 .*: rank 0, chunk 0 is left with the contribution of rank 0",
+            "lane 0, round 0 .*: rank 0, chunk 0 ends with the contribution of rank 0",
         ),
         (first_round(RING, repeat=2), "counted 0 times instead of 1"),
         (first_round(all_reduce.recursive_doubling(4), repeat=2), "counted 2 times instead of 1"),
@@ -295,7 +295,7 @@ def test_double_counting_is_found_among_many_ranks_too():
     """300 ranks are replayed on fingerprints instead of counts."""
     folding = all_reduce.halving_doubling(300)
     check(folding)
-    with pytest.raises(ConfigError, match="chunk 0 is left with contributions missing or counted twice"):
+    with pytest.raises(ConfigError, match="chunk 0 ends with contributions missing or counted twice"):
         check(first_round(folding, repeat=2))
 
 
@@ -316,20 +316,20 @@ def test_races_are_refused():
     ("algorithm", "message"),
     [
         ("rnig", "unknown all_reduce algorithm 'rnig'; did you mean 'ring'"),
-        ("ring)", "is not a name"),
-        ("hierarchical", "'hierarchical' must know which ranks share a machine; give hosts"),
-        ("parameter_server(9)", "n_servers is 9; give 1 to 4"),
-        ("parameter_server(5)", "n_servers is 5; give 1 to 4"),
+        ("ring)", "is not a valid name"),
+        ("hierarchical", "'hierarchical' requires the machine of each rank; pass hosts"),
+        ("parameter_server(9)", "n_servers is 9; must be 1 to 4"),
+        ("parameter_server(5)", "n_servers is 5; must be 1 to 4"),
         ("parameter_server(0)", "n_servers = 0: must be a whole number of at least 1"),
-        ("ring(3)", "ring takes 0 arguments at most"),
-        ("torus_2d(3, 2)", "3 rows x 2 columns are not 4 ranks"),
+        ("ring(3)", "ring takes at most 0 arguments"),
+        ("torus_2d(3, 2)", "3 x 2 does not equal the number of ranks, 4"),
         ("torus_2d(0)", "torus_2d: rows = 0: must be a whole number of at least 1"),
         ("no_such_package:ring", "No module named 'no_such_package'"),
         ("test_collectives_check:nothing", "has no attribute 'nothing'"),
-        ("test_collectives_check:RING", "is a Schedule; name a function"),
-        (lambda n: 42, "n_ranks -> Schedule: it returned 42"),
-        (lambda n: all_reduce.ring(n + 1), "returned one for 5 ranks of kind 'all_reduce'"),
-        (lambda n: reduce.binomial(n), "of kind 'reduce', not 'all_reduce'"),
+        ("test_collectives_check:RING", "is of type Schedule; must be a function"),
+        (lambda n: 42, "(n_ranks) -> Schedule: it returned 42"),
+        (lambda n: all_reduce.ring(n + 1), "returned a schedule for 5 ranks of kind 'all_reduce'"),
+        (lambda n: reduce.binomial(n), "of kind 'reduce'; expected 'all_reduce'"),
         (lambda n: first_round(all_reduce.ring(n), repeat=2), "counted 0 times instead of 1"),
     ],
 )
@@ -346,13 +346,13 @@ def test_arguments_by_keyword_can_be_written_in_a_text_too():
     (same,) = broadcast.chain(4, 1, n_segments=64).lanes
     assert [(r.src.tolist(), r.repeat, r.shift) for r in lane] == [(r.src.tolist(), r.repeat, r.shift) for r in same]
     assert build("chain(1, 64)", 4, kind="broadcast").n_chunks == 64
-    with pytest.raises(ConfigError, match="chain takes 2 arguments at most"):
+    with pytest.raises(ConfigError, match="chain takes at most 2 arguments"):
         build("chain(1, 64, 2)", 4, kind="broadcast")
 
 
 @pytest.mark.parametrize("function", [lambda: RING, lambda n, more: RING, max])
 def test_a_function_that_cannot_be_called_with_a_number_of_ranks_is_refused(function):
-    with pytest.raises(ConfigError, match="cannot be called as n_ranks -> Schedule"):
+    with pytest.raises(ConfigError, match=r"must be callable as function\(n_ranks\) -> Schedule"):
         build(function, 4)
 
 
@@ -365,7 +365,7 @@ def test_build_refuses_wrong_sizes_and_names():
         algorithm_names("allgather")
     with pytest.raises(ConfigError, match="unknown algorithm inside groups 'rings'; did you mean 'ring'"):
         build("hierarchical(rings, ring)", 4, hosts=[0, 0, 1, 1])
-    with pytest.raises(ConfigError, match=r"must hold each rank of 0\.\.3 exactly once"):
+    with pytest.raises(ConfigError, match=r"must contain each rank from 0 to 3 exactly once"):
         all_reduce.hierarchical(4, groups=[np.array([0, 1]), np.array([1, 2])])
 
 

@@ -100,7 +100,7 @@ def test_the_beginning_of_a_schedule_does_its_first_rounds(name):
 
 
 def test_too_many_contributions_and_malformed_schedules_are_refused():
-    with pytest.raises(ConfigError, match=rf"101 ranks with 101 chunks have 1,030,301 .* above {MOST_COUNTS:,}"):
+    with pytest.raises(ConfigError, match=rf"101 ranks with 101 chunks have 1,030,301 .* limit of {MOST_COUNTS:,}"):
         states(all_reduce.ring(101))
     wrong = dataclasses.replace(all_reduce.ring(2), lanes=((messages([0], [2], reduce=True),),))
     with pytest.raises(ConfigError, match="dst 2 is out of range"):

@@ -155,13 +155,13 @@ NUMBERS = itertools.count()
 @pytest.mark.parametrize(
     ("mistake", "said"),
     [
-        ("changes", "encode changes the gradient or the state; work on copies"),
+        ("changes", "encode modifies the gradient or the state; work on copies"),
         ("view", "a payload or state is a view of the gradient"),
-        ("type", r"decode gives float64\(203,\); must be a finite float32 vector"),
-        ("short", r"decode gives float32\(202,\)"),
+        ("type", r"decode returns float64\(203,\); must return a finite float32 vector"),
+        ("short", r"decode returns float32\(202,\)"),
         ("bytes", r"expected_nbytes\(203, 0\) = \(812,\), but \(406,\) bytes are sent"),
-        ("chance", "draws other numbers than those of its rng"),
-        ("takes anything", "encode takes a NaN; begin it with check_gradient"),
+        ("chance", "uses random numbers that do not come from its rng"),
+        ("takes anything", "encode accepts a NaN; call check_gradient"),
     ],
 )
 def test_the_contract_tells_what_is_wrong(mistake, said):

@@ -215,7 +215,7 @@ def test_every_screen_runs_with_its_defaults(screen, cluster, tmp_path, monkeypa
         ({"others": "# \n" * 1000}, "others of the address is ignored: it has 3000 characters"),
         ({"cluster": "/etc/" + "../etc/" * 50 + "passwd"}, "cluster of the address is ignored"),
         ({"settings": {"a": ["x" * 10] * 1000}}, "settings of the address is ignored"),
-        ({"settings": eval("[" * 150 + "]" * 150)}, "settings of the address is ignored: settings: is nested more"),
+        ({"settings": eval("[" * 150 + "]" * 150)}, "settings of the address is ignored: settings: nested more"),
         ({"settings": [1]}, "settings of the address is ignored"),
         ({"cluster": "//evil.example/share/x.toml"}, "cluster of the address is ignored: it names a folder of another"),
         ({"model": "\\\\evil.example\\x.toml"}, "model of the address is ignored: it names a folder of another"),

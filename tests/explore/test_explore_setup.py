@@ -92,7 +92,7 @@ def test_other_fields_are_lines_of_an_experiment_file(tmp_path):
     [
         ("batch_size = 3", "other fields: batch_size has a place of its own in the form; say it there"),
         ("max_tme = 3", "other fields: unknown key 'max_tme'; did you mean 'max_time'?"),
-        ("faults = [{", "other fields: is not valid TOML: "),
+        ("faults = [{", "other fields: not valid TOML: "),
         ('[compute]\ntype = "os:abort"', "would import code"),
         ("[checkpoints]", "other fields: checkpoints: key 'every' is missing"),
     ],

@@ -34,7 +34,7 @@ def test_encodings_and_compression(tmp_path, data):
     ("data", "message"),
     [
         (b"\x7fELF\x00\x00", "zero bytes"),
-        (b"\xc3\x28", "is not text"),
+        (b"\xc3\x28", "invalid UTF-8|not a text file"),
         (gzip.compress(b"x" * 5000)[:20], "cannot be read"),
     ],
     ids=["binary", "encoding", "cut"],
@@ -79,13 +79,13 @@ def test_timings_become_rows_of_the_projects_table():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (timing(n_hosts=0, place="a.txt:3"), "a.txt:3: does not say on how many machines; give n_hosts"),
-        (timing(n_ranks=0), "how many ranks"),
-        (timing(operation="barrier"), "barrier .* has no row"),
-        (timing(tool="osu", operation="stream"), "stream .* has no row"),
-        (timing(nbytes=0.0), "without a size"),
-        (timing(operation="step"), "a step needs a batch size"),
-        (timing(operation="step", n_samples=64.0), "a step needs model"),
+        (timing(n_hosts=0, place="a.txt:3"), "a.txt:3: the number of machines is unknown; set n_hosts"),
+        (timing(n_ranks=0), "the number of ranks is unknown"),
+        (timing(operation="barrier"), "barrier .* cannot be represented"),
+        (timing(tool="osu", operation="stream"), "stream .* cannot be represented"),
+        (timing(nbytes=0.0), "has no message size"),
+        (timing(operation="step"), "a step requires a batch size"),
+        (timing(operation="step", n_samples=64.0), "a step requires model"),
     ],
     ids=["hosts", "ranks", "barrier", "stream", "size", "batch", "model"],
 )
@@ -98,21 +98,21 @@ def test_a_broken_byte_in_a_log_is_replaced_and_said(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(LATENCY.replace("v5.6", "v5.6\n# Größe").encode("latin-1"))
     assert read_osu(path)[0].nbytes == 8
-    assert read_text(path, log=True).notes == (f"{path}: 2 broken characters replaced, the first in line 2 (byte 32)",)
-    with pytest.raises(ConfigError, match=r"log: line 2: is not text in UTF-8 \(byte 32, 0xf6\)"):
+    assert read_text(path, log=True).notes == (f"{path}: 2 invalid characters replaced, the first in line 2 (byte 32)",)
+    with pytest.raises(ConfigError, match=r"log: line 2: invalid UTF-8 \(byte 32, 0xf6\)"):
         read_text(path)
 
 
 def test_notes_of_a_log_reach_the_result(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b'\xff\n:::MLLOG {"time_ms": 1, "key": "run_start", "value": null}\n')
-    assert "1 broken characters replaced, the first in line 1" in read_mllog(path).notes[0]
+    assert "1 invalid characters replaced, the first in line 1" in read_mllog(path).notes[0]
 
 
 def test_many_broken_bytes_are_no_log(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(LATENCY.encode() + b"\xff" * 50)
-    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+    with pytest.raises(ConfigError, match="invalid UTF-8"):
         read_text(path, log=True)
 
 
@@ -121,7 +121,7 @@ def test_many_broken_bytes_are_no_log(tmp_path):
     {"n_ranks": -1}, {"min_s": -1.0}, {"n_samples": float("nan")},
 ], ids=str)  # fmt: skip
 def test_no_reader_can_return_what_cannot_be(change):
-    with pytest.raises(ConfigError, match=r"a.txt:3: .*leave this entry out"):
+    with pytest.raises(ConfigError, match=r"a.txt:3: .*remove this entry"):
         timing(place="a.txt:3", **change)
 
 

@@ -94,7 +94,7 @@ def test_several_machines_meet_at_their_rdma_devices(tmp_path):
 
 
 def test_an_nvswitch_that_the_file_does_not_have_is_given(tmp_path):
-    with pytest.warns(UserWarning, match="names no NVLinks or xGMI: PCIe alone joins the GPUs; give nvlink_bandwidth"):
+    with pytest.warns(UserWarning, match="the file lists no NVLinks or xGMI, so the GPUs are connected by PCIe only"):
         read(tmp_path, BARE)
     assert links(read(tmp_path, BARE, nvlink_bandwidth="300 GB/s"))["node0.gpu1", "node0.nvswitch"][1] == 300e9
 
@@ -107,25 +107,25 @@ def test_hwloc_1_has_sockets_and_no_speeds(tmp_path):
 def test_a_package_that_is_not_told_is_the_first_and_idle_gpus_are_noted(tmp_path):
     group = '<object type="Package" os_index="1"/><object type="Group"'
     text = JOINED.replace('<object type="Package" os_index="1"', group)
-    with pytest.warns(UserWarning, match="1 GPUs have links of at most 4 GB/s at present, as idle ones have"):
+    with pytest.warns(UserWarning, match="the links of 1 GPUs run at 4 GB/s or less, probably because the GPUs are"):
         made = read(tmp_path, text.replace("0.000000", "4.000000"))
     assert ("node0.gpu1", "node0.cpu0") in links(made)
-    assert "1 PCI roots say not at which package they are: the first stands in" in made.notes
+    assert "the package of 1 PCI roots is unknown; the first package is assumed" in made.notes
 
 
 @pytest.mark.parametrize(
     ("text", "facts", "message"),
     [
-        (JOINED.replace("0302", "0108"), {}, r"xml:3: <topology>: has no GPU \(PCI devices of class 03 or 12\)"),
-        (JOINED, {"nvlink_bandwidth": 1e9}, "says which NVLinks there are; leave nvlink_bandwidth out"),
-        (JOINED, {"nic_bandwidth": 1e9}, "has no effect on one machine; give n_hosts or remove it"),
-        (JOINED, {"n_hosts": 2}, "a machine without a NIC of known speed cannot be joined"),
+        (JOINED.replace("0302", "0108"), {}, r"xml:3: <topology>: no GPU found \(PCI devices of class 03 or 12\)"),
+        (JOINED, {"nvlink_bandwidth": 1e9}, "the file lists the NVLinks; remove nvlink_bandwidth"),
+        (JOINED, {"nic_bandwidth": 1e9}, "has no effect on a single machine; set n_hosts or remove it"),
+        (JOINED, {"n_hosts": 2}, "machines can only be connected if the speed of a NIC is known"),
         (JOINED.replace("50000 50000", "50000"), {}, "<distances2>: has 3 values for 2 devices; is the file complete"),
         (JOINED.replace("0302 [", "GPU ["), {}, r"<object>: pci_type = 'GPU .* is not like '0302 \[10de:20b0\]"),
-        (JOINED.replace("15.753846", "fast"), {}, "pci_link_speed = 'fast' is no number of GB/s"),
-        (JOINED.replace('type="Machine"', 'type="System"'), {}, "has 0 machines; save one with lstopo"),
-        ("<topology/>", {}, "is no topology of hwloc"),
-        (JOINED[:900], {}, "is not valid XML"),
+        (JOINED.replace("15.753846", "fast"), {}, "pci_link_speed = 'fast' is not a number of GB/s"),
+        (JOINED.replace('type="Machine"', 'type="System"'), {}, "contains 0 machines; must contain exactly one"),
+        ("<topology/>", {}, "not an hwloc topology"),
+        (JOINED[:900], {}, "not valid XML"),
     ],
 )
 def test_what_is_refused_is_named_with_its_line(tmp_path, text, facts, message):
@@ -148,9 +148,9 @@ def test_displays_are_no_gpus(tmp_path, display):
     made = read(tmp_path, JOINED.replace("0300 [1a03:2000]", display))
     assert len(made.workers) == 2
     if display.startswith("03"):
-        assert any(f"display left out: {display[6:15]}" in note for note in made.notes)
+        assert any(f"skipped a display: {display[6:15]}" in note for note in made.notes)
         alone = JOINED.replace("0302 [10de:1db1]", display)
-        with pytest.raises(ConfigError, match=r"has no GPU \(PCI devices of class 03 or 12\), but 3 displays"):
+        with pytest.raises(ConfigError, match=r"no GPU found \(PCI devices of class 03 or 12\), but 3 displays"):
             read(tmp_path, alone)
 
 

@@ -44,7 +44,9 @@ def test_what_is_counted_is_refused_with_its_parameters(name: str, active: int):
     total = CONFIGS[name]["parameters"]
     with pytest.raises(ConfigError) as error:
         load_model(_text(name))
-    assert f"cannot be simulated yet; it has {total:,} parameters, of which a token uses {active:,}" in str(error.value)
+    assert f"cannot be simulated yet. The model has {total:,} parameters, of which each token uses {active:,}" in str(
+        error.value
+    )
     assert "\n" not in str(error.value)
 
 
@@ -80,8 +82,8 @@ def test_options_names_and_notes(tmp_path: Path):
     long = load_model(path)
     assert (long.name, long.input_shape) == ("mistral-7.24b", (8192,))
     assert list(long.notes) == [
-        "sequences of 8,192 tokens are assumed, of the 32,768 that the model reads; set +seq=...",
-        "layers that attend to the last 4,096 tokens only are taken to cost full attention",
+        "assuming sequences of 8,192 tokens; the model supports up to 32,768 (set +seq=...)",
+        "layers with a sliding window of 4,096 tokens are simulated with the cost of full attention",
     ]
     short = load_model(f"{path}+seq=2048+layers=4")
     assert (short.input_shape, short.notes) == ((2048,), ())
@@ -89,7 +91,7 @@ def test_options_names_and_notes(tmp_path: Path):
     assert long.n_params - short.n_params == 28 * (long.n_params - 2 * 32000 * 4096 - 4096) // 32
     assert load_model(f"{tmp_path}/+seq=2048+layers=4") == short  # the folder of a checkpoint
     assert any(
-        "a token uses 12,879,925,248 of the 46,702,792,704" in note for note in load_model(_text("mixtral")).notes
+        "each token uses 12,879,925,248 of the 46,702,792,704" in note for note in load_model(_text("mixtral")).notes
     )
 
 
@@ -97,7 +99,7 @@ def test_a_run_repeats_the_notes(tmp_path: Path):
     path = tmp_path / "config.json"
     path.write_text(_text("qwen2.5-0.5b").replace("}", ', "max_position_embeddings": 32768}'))
     result = simulate("dgx-h100-pod", f"{path}+layers=2", AllReduce(), workers=2, batch_size=1, precision="bf16")
-    assert any("of the 32,768 that the model reads" in note for note in result.notes)
+    assert any("supports up to 32,768" in note for note in result.notes)
 
 
 BASE = CONFIGS["llama-3.1-8b"]["config"]
@@ -106,23 +108,23 @@ BASE = CONFIGS["llama-3.1-8b"]["config"]
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size": "big"}, "model: hidden_size: must be a whole number from 1 to 1e9, not 'big'"),
-        ({"hidden_size": -1}, "hidden_size: must be a whole number .* not -1"),
-        ({"hidden_size": 4096.5}, "hidden_size: must be a whole number .* not 4096.5"),
-        ({"hidden_size": 10**12}, "hidden_size: must be a whole number .* not 1000000000000"),
-        ({"hidden_size": True}, "hidden_size: must be a whole number .* not True"),
+        ({"hidden_size": "big"}, "model: hidden_size: must be an integer from 1 to 1e9, not 'big'"),
+        ({"hidden_size": -1}, "hidden_size: must be an integer .* not -1"),
+        ({"hidden_size": 4096.5}, "hidden_size: must be an integer .* not 4096.5"),
+        ({"hidden_size": 10**12}, "hidden_size: must be an integer .* not 1000000000000"),
+        ({"hidden_size": True}, "hidden_size: must be an integer .* not True"),
         ({"hidden_size": None}, "hidden_size is missing; is it a complete config.json"),
         ({"num_hidden_layers": 10**8}, "repeat = 100000000: must be a whole number from 1 to 10000"),
         ({"num_key_value_heads": 5}, "kv_heads = 5: must divide heads = 32"),
         ({"num_attention_heads": 33, "num_key_value_heads": 33},
-         "is no whole number with dim = 4096, heads = 33"),
+         "is not an integer for dim = 4096, heads = 33"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be true or false, not 'yes'"),
         ({"model_type": "mamba"}, "model_type or architectures = 'mamba': must be one of bloom, .*vit"),
-        ({"model_type": 3}, "model_type: must be a text, not 3"),
+        ({"model_type": 3}, "model_type: must be a string, not 3"),
         ({"model_type": None, "architectures": []}, "model_type or architectures = '': must be one of"),
-        ({"architectures": ["LlamaForTokenClassification"]}, "'LlamaForTokenClassification' has another head"),
-        ({"text_config": {}}, "is a model of text and images"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: quantized weights are not trained"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "'LlamaForTokenClassification' has an unsupported head"),
+        ({"text_config": {}}, "models of text and images cannot be simulated"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config: quantised weights cannot be trained"),
         ({"model_type": "opt", "hidden_act": "relu", "do_layer_norm_before": False},
          "do_layer_norm_before: False cannot be simulated"),
         ({"model_type": "nemotron", "hidden_act": "silu"}, "hidden_act = 'silu': must be one of gelu, .*relu2"),
@@ -218,7 +220,7 @@ def test_arguments_of_megatron():
     experts = load_model(
         f"{GPT} --padded-vocab-size 1024 --disable-bias-linear --swiglu --num-experts 8 --moe-router-topk 1"
     )
-    assert any("a token uses" in note for note in experts.notes)
+    assert any("each token uses" in note for note in experts.notes)
 
 
 @pytest.mark.parametrize(
@@ -244,19 +246,19 @@ def test_what_megatron_prints_and_saves(dump: str):
     [
         ("--num-layers 24", "model: --hidden-size: is missing; add it"),
         (f"{GPT}", "--vocab-size: is missing; add it"),
-        (GPT.replace(" 24", " x"), "--num-layers: 'x': must be a whole number"),
-        (GPT.replace(" 24", " $DEPTH"), "--num-layers: '.DEPTH': must be a whole number .* in place of the variable"),
-        (f"{GPT.replace('16', '15')} --vocab-size 9", "is no whole number with dim = 1024, heads = 15"),
-        (f"{GPT} --num-layers 12", "--num-layers: has the values 12 and 24; give those of one model"),
-        (f"{GPT} --vocab-size 9 --multi-latent-attention", "--multi-latent-attention: makes a model that cannot"),
+        (GPT.replace(" 24", " x"), "--num-layers: 'x': must be an integer"),
+        (GPT.replace(" 24", " $DEPTH"), "--num-layers: '.DEPTH': must be an integer .* replace the variable"),
+        (f"{GPT.replace('16', '15')} --vocab-size 9", "is not an integer for dim = 1024, heads = 15"),
+        (f"{GPT} --num-layers 12", "--num-layers: has several values, 12 and 24; use one model"),
+        (f"{GPT} --vocab-size 9 --multi-latent-attention", "--multi-latent-attention: models with this option cannot"),
         (
             f"{GPT} --vocab-size 9 --position-embedding-type relative",
-            "'relative' cannot be simulated, only learned_absolute",
+            "'relative' cannot be simulated; supported: learned_absolute",
         ),
-        (f"{GPT} --vocab-size 9 --qk-layernorm", "can be simulated with --normalization RMSNorm only"),
+        (f"{GPT} --vocab-size 9 --qk-layernorm", "can only be simulated with --normalization RMSNorm"),
         (
             f"{GPT} --vocab-size 9 --num-experts 8",
-            "--num-experts: can be simulated with --disable-bias-linear and --swiglu only",
+            "--num-experts: can only be simulated with --disable-bias-linear and --swiglu",
         ),
         (f"{GPT} --vocab-size 9 --hidden-dropout much", "--hidden-dropout: 'much' is not a number"),
         (f"{GPT} --vocab-size 9 +depth=3", "unknown parameter 'depth'"),
@@ -289,9 +291,9 @@ def test_a_table_of_tensors(tmp_path: Path):
         "conv1.weight": (64, 147), "bn1.weight": (64,), "fc.weight": (1000, 512), "fc.bias": (1000,)
     }  # fmt: skip
     assert (
-        "work of 3 tensors is estimated, 2 FLOPs per parameter and sample; activations are not known" in model.notes[0]
+        "work of 3 tensors is estimated as 2 FLOPs per parameter and sample; activations are unknown" in model.notes[0]
     )
-    assert "2 tensors are no parameters" in model.notes[1]
+    assert "2 tensors are not parameters" in model.notes[1]
     result = simulate("cloud-25g-16x8-v100", str(path), AllReduce(), workers=4, batch_size=8)
     assert set(model.notes) <= set(result.notes)
     assert isinstance(summary(model), str)
@@ -312,24 +314,24 @@ def test_tables_in_json_and_safetensors(tmp_path: Path):
     path.write_bytes(struct.pack("<Q", len(data)) + data + bytes(60))
     assert _same(load_model(path))
     path.write_bytes(data[:10])
-    with pytest.raises(ConfigError, match="has no header of safetensors"):
+    with pytest.raises(ConfigError, match="the safetensors header is missing"):
         load_model(path)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,shape\na.weight,3xfour\n", "mine.csv:2: shape: '3xfour': must be at most 6 whole numbers above 0"),
-        ("name,shape\na.weight,3x0\n", "shape: '3x0': must be at most 6 whole numbers above 0"),
-        ("name,shape\na.weight,3\na.weight,4\n", "'a.weight' occurs twice"),
-        ("name,shape\n", "has no learned tensor"),
-        ("name,shape\n,3\n", "name: '' occurs twice, or is empty"),
+        ("name,shape\na.weight,3xfour\n", "mine.csv:2: shape: '3xfour': must be at most 6 positive integers"),
+        ("name,shape\na.weight,3x0\n", "shape: '3x0': must be at most 6 positive integers"),
+        ("name,shape\na.weight,3\na.weight,4\n", "'a.weight' appears twice"),
+        ("name,shape\n", "no learned tensor found"),
+        ("name,shape\n,3\n", "name: '' appears twice, or is empty"),
         ("name,shape,flops\na,3,-1\n", "flops: .*must not be negative"),
         ("name,shape\na,99999999999x99999999\n", r"1e\+19 parameters up to 'a'; correct the sizes"),
-        ("name,size\na,3\n", "begins with 'name,size a,3', which is no config.json, arguments of Megatron-LM or table"),
-        ('{"weight_map": {"a": "x.safetensors"}}', "is an index without shapes; give one of its .safetensors files"),
+        ("name,size\na,3\n", "begins with 'name,size a,3', but must be a config.json, arguments of Megatron-LM or a"),
+        ('{"weight_map": {"a": "x.safetensors"}}', "an index without shapes; use one of its .safetensors files"),
         ('{"a": 3}', "a: must be a shape, or an object with one, not 3"),
-        ("", "begins with '', which is no config.json"),
+        ("", "begins with '', but must be a config.json"),
     ],
 )
 def test_wrong_tables_are_errors_of_one_line(tmp_path: Path, text: str, message: str):
@@ -344,7 +346,7 @@ def test_wrong_tables_are_errors_of_one_line(tmp_path: Path, text: str, message:
 def test_options_of_a_table_are_an_error(tmp_path: Path):
     path = tmp_path / "mine.csv"
     path.write_text(TABLE)
-    with pytest.raises(ConfigError, match="is a table of tensors, which has no options; leave \\+seq=3 out"):
+    with pytest.raises(ConfigError, match="tables of tensors have no options; remove \\+seq=3"):
         load_model(f"{path}+seq=3")
     with pytest.raises(ConfigError, match="no such file"):
         load_model(tmp_path / "missing.json")

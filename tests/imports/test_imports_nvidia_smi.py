@@ -102,9 +102,9 @@ def test_copies_are_joined_by_their_nics(tmp_path):
     made = read(tmp_path, DGX1, nvlink_bandwidth="25 GB/s", n_hosts=2, nic_bandwidth="100 Gbit/s")
     assert made.host_names == ("node0", "node1")
     assert made.link_kind.count("nic") == 2 * 4
-    with pytest.raises(ConfigError, match="does not say how fast the NICs are; give nic_bandwidth"):
+    with pytest.raises(ConfigError, match="the speed of the NICs is missing; set nic_bandwidth"):
         read(tmp_path, DGX1, nvlink_bandwidth="25 GB/s", n_hosts=2)
-    with pytest.raises(ConfigError, match="a machine without a NIC of known speed cannot be joined"):
+    with pytest.raises(ConfigError, match="machines can only be connected if the speed of a NIC is known"):
         read(tmp_path, PCIE, n_hosts=2, nic_bandwidth="100 Gbit/s")
 
 
@@ -115,7 +115,7 @@ def test_the_pcie_generation_follows_the_device(tmp_path, device, rate):
     """A NIC of 200 Gbit/s is not halved by the PCIe of an A100; what is given counts."""
     made = read(tmp_path, PCIE, device=device)
     assert {value for pair, value in links(made).items() if value[0] == "pcie"} == {("pcie", rate)}
-    assert ("PCIe: 12 GB/s" in " ".join(made.notes)) == (device is None)
+    assert ("PCIe 3.0 with 12 GB/s" in " ".join(made.notes)) == (device is None)
     assert links(read(tmp_path, PCIE, device=device, pcie_bandwidth="6 GB/s"))["cpu1", "gpu3"] == ("pcie", 6.0)
     pod = read(tmp_path, DGX1, nvlink_bandwidth="25 GB/s", n_hosts=2, nic_bandwidth="200 Gbit/s", device=device)
     pair = [pod.node("node0.gpu0"), pod.node("node1.gpu0")]
@@ -133,14 +133,14 @@ def test_soc_is_the_old_name_of_sys(tmp_path):
         (PCIE.replace("GPU1\tPIX", "GPU1\tPXB"), {}, r"topo\.txt:3: GPU1 - GPU0 is PXB, but GPU0 - GPU1 is PIX"),
         (PCIE.replace("GPU3\tSYS\tSYS\tSYS\t X \t14-27,42-55\t1\n", "GPU3\tSYS\n"), {}, ":5: has 1 of 4 entries"),
         (PCIE.replace("GPU3\tSYS\tSYS\tSYS\t X \t14-27,42-55\t1\n", ""), {}, "the row of GPU3 is missing"),
-        (PCIE.replace("PIX", "PIG"), {}, ":2: GPU0 - GPU1 is 'PIG', which is none of NV#"),
-        (PCIE.replace("GPU0\t X ", "GPU0\tPIX"), {}, ":2: GPU0 - GPU0 is PIX; only the diagonal is X"),
-        (PCIE, {"nvlink_bandwidth": "25 GB/s"}, "has no NV#; leave nvlink_bandwidth out"),
-        (PCIE, {"nvswitch": True}, "has no NV#; leave it out"),
-        (PCIE, {"nic_bandwidth": "1 GB/s"}, "has no effect on one machine"),
+        (PCIE.replace("PIX", "PIG"), {}, ":2: GPU0 - GPU1 is 'PIG'; must be NV#"),
+        (PCIE.replace("GPU0\t X ", "GPU0\tPIX"), {}, ":2: GPU0 - GPU0 is PIX; X must be on the diagonal"),
+        (PCIE, {"nvlink_bandwidth": "25 GB/s"}, "nvlink_bandwidth has no effect, because the matrix has no NV#"),
+        (PCIE, {"nvswitch": True}, "nvswitch = True has no effect, because the matrix has no NV#; remove it"),
+        (PCIE, {"nic_bandwidth": "1 GB/s"}, "has no effect on a single machine"),
         (PCIE, {"pcie_bandwidth": "12"}, "pcie_bandwidth: '12' has no unit"),
-        (DGX1, {}, "does not say how fast an NVLink is; give nvlink_bandwidth"),
-        ("GPU 0: NVIDIA A100\n", {}, "has no matrix"),
+        (DGX1, {}, "the speed of the NVLinks is missing; set nvlink_bandwidth"),
+        ("GPU 0: NVIDIA A100\n", {}, "no matrix found"),
     ],
     ids=[
         "asymmetric", "cut", "missing", "unknown", "diagonal", "nvlink", "switch", "nic", "unit", "bond",
@@ -173,9 +173,9 @@ def test_the_list_of_nvlinks_says_how_fast_they_are(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "facts", "message"),
     [
-        (STATUS, {"nvlink_bandwidth": "25 GB/s"}, "says how fast an NVLink is .*; leave nvlink_bandwidth out"),
-        (STATUS.replace("Link 1: 25", "Link 1: 20"), {}, r":3: GPU0 has a link of 20.781 GB/s, others of 25.781"),
-        (STATUS + STATUS.replace("GPU 0", "GPU 2").replace("GPU 1", "GPU 3"), {}, "lists NVLinks, not where they lead"),
+        (STATUS, {"nvlink_bandwidth": "25 GB/s"}, "the file has the speed of the NVLinks .*; remove nvlink_bandwidth"),
+        (STATUS.replace("Link 1: 25", "Link 1: 20"), {}, r":3: GPU0 has a link of 20.781 GB/s, but other links have"),
+        (STATUS + STATUS.replace("GPU 0", "GPU 2").replace("GPU 1", "GPU 3"), {}, "the file lists NVLinks, but not"),
     ],
 )
 def test_lists_of_nvlinks_that_do_not_suffice(tmp_path, text, facts, message):

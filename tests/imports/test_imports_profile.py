@@ -46,13 +46,13 @@ def test_times_are_matched_by_class_and_order(workload):
 def test_another_model_is_refused(workload):
     first = next(layer.name for layer in workload.model.layers if layer.type == "conv")
     n_convs = sum(layer.type == "conv" for layer in workload.model.layers)
-    message = f"the trace calls {n_convs - 1} modules that are 'conv', the model 'resnet18-cifar' has {n_convs}"
+    message = f"the trace has {n_convs - 1} modules of type 'conv', but the model 'resnet18-cifar' has {n_convs}"
     with pytest.raises(ConfigError, match=message):
         profile_workload(workload, traced(workload.model, drop=first))
 
 
 def test_unknown_modules_and_traces_without_layers_are_refused(workload):
-    with pytest.raises(ConfigError, match="the module 'MyLayer_3', of a class that no layer"):
+    with pytest.raises(ConfigError, match="the class of module 'MyLayer_3' in the trace has no corresponding layer"):
         profile_workload(workload, [*traced(workload.model), LayerTime("MyLayer_3", 1.0, 1.0, 1.0)])
     with pytest.raises(ConfigError, match="with_stack=True"):
         profile_workload(workload, [])

@@ -75,14 +75,14 @@ def test_several_machines_have_a_nic_each(tmp_path):
 @pytest.mark.parametrize(
     ("text", "facts", "message"),
     [
-        (TABLES, {}, r"topo\.txt: does not say how fast XGMI is; give xgmi_bandwidth \(--bandwidth\)"),
-        (TABLES.replace("XGMI", "PCIE"), {"xgmi_bandwidth": 1e9}, "has no XGMI; leave xgmi_bandwidth out"),
-        (TABLES, {"xgmi_bandwidth": 1e9, "n_hosts": 2}, "says nothing of NICs; give nic_bandwidth"),
-        (TABLES, {"xgmi_bandwidth": 1e9, "nic_bandwidth": 1e9}, "has no effect on one machine"),
+        (TABLES, {}, r"topo\.txt: the speed of XGMI is missing; set xgmi_bandwidth \(--bandwidth\)"),
+        (TABLES.replace("XGMI", "PCIE"), {"xgmi_bandwidth": 1e9}, "xgmi_bandwidth has no effect, because there is no"),
+        (TABLES, {"xgmi_bandwidth": 1e9, "n_hosts": 2}, "the file does not list NICs; set nic_bandwidth"),
+        (TABLES, {"xgmi_bandwidth": 1e9, "nic_bandwidth": 1e9}, "has no effect on a single machine"),
         (TABLES.replace("GPU1   XGMI", "GPU1   PCIE"), {}, r":\d+: GPU1 - GPU0 is PCIE, but GPU0 - GPU1 is XGMI"),
         (TABLES.replace("PCIE            PCIE            0", "PCIE            0"), {}, r":\d+: has 3 of 4 entries"),
-        (TABLES.replace("XGMI", "QPI "), {}, "GPU0 - GPU1 is 'QPI' over '1' hops; known are XGMI and PCIE"),
-        (table("Weight between two GPUs", hops), {}, "has no table of link types; save rocm-smi --showtopo"),
+        (TABLES.replace("XGMI", "QPI "), {}, "GPU0 - GPU1 is 'QPI' over '1' hops; must be XGMI or PCIE"),
+        (table("Weight between two GPUs", hops), {}, "no table of link types found; save the output of rocm-smi"),
         (TABLES[: TABLES.index("GPU1   XGMI")], {}, "GPU1 - GPU2 is missing; is the table complete?"),
     ],
 )

@@ -64,18 +64,18 @@ def test_latencies(tmp_path, text, value):
         ("125MBps", "125MB", r"platform\.xml:5: <cluster>: bw = '125MB' has the unknown unit 'MB'"),
         ("125MBps", "fast", "bw = 'fast' is not a quantity"),
         ("125MBps", "0Bps", "bw = '0Bps' must be above 0"),
-        ("50us", "-1us", "lat = '-1us' must not be negative"),
+        ("50us", "-1us", "lat = '-1us' must be from 0"),
         ("1Gf", "1Gflop", "speed = '1Gflop' has the unknown unit"),
-        ("0-3", "3-0", "radical = '3-0': '3-0' is no range"),
-        ("0-3", "0-3,2", "names a host twice"),
+        ("0-3", "3-0", "radical = '3-0': '3-0' is not a range"),
+        ("0-3", "0-3,2", "contains a host twice"),
         ("0-3", "0-99999999", "gives more than 100000 hosts"),
         ('bw="125MBps"', "", "the attribute 'bw' is missing"),
-        ("/>", ' limiter_link="1GBps"/>', "limiter_link is not supported"),
+        ("/>", ' limiter_link="1GBps"/>', "limiter_link .* is not supported"),
         ("/>", ' sharing_policy="FATPIPE"/>', "'FATPIPE' is not supported"),
         ("/>", ' topology="MESH"/>', "topology = 'MESH' is unknown"),
         ("/>", ' topology="TORUS" topo_parameters="3,2"/>', "has 6 places, radical = '0-3' 4 hosts"),
         ("/>", ' topology="FAT_TREE" topo_parameters="2;4,4;1,2"/>', "must be levels;down;up;cables"),
-        ("/>", ' topology="DRAGONFLY" topo_parameters="2,x;1,1;1,1;2"/>', "'2,x' must be whole numbers"),
+        ("/>", ' topology="DRAGONFLY" topo_parameters="2,x;1,1;1,1;2"/>', "'2,x' must be integers"),
         ("/>", ' topology="FAT_TREE" topo_parameters="1;4;9999;9999"/>', "level 1 is too large"),
     ],
 )
@@ -237,16 +237,16 @@ def test_zones_of_host_links_and_a_backbone(tmp_path):
 @pytest.mark.parametrize(
     ("body", "old", "new", "message"),
     [
-        (DOGBONE, '<route src="C1" dst="C2"', '<route src="C1" dst="C3"', r"xml:18: <route>: 'C3' is no host"),
+        (DOGBONE, '<route src="C1" dst="C2"', '<route src="C1" dst="C3"', r"xml:18: <route>: 'C3' is not a host"),
         (DOGBONE, '<link_ctn id="3"/><link_ctn id="5"/></route>\n', "</route>\n", "'C1' to 'C2' has no link"),
-        (DOGBONE, '<link_ctn id="4"/></route>', '<link_ctn id="9"/></route>', r"xml:17: .*the link '9' does not exist"),
+        (DOGBONE, '<link_ctn id="4"/></route>', '<link_ctn id="9"/></route>', r"xml:17: .*the link '9' is not"),
         (DOGBONE, 'routing="Full"', 'routing="Vivaldi"', r"xml:4: <zone>: routing = 'Vivaldi' is not supported"),
         (DOGBONE, '<link id="1"', '<peer id="1"', r"xml:6: <peer>: is not supported"),
         (DOGBONE, '<link id="2" ', '<link id="2" bandwidth_file="x" ', r"xml:7: <link>: bandwidth_file"),
         (DOGBONE, "SPLITDUPLEX", "FATPIPE", r"xml:7: <link>: sharing_policy = 'FATPIPE' is not supported"),
-        (DOGBONE, '<host id="S2"', '<host id="S1"', r"xml:5: <host>: id = 'S1' is taken"),
+        (DOGBONE, '<host id="S2"', '<host id="S1"', r"xml:5: <host>: id = 'S1' is already taken"),
         (TWO, "gw_src=\"n-a_router\"", 'gw_src="n-b_router"', r"xml:8: .*'n-b_router' is not in the zone 'a'"),
-        (TWO, '<ASroute src="a" dst="b"', '<ASroute src="a" dst="c"', r"xml:8: <ASroute>: 'c' is no zone"),
+        (TWO, '<ASroute src="a" dst="b"', '<ASroute src="a" dst="c"', r"xml:8: <ASroute>: 'c' is not a zone"),
         (ROUTERS, '<route src="r" dst="b">', '<route src="r" dst="b" symmetrical="NO">', None),
         (ROUTERS, '<route src="a" dst="r">', '<route src="a" dst="r" symmetrical="so">', "'SO' must be YES or NO"),
     ],
@@ -266,7 +266,7 @@ def test_hosts_without_a_route_are_refused_when_they_communicate(tmp_path):
     assert along(made, "S1", "C1")[0] == pytest.approx(12e-3)
     made.save(tmp_path / "saved.toml")
     for each in (made, load_cluster(tmp_path / "saved.toml")):
-        with pytest.raises(ConfigError, match="no path leads from 'C1' to 'C2'; add a route or leave one of them out"):
+        with pytest.raises(ConfigError, match="no path from 'C1' to 'C2'; add a route, or do not use both nodes"):
             each.routes([each.node("C1")], [each.node("C2")])
 
 
@@ -287,7 +287,7 @@ def test_clients_of_a_server_train_without_routes_between_them(tmp_path):
         compute=ddlsim.Measured("10 ms", 8),
     )  # fmt: skip
     assert result.step_time == pytest.approx(10e-3 + 2 * (1e-3 + 246_824 / 125e6), rel=1e-6)
-    with pytest.raises(ConfigError, match="no path leads from 'c0' to 'c1'"):
+    with pytest.raises(ConfigError, match="no path from 'c0' to 'c1'"):
         ddlsim.simulate(cluster_, "lenet5", ddlsim.AllReduce(), 8, workers=[1, 2], steps=3)
 
 
@@ -311,7 +311,7 @@ def test_hosts_compute_at_their_pstate_and_availability(tmp_path, attributes, sh
     ("attributes", "message"),
     [
         ('speed="100Mf,50Mf" pstate="2"', r"<host>: pstate = 2: speed = '100Mf,50Mf' has the states 0 to 1"),
-        ('speed="100Mf" pstate="fast"', "pstate = 'fast' is not a whole number"),
+        ('speed="100Mf" pstate="fast"', "pstate = 'fast' is not an integer"),
         ('speed="100Mf" availability="0"', r"\(pstate 0, times availability\) must be from 1 to 1e\+30 flop/s"),
         ('speed="100Mf" availability="half"', "availability = 'half' is not a quantity"),
         ('speed="100Mf" state="BROKEN"', "state = 'BROKEN' must be ON or OFF"),
@@ -323,16 +323,16 @@ def test_bad_pstates_are_refused(tmp_path, attributes, message):
 
 
 def test_hosts_and_links_that_are_off_are_left_out_with_a_warning(tmp_path):
-    with pytest.warns(UserWarning, match=r"left out, state OFF: b \(1 in all\)"):
+    with pytest.warns(UserWarning, match=r"skipped parts in state OFF: b \(1 in total\)"):
         made = read(tmp_path, SPEEDS.format('speed="1Gf" state="OFF"'))
     assert made.host_names == ("a", "c")
     assert made.speed[: len(made.workers)].tolist() == [1.0, 0.8]
-    with pytest.warns(UserWarning, match=r"left out, state OFF: l1"):
+    with pytest.warns(UserWarning, match=r"skipped parts in state OFF: l1"):
         made = read(tmp_path, star_platform(3).replace('<link id="l1"', '<link id="l1" state="OFF"'))
     assert along(made, "s", "c0")[0] == 1e-3
-    with pytest.raises(ConfigError, match="no path leads from 's' to 'c1'"):
+    with pytest.raises(ConfigError, match="no path from 's' to 'c1'"):
         along(made, "s", "c1")
-    with pytest.raises(ConfigError, match="holds no host that is ON"):
+    with pytest.raises(ConfigError, match="contains no host that is ON"):
         read(tmp_path, '<zone id="z" routing="Full"><host id="a" speed="1Gf" state="OFF"/></zone>')
 
 
@@ -374,12 +374,12 @@ def test_zones_are_crossed_on_the_way_to_others(tmp_path, routing):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('<platform>\n<zone id="a" routing="Full">\n</platform>', r":3: is not valid XML: mismatched tag"),
-        ('<!DOCTYPE p [<!ENTITY x "y">]>\n<platform>&x;</platform>', "declares a DTD or an entity, which is refused"),
-        ('<?xml version="1.0"?>\n<graph/>', r":2: <graph>: is no SimGrid platform"),
-        ("<platform/>", "must hold one <zone> or one <cluster>"),
-        ("<p>" * 200, "nested more than 100 deep"),
-        ("", "is not valid XML"),
+        ('<platform>\n<zone id="a" routing="Full">\n</platform>', r":3: not valid XML: mismatched tag"),
+        ('<!DOCTYPE p [<!ENTITY x "y">]>\n<platform>&x;</platform>', "DTDs and entity declarations are not allowed"),
+        ('<?xml version="1.0"?>\n<graph/>', r":2: <graph>: not a SimGrid platform"),
+        ("<platform/>", "must contain one <zone> or one <cluster>"),
+        ("<p>" * 200, "nested more than 100 levels deep"),
+        ("", "not valid XML"),
     ],
     ids=["cut", "entity", "other", "empty", "deep", "nothing"],
 )
@@ -407,5 +407,5 @@ def test_cabinets_share_a_backbone(tmp_path):
 
 def test_profiles_joined_by_trace_connect_are_left_out_aloud(tmp_path):
     traces = '<trace id="t" periodicity="1">0 1</trace>{}<trace_connect kind="SPEED" trace="t" element="S1"/>'
-    with pytest.warns(UserWarning, match=r"1 <trace_connect> left out: speeds and rates are constant"):
+    with pytest.warns(UserWarning, match=r"1 <trace_connect> skipped; speeds and rates are constant"):
         assert len(read(tmp_path, traces.format(DOGBONE)).workers) == 4

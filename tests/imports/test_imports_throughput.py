@@ -52,11 +52,11 @@ def test_names_of_throughput(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        (LONG, {"batch_size": 32}, r"table\.csv:1: has the column 'batch_size'; leave batch_size out"),
+        (LONG, {"batch_size": 32}, r"table\.csv:1: the table has the column 'batch_size'; remove batch_size"),
         ("model,images/s\nvgg16,3\n", {}, ":1: needs one column of ranks, named like 'gpus' or 'workers', not 0"),
         ("gpus,workers,images/s\n1,1,3\n", {}, "not 2"),
         ("gpus,images/s\n", {}, "has a heading but no throughput"),
-        ('gpus,images/s\n"1,2\n', {}, "is no table with one row per line"),
+        ('gpus,images/s\n"1,2\n', {}, "not a table with one row per line"),
         ("", {}, "is empty"),
     ],
     ids=["batch", "ranks", "two", "heading", "quote", "empty"],
@@ -70,15 +70,15 @@ def test_what_is_refused_is_named_with_its_line(tmp_path, text, arguments, messa
     ("old", "new", "message"),
     [
         ("1480.5", "fast", ":3: images/s = 'fast' is not a number"),
-        ("vgg16,8", "vgg16,8.5", ":3: gpus = '8.5' must be a whole number"),
-        ("vgg16,16,32,2710", "vgg16,16,32", ":4: has 3 cells, the heading 4"),
-        ("1480.5", "-3", ":3: images/s = '-3' must be finite and not negative"),
-        ("1480.5", "inf", ":3: images/s = 'inf' must be finite and not negative"),
+        ("vgg16,8", "vgg16,8.5", ":3: gpus = '8.5' must be an integer"),
+        ("vgg16,16,32,2710", "vgg16,16,32", ":4: has 3 cells, but the heading has 4"),
+        ("1480.5", "-3", ":3: images/s = '-3' must be from 0"),
+        ("1480.5", "inf", ":3: images/s = 'inf' must be from 0"),
     ],
 )
 def test_a_cell_that_cannot_be_used_does_not_cost_the_others(tmp_path, old, new, message):
     n_rows = len(read_throughput(write(tmp_path, LONG)))
-    with pytest.warns(UserWarning, match=f"1 entries left out, the first: .*{message}"):
+    with pytest.warns(UserWarning, match=f"1 entries skipped; the first: .*{message}"):
         assert len(read_throughput(write(tmp_path, LONG.replace(old, new)))) == n_rows - 1
     with pytest.raises(ConfigError, match=":2: images/s = 'x' is not a number"):
         read_throughput(write(tmp_path, "gpus,images/s\n8,x\n"))

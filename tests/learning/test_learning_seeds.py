@@ -12,7 +12,7 @@ from scipy import stats
 import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Row
-from ddlsim.run.seeds import SeedRun, Seeds
+from ddlsim.run.seeds import SeedRun, Seeds, t_quantile
 
 
 def experiment(strategy=None, **more):
@@ -54,6 +54,13 @@ def test_intervals_are_students():
     low, high = stats.t.interval(0.9, 3, np.mean(values), stats.sem(values))
     assert (found.mean, found.low, found.high) == pytest.approx((0.5, low, high))
     assert (found.n, found.n_missed, found.median) == (4, 0, 0.45)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_quantiles_of_students_t_are_scipys(level):
+    for dof in (1, 2, 2.5, 3, 9, 50.5, 199):
+        assert t_quantile(dof, level) == pytest.approx(stats.t.ppf(0.5 + level / 2, dof), rel=1e-10)
+    assert t_quantile(math.inf, level) == pytest.approx(stats.norm.ppf(0.5 + level / 2), rel=1e-12)
 
 
 def test_intervals_do_not_go_beyond_what_there_is():

@@ -104,7 +104,7 @@ def test_missing_and_binary_files(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no \.csv or \.jsonl file"):
         read_measurements(tmp_path)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+    with pytest.raises(ConfigError, match="invalid UTF-8"):
         read_measurements(tmp_path / "binary.csv")
 
 

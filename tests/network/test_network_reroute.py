@@ -192,5 +192,5 @@ def test_no_byte_is_lost_whatever_goes_down(share, shape, data):
 
 
 def test_links_that_are_not_there_are_refused():
-    with pytest.raises(ConfigError, match=r"has the links 0\.\.15, and no link 16"):
+    with pytest.raises(ConfigError, match="has no link 16; its links are 0 to 15"):
         CLOS.around([3, 16])

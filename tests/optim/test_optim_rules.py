@@ -183,9 +183,9 @@ class Wrong(Momentum):
 @pytest.mark.parametrize(
     ("mistake", "said"),
     [
-        ("in place", "changes an argument in place; return new arrays"),
+        ("in place", "modifies an argument in place; return new arrays"),
         ("float64", "parameters of type float32 become float64"),
-        ("moves", "its first update with rate 0 moves the parameters"),
+        ("moves", "the first update changes the parameters although the learning rate is 0"),
         ("count", "n_updates is 0 after 1 updates"),
     ],
 )

@@ -189,18 +189,30 @@ print(*ddlsim.cluster_names(), *ddlsim.model_names(), *ddlsim.device_names())
     run(installed / "python", "-m", "pip", "check", cwd=tmp_path)
 
 
-def test_a_study_becomes_a_page(installed, tmp_path):
-    """Processes are started, a store is written, and the templates of the page are there."""
+def test_installing_takes_at_most_350_mb(installed, tmp_path):
+    """Without extras, without the environment's own pip and setuptools, and without compiled modules."""
+    code = """
+from importlib.metadata import distributions
+files = {file.locate() for d in distributions() if d.name not in ("pip", "setuptools") for file in d.files}
+print(sum(file.stat().st_size for file in files if file.suffix != ".pyc" and file.exists()))
+"""
+    assert 250e6 < float(run(installed / "python", "-c", code, cwd=tmp_path)) < 350e6
+
+
+def test_a_study_becomes_a_table(installed, tmp_path):
+    """Processes are started, and a store is written. A report has pictures, and the error names what they need."""
     (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
     run(installed / "ddlsim", "sweep", "study.toml", "--out", "study.sqlite", "--jobs", "2", cwd=tmp_path)
-    run(installed / "ddlsim", "report", "study.sqlite", "--html", "report.html", cwd=tmp_path)
-    assert "office-1gbe" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 done of 2 points" in run(installed / "ddlsim", "report", "study.sqlite", cwd=tmp_path)
+    report = [str(installed / "ddlsim"), "report", "study.sqlite", "--html", "report.html"]
+    done = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, "pip install 'ddlsim[plots]'" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.fixture(scope="module")
 def environment(built, tmp_path_factory):
-    """One more, for what need not be tried with every Python: with the stubs that mypy needs for pandas."""
-    wheel = f"{only(built, '*.whl')}[typing]"
+    """One more, for what need not be tried with every Python: with plots and fits, and the stubs of pandas for mypy."""
+    wheel = f"{only(built, '*.whl')}[fit,plots,typing]"
     return new_environment(tmp_path_factory.mktemp("user") / "user", sys.executable, wheel, "mypy")
 
 
@@ -211,6 +223,14 @@ def test_what_the_readme_shows_runs(environment, tmp_path):
     for n, code in enumerate(blocks):
         (tmp_path / f"block{n}.py").write_text(code, encoding="utf-8")
         assert run(environment / "python", "-W", "error", f"block{n}.py", cwd=tmp_path, MPLBACKEND="agg").strip(), code
+
+
+def test_a_study_becomes_a_page(environment, tmp_path):
+    """The templates of the page are there."""
+    (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
+    run(environment / "ddlsim", "sweep", "study.toml", "--out", "study.sqlite", cwd=tmp_path)
+    run(environment / "ddlsim", "report", "study.sqlite", "--html", "report.html", cwd=tmp_path)
+    assert "office-1gbe" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_type_checker_knows_the_types(environment, tmp_path):

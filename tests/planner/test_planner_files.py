@@ -125,7 +125,7 @@ def test_bad_questions_are_refused(tmp_path, text, said):
 
 def test_code_in_a_question_needs_leave(tmp_path):
     path = written(tmp_path, QUESTION.replace('type = "fsdp"', 'type = "own:Way"'))
-    with pytest.raises(ConfigError, match="would import code; if you trust the file, use allow_code=True"):
+    with pytest.raises(ConfigError, match="would import code; if you trust the file, set allow_code=True"):
         load_question(path)
 
 

@@ -215,7 +215,7 @@ def test_a_plan_says_what_no_run_of_the_model_simulates() -> None:
     given = {"workers": [4], "strategies": [AllReduce()], "batch_sizes": [64], "jobs": 1}
     notes = recommend("office-1gbe", "dlrm", **given).notes  # type: ignore[arg-type]
     (note,) = [note for note in notes if "is not simulated" in note]
-    assert note.startswith("dlrm: the exchange of branch2.embedding_bag1 is not simulated, so steps come out too short")
+    assert note.startswith("dlrm: the all-to-all of branch2.embedding_bag1 is not simulated, so steps are too short")
     assert not [note for note in plan(workers=[4]).notes if "is not simulated" in note]
 
 

@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_told_as_a_run_tells_it():
     fit = later()
     assert fit.warning
     assert ddlsim.simulate(found[0].experiment).warnings[0].startswith(fit.warning)
-    assert f"{fit.held / 1e9:.1f} GB but v100" in fit.warning
+    assert f"{fit.held / 1e9:.1f} GB, but v100" in fit.warning
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"device": "v10"}, "unknown device 'v10'; did you mean 'v100'?"),
     ({"device": 5}, "device = 5: must be a name such as 'v100', a device file or a Device"),
     ({"device": "v100", "precision": "fp61"}, "precision = 'fp61': must be one of fp32, tf32, fp16, bf16, fp8, "),
-    ({"device": "k80", "precision": "fp16"}, "precision: k80 has no matrix products in fp16, only in fp32"),
+    ({"device": "k80", "precision": "fp16"}, "precision: k80 does not support matrix products in fp16; supported: f"),
     ({"gradient_dtype": "fp8"}, "gradient_dtype = 'fp8': must be 'fp32', 'fp16' or 'bf16'; did you mean 'fp32'?"),
     ({"batch_size": 0}, "batch_size = 0: must be a whole number of at least 1"),
     ({"batch_size": 1.5}, "batch_size = 1.5: must be a whole number of at least 1"),
@@ -92,11 +92,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"jitter": "exponential"}, "jitter = 'exponential': must be an object such as ddlsim.Lognormal(0.1)"),
     ({"jitter": 0.3}, "jitter = 0.3: must be an object such as ddlsim.Lognormal(0.1)"),
     ({"compute": "97 ms"}, "compute = '97 ms': must be a Measured, Affine, PerKernel, Roofline or Traced, such as"),
-    ({"compute": Measured("1 ms", 16)}, "the step was measured at batch_size = 16, not 8"),
-    ({"cluster": two_islands()}, "no path leads from 'h0' to 'h2'; add a link or leave one of them out"),
+    ({"compute": Measured("1 ms", 16)}, "the step was measured with batch_size = 16, not 8"),
+    ({"cluster": two_islands()}, "no path from 'h0' to 'h2'; add a link, or do not use both nodes"),
     (
         {"cluster": two_islands(), "workers": 2, "strategy": ParameterServer()},
-        "no path leads from 'h0' to 'h2'; add a link or leave one of them out",
+        "no path from 'h0' to 'h2'; add a link, or do not use both nodes",
     ),
     (
         {"strategy": ParameterServer(1)},
@@ -128,7 +128,7 @@ PARTS: list[tuple[Callable[[], object], str]] = [
     (lambda: DataSet("d", np.full((2, 1, 2, 2), np.nan, np.float32), np.array([0, 1]), ("a", "b")), "finite numbers"),
     (lambda: LocalSGD(4, algorithm="rign"), "LocalSGD: unknown all_reduce algorithm 'rign'; did you mean 'ring'?"),
     (lambda: ShardedUpdate(all_gather="auto"), "ShardedUpdate: unknown all_gather algorithm 'auto'"),
-    (lambda: AllReduce("no_such_module:f"), "'no_such_module'; write it 'package.module:function'"),
+    (lambda: AllReduce("no_such_module:f"), "'no_such_module'; expected 'package.module:function'"),
     (lambda: AllReduce(algoritm="ring"), "AllReduce: unknown argument 'algoritm'; did you mean 'algorithm'?"),
     (lambda: BackupWorkers(1, restart="no"), "BackupWorkers: restart = 'no': must be True or False"),
     (lambda: AllReduce("ring", "dpp"), "unknown overlap 'dpp'; did you mean 'ddp'?"),
@@ -191,7 +191,7 @@ def test_a_batch_that_does_not_fit_is_a_warning() -> None:
     result = simulate(cluster, "vgg16", batch_size=4096, steps=1, warmup=0)
     (warning,) = result.warnings
     need = 12 * 138357544 + 4 * result.workloads[0].model.activation_nbytes / 4 * 4096
-    assert f"vgg16 with batch size 4096 in fp32 needs about {need / 1e9:.1f} GB but v100 has 17.2 GB" in warning
+    assert f"vgg16 with batch size 4096 in fp32 needs about {need / 1e9:.1f} GB, but v100 has 17.2 GB" in warning
     largest = int(warning.rsplit(" ", 1)[1])
     assert simulate(cluster, "vgg16", batch_size=largest, steps=1, warmup=0).warnings == ()
     assert simulate(cluster, "vgg16", batch_size=largest + 1, steps=1, warmup=0).warnings

@@ -233,7 +233,7 @@ def code(tmp_path, monkeypatch):
     ],
 )
 def test_no_table_of_a_file_imports_code(line, code, tmp_path):
-    with pytest.raises(ConfigError, match=r"e.toml: .* would import code; if you trust the file, use allow_code=True"):
+    with pytest.raises(ConfigError, match=r"e.toml: .* would import code; if you trust the file, set allow_code=True"):
         load(tmp_path, f'cluster = "office-1gbe"\n{line}\n')
     assert code not in sys.modules
 
@@ -347,10 +347,10 @@ def test_parts_of_ones_own_in_a_file_that_is_trusted(code, tmp_path):
     [
         ('"users_own:Damped", beta = 1', "unknown key 'beta'; known: by, weight_decay"),
         ('"users_own:Damped", by = "much"', "by = 'much': must be a number"),
-        ('"users_own:Dampd"', "has no attribute 'Dampd'; write it 'package.module:Name'"),
-        ('"no_such_module:X"', "write it 'package.module:Name', and put its folder into PYTHONPATH"),
-        ('"users_own:star"', "name a dataclass, whose fields are its settings"),
-        ('"users_own:NoFields"', "name a dataclass, whose fields are its settings"),
+        ('"users_own:Dampd"', "has no attribute 'Dampd'; expected 'package.module:Name'"),
+        ('"no_such_module:X"', "expected 'package.module:Name', with its folder in PYTHONPATH"),
+        ('"users_own:star"', "must be a dataclass, whose fields are the settings"),
+        ('"users_own:NoFields"', "must be a dataclass, whose fields are the settings"),
     ],
 )
 def test_what_is_wrong_with_a_part_of_ones_own(kind, text, code, tmp_path):

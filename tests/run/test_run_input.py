@@ -309,9 +309,9 @@ def test_a_bundled_cluster_with_storage():
     named = ddlsim.load_cluster("office-1gbe+storage=100 MB/s")
     assert named.node_kind[named.node("storage")] == "storage"
     assert len(named.workers) == len(ddlsim.load_cluster("office-1gbe").workers)
-    with pytest.raises(ConfigError, match="there is not one switch between machines but 80"):
+    with pytest.raises(ConfigError, match="the cluster has 80 switches between machines"):
         ddlsim.load_cluster("fat-tree-k8-10g+storage=1 GB/s")
-    with pytest.raises(ConfigError, match="name = 'h0' is taken already"):
+    with pytest.raises(ConfigError, match="name = 'h0' is already taken"):
         with_storage("office-1gbe", "h0", read="1 GB/s")
     with pytest.raises(ConfigError, match="unknown node 'swich'; did you mean 'switch'"):
         with_storage("office-1gbe", "nfs0", read="1 GB/s", at="swich")
@@ -327,7 +327,7 @@ def test_a_storage_that_nobody_reads_changes_nothing(name):
         for on in (plain, beside)
     ]
     assert times[0] == times[1]
-    with pytest.raises(ConfigError, match="no place for a storage; let one of its hosts be it"):
+    with pytest.raises(ConfigError, match=r"a storage cannot be added to a grid .*; use the name of one of its hosts"):
         with_storage("torus-2d", "nfs0", read="1 GB/s", at="h0", bandwidth="1 GB/s")
 
 
@@ -430,21 +430,21 @@ def test_a_cluster_without_storage():
         ({"prefetch": -1}, "prefetch = -1: must be a whole number of at least 0"),
         ({"cpu_workers": 0}, "cpu_workers = 0"),
         ({"dataset": "imagnet"}, "unknown data set 'imagnet'; did you mean 'imagenet'"),
-        ({"storage": "nfs0"}, "nothing says what is read from it; give dataset='imagenet'"),
+        ({"storage": "nfs0"}, "requires the size of a sample; set dataset='imagenet'"),
         (
             {"dataset": "imagenet", "cache": Cache("lru", "1 GB")},
-            "cache has no effect on data that lie in every machine",
+            "cache has no effect if every machine has the data in memory",
         ),
-        ({"storage": "a", "sample_bytes": 1.0, "cache": Cache("lru", "1 GB")}, "cache needs to know how much there is"),
-        ({"dataset": "imagenet", "epoch": 2}, "epoch = 2 says what is in caches, and there are none"),
+        ({"storage": "a", "sample_bytes": 1.0, "cache": Cache("lru", "1 GB")}, "cache requires the number of samples"),
+        ({"dataset": "imagenet", "epoch": 2}, "epoch = 2 has no effect without a cache"),
         ({"dataset": "imagenet", "storage": "a", "cache": "lru"}, "cache = 'lru'"),
         (
             {"dataset": "imagenet", "storage": "a", "cache": [Cache("minio", "2 GB"), Cache("minio", "1 GB")]},
-            "cache of 1 GB behind one of 2 GB is never asked",
+            "the cache of 1 GB has no effect, because the cache of 2 GB before it",
         ),
         (
             {"dataset": "imagenet", "storage": "a", "cache": [Cache("lru", "1 GB"), Cache("minio", "2 GB")]},
-            "of several none can be 'lru'",
+            "'lru' cannot be combined with other caches",
         ),
     ],
 )
@@ -458,9 +458,9 @@ def test_inputs_that_make_no_sense(fields, message):
     [
         ({"policy": "fifo"}, "policy = 'fifo'"),
         ({"size": "-1 GB"}, "size"),
-        ({"on": "ssd"}, "on = 'ssd', but nothing says how fast it reads; give read='2 GB/s'"),
-        ({"read": "1 GB/s"}, "is of SSDs; give on='ssd'"),
-        ({"policy": "lru", "partitioned": True}, "partitioned goes with policy = 'minio'"),
+        ({"on": "ssd"}, "on = 'ssd' requires the read bandwidth; set read='2 GB/s'"),
+        ({"read": "1 GB/s"}, "applies to SSDs only; set on='ssd'"),
+        ({"policy": "lru", "partitioned": True}, "partitioned requires policy = 'minio'"),
     ],
 )
 def test_caches_that_make_no_sense(fields, message):

@@ -94,7 +94,7 @@ def test_a_month_of_failing_racks_has_the_availability_of_the_theory():
     ("make", "says"),
     [
         (lambda: Failures("5 h", per="host", machines_per_rack=4), "has no effect with per='host'"),
-        (lambda: taken(torus([4], bandwidth="1 Gbit/s", latency=0.0)), "'h0' of cluster 'torus-4' is on no switch"),
+        (lambda: taken(torus([4], bandwidth="1 Gbit/s", latency=0.0)), "'h0' of cluster 'torus-4' is not connected to"),
         (lambda: Failures("5 h", per="rack", machines_per_rack=0), "machines_per_rack"),
     ],
 )  # fmt: skip

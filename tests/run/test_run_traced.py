@@ -104,10 +104,10 @@ def test_what_does_not_fit_is_said(trace, tmp_path):
     traced = ddlsim.Traced(trace)
     with pytest.raises(ConfigError, match=r"trace.json: the steps were traced at batch_size = 32, not 64; trace that"):
         ddlsim.simulate(experiment(traced, batch_size=64))
-    with pytest.raises(ConfigError, match=r"the trace calls 1 modules that are 'dense', the model 'lenet5'"):
+    with pytest.raises(ConfigError, match=r"the trace has 1 modules of type 'dense', but the model 'lenet5'"):
         ddlsim.simulate(experiment(traced).with_(model="lenet5"))
     unknown = write(tmp_path / "unknown.json", [*MODULES, ("MyAttention_0", 1, 1)])
-    with pytest.raises(ConfigError, match=r"unknown.json: the trace has the module 'MyAttention_0'"):
+    with pytest.raises(ConfigError, match=r"unknown.json: the class of module 'MyAttention_0' in the trace"):
         ddlsim.simulate(experiment(ddlsim.Traced(unknown)))
     bare = write(tmp_path / "bare.json", [])
     with pytest.raises(ConfigError, match=r"bare.json: the trace has no layers; take it with .*with_stack=True"):

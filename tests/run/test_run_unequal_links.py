@@ -208,7 +208,7 @@ def test_in_files_options_and_graphs(tmp_path):
     cluster = load_cluster(path)
     assert (cluster.details.spread == 0.42).all()
     assert cluster.sources == ("LaCurts et al. 2013",)
-    assert "rates apart by 0.42" in cluster.summary()
+    assert "rates vary by 0.42" in cluster.summary()
     assert (Cluster.from_graph(cluster.to_graph()).details.spread == 0.42).all()
     for name in ("office-1gbe+spread=0.42", "aws-p3-2xlarge+transport=ideal+spread=0.42"):
         assert load_cluster(name).details.spread.max() == 0.42

@@ -83,13 +83,13 @@ def test_save_writes_a_file_or_a_program(name, tmp_path):
 def test_what_text_cannot_say_is_refused():
     cluster = ddlsim.load_cluster("office-1gbe")
     for write in (toml_of, python_of):
-        with pytest.raises(ConfigError, match=r"cluster: is an object; save it as a file"):
+        with pytest.raises(ConfigError, match=r"cluster: is an object without a text form; save it"):
             write(ddlsim.Experiment(cluster))
 
     class Slow(ddlsim.Lognormal):
         """A distribution of one's own."""
 
-    with pytest.raises(ConfigError, match=r"jitter = .*: files have no name for it"):
+    with pytest.raises(ConfigError, match=r"jitter = .*: cannot be written to a file"):
         toml_of(ddlsim.Experiment("office-1gbe", jitter=Slow(0.1)))
 
 

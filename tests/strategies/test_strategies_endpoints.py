@@ -102,9 +102,9 @@ def test_a_hybrid_that_waits_sends_nothing_while_it_computes():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Endpoints(8, 8), "cores = 8: must leave some of the 8 cores to compute with; use at most 7"),
+        (lambda: Endpoints(8, 8), "cores = 8: must leave some of the 8 cores for computation; use at most 7"),
         (lambda: Endpoints(0, 8), "cores = 0: must be a whole number of at least 1"),
-        (lambda: Endpoints(2, 32).on("dgx1-v100"), "workers of .* are GPUs, whose cores drive no messages"),
+        (lambda: Endpoints(2, 32).on("dgx1-v100"), "workers of .* are GPUs, whose cores do not drive communication"),
         (lambda: WhileWaiting("horovod"), "overlap = 'horovod': must be"),
         (lambda: Hybrid(overlap="priority"), "'priority': must be 'none', 'layer', 'ddp', DdpBuckets.* WhileWaiting"),
         (lambda: simulate("aws-10g-16", "vgg-a", Hybrid(Distribution(4, 8)), batch_size=256),

@@ -64,7 +64,7 @@ def test_buckets_are_enough():
         (Own, "overlap = .*Own.*: must be one of none, layer, .* a frozen dataclass with a method buckets"),
         (object(), "overlap = .*: must be one of none, layer"),
         (Changing(), r"overlap = .*Changing.*: can change; make it @dataclass\(frozen=True\)"),
-        ("os:no_such", "overlap 'os:no_such': .*; write it 'package.module:Name'"),
+        ("os:no_such", "overlap 'os:no_such': .*; expected 'package.module:Name'"),
     ],
 )
 def test_what_is_wrong_with_an_overlap(overlap, said):

@@ -429,7 +429,7 @@ def test_tensor_exchanges_beside_products():
     computes = tensor_parallel(result.workloads[0], 8, sequence=True).workload.step_time
     assert computes < step[True] < step[False]
     for changes, text in (
-        ({"tensor": 4}, "tp_comm_overlap = True: is of sequence parallelism's exchanges"),
+        ({"tensor": 4}, "tp_comm_overlap = True: requires sequence parallelism"),
         ({"tensor": 16, "sequence": True}, "needs tensor groups inside a machine; those of 16 cross machines"),
     ):
         with pytest.raises(ConfigError, match=text):

@@ -315,7 +315,7 @@ def test_overlaps_of_ones_own():
     for more in ({}, {"max_time": 1e4}):
         with pytest.raises(ConfigError, match="tasks wait for each other in a circle"):
             end(Circle(), **more)
-    with pytest.raises(DdlsimError, match="would start anew before all of its step have ended"):
+    with pytest.raises(DdlsimError, match="would restart before its previous step has finished"):
         end(Alone())
     with pytest.raises(ConfigError, match="a run of AllReduce has no such exchange; it has all_reduce"):
         end(Sending())

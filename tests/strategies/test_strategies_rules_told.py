@@ -48,9 +48,9 @@ def test_one_that_keeps_the_rules_passes():
 @pytest.mark.parametrize(
     ("mistake", "said"),
     [
-        ("updates", r"Own: updates\(4, 2\) says 8, but .* learned from 112 samples already; 4 steps of 2 workers"),
+        ("updates", r"Own: updates\(4, 2\) is 8, but .* use 112 samples; 4 steps of 2 workers"),
         ("chance", "Own: two runs with the same seed differ; draw from ddlsim's streams"),
-        ("half", "Own: one worker is not plain SGD, bit for bit"),
+        ("half", "Own: with one worker, it differs from plain SGD"),
     ],
 )
 def test_what_is_broken_is_told(mistake, said):

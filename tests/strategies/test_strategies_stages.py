@@ -163,7 +163,7 @@ def test_what_a_stage_holds_is_what_its_plan_says() -> None:
     large = simulate(CLUSTER, "bert-large", many, batch_size=48, steps=1, warmup=0)
     stages = [stage.workload.model for stage in contract.of(many).stages_of(large.workloads)]
     needed = max(12 * stage.n_params + 2 * 48 * stage.activation_nbytes for stage in stages)
-    assert f"needs about {needed / 1e9:.1f} GB but v100" in large.warnings[0]
+    assert f"needs about {needed / 1e9:.1f} GB, but v100" in large.warnings[0]
 
 
 @pytest.mark.parametrize(("precision", "whole", "share"), [("fp32", 12, 8 + 4 / 8), ("fp16", 12, 4 + 8 / 8)])
@@ -198,5 +198,5 @@ def test_a_stage_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Wrong.stage: returned Workload.* for rank 0; must return a Stage"):
         simulate(Experiment(CLUSTER, "lenet5", Wrong(), 8))
     workload = make_workload(load_model("lenet5"), load_device("v100"), 4)
-    with pytest.raises(ConfigError, match="cut: layers 3 to 2 of lenet5: must be some of 0 to"):
+    with pytest.raises(ConfigError, match="cut: layers 3 to 2 of lenet5: must be a range within 0 to"):
         workload.cut(3, 3)

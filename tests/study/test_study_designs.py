@@ -397,7 +397,7 @@ def test_a_file_may_name_its_base_and_sample(tmp_path):
         ("steps = 2", "stesp = 2", "base: unknown key 'stesp'; did you mean 'steps'?"),
         ("[2, 4]", "2", "vary.workers = 2: must be a list of values"),
         ("workers = [2, 4]", "workers = { low = 2 }", "'high' is missing"),
-        ("workers = [2, 4]", "workers = [{ low = 2 }]", "a table cannot stand here"),
+        ("workers = [2, 4]", "workers = [{ low = 2 }]", "a table is not allowed here"),
     ],
     ids=["key", "path", "code", "part", "base", "scalar", "range", "table"],
 )

@@ -327,7 +327,7 @@ def test_a_calibrated_file_says_the_same_as_the_calibration(one_host, tmp_path):
         ('[[calibration.parameters]]\nname = "between.latency"\nvalue = "1 Gbit/s"\nlow = "1 us"\nhigh = "1 us"',
          "between.latency: .* is a bandwidth, not a time"),
         ('[[calibration.parameters]]\nname = "inside.latency"\nvalue = "1 us"\nlow = "1 us"\nhigh = "1 us"',
-         "inside.latency: there are no two workers"),
+         "inside.latency does not apply, because no two workers"),
         ('[calibration]\ncovariance = [[1.0]]', "covariance: must have 0 rows"),
     ],
     ids=["key", "name", "unit", "class", "covariance"],

@@ -170,11 +170,11 @@ def test_runs_without_a_calibration_deviate_as_measured_ones_did(strategy, kind)
 def test_a_run_that_no_family_resembles_says_so_and_is_unsure():
     guessed = ddlsim.simulate(dataclasses.replace(EXPERIMENT, compute=None)).interval()
     (note,) = guessed.throughput.notes
-    assert note.startswith("no measured family resembles run/unmeasured compute time: ")
+    assert note.startswith("no measured family resembles run/unmeasured compute time; ")
     assert note in str(guessed)
     assert guessed.to_dict()["notes"] == [note]
     gossip = ddlsim.simulate(dataclasses.replace(EXPERIMENT, strategy=ddlsim.DPSGD())).interval()
-    assert gossip.step_time.notes[0].startswith("no measured family resembles run/dpsgd: ")
+    assert gossip.step_time.notes[0].startswith("no measured family resembles run/dpsgd; ")
     assert gossip.step_time.high > 1.2 * gossip.step_time.value
 
 

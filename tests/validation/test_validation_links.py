@@ -154,8 +154,8 @@ def test_what_was_not_measured_is_told_and_less_sure(calibration):
     assert measured.notes == ()
     assert other.notes == ("extrapolated: all_reduce was not measured",)
     eight, larger = calibration.time("all_reduce", 10**6, 8), calibration.time("all_reduce", 2**26, 8)
-    assert eight.notes[1:] == ("extrapolated: 8 ranks, measured 2",)
-    assert larger.notes[1] == "extrapolated: 6.71089e+07 bytes, measured 1 to 8.38861e+06"
+    assert eight.notes[1:] == ("extrapolated: 8 ranks (measured: 2)",)
+    assert larger.notes[1] == "extrapolated: 6.71089e+07 bytes (measured: 1 to 8.38861e+06)"
     widths = [math.log(i.high / i.low) for i in (measured, other, eight, larger)]
     assert all(a < b for a, b in itertools.pairwise(widths))
 
@@ -178,7 +178,7 @@ def test_how_far_beyond():
     assert beyond(8, (2, 4), "ranks").variance == pytest.approx(PER_DOUBLING**2)
     assert beyond(32, (2, 4), "ranks").variance == pytest.approx(3 * PER_DOUBLING**2)
     assert beyond(1, (2, 4), "ranks") == dataclasses.replace(
-        beyond(8, (2, 4), "ranks"), notes=("extrapolated: 1 ranks, measured 2 to 4",)
+        beyond(8, (2, 4), "ranks"), notes=("extrapolated: 1 ranks (measured: 2 to 4)",)
     )
 
 
@@ -216,7 +216,7 @@ def test_where_no_family_resembles_the_interval_is_wide_and_says_so():
     assert deviation("collective/ring/quantum").notes == ()  # rings by other transports
     for kind in ("teleport/now", "collective/my_own/tcp-reno", "run/my-strategy"):
         unlike = deviation(kind)
-        assert unlike.notes[0].startswith(f"no measured family resembles {kind}: ")
+        assert unlike.notes[0].startswith(f"no measured family resembles {kind}; ")
         assert unlike.slower > 0.2
 
 
@@ -227,7 +227,7 @@ def test_a_curve_is_extrapolated_too():
     found = calibrate([*[row(s, 1e-4 + s / 1.25e8) for s in (8, 1e4, 1e6)], *rows], truth)
     near, far = found.time("all_reduce", 1e6, 4), found.time("all_reduce", 1e6, 8)
     assert near.notes == ()
-    assert far.notes == ("extrapolated: 8 ranks, measured 4",)
+    assert far.notes == ("extrapolated: 8 ranks (measured: 4)",)
     assert far.high / far.low > near.high / near.low
 
 
@@ -296,7 +296,7 @@ def test_details_as_parameters():
     assert current_parameters(changed)["between.burst"] == 1e3  # the others stay
     assert value_of("between.reverse_load", "0.02", "x") == 0.02
     for text in ("2", "much", "-0.1"):
-        with pytest.raises(ConfigError, match=r"x: between.reverse_load = .* must be a share"):
+        with pytest.raises(ConfigError, match=r"x: between.reverse_load = .* must be between 0 and 1"):
             value_of("between.reverse_load", text, "x")
 
 
@@ -316,8 +316,8 @@ def test_runs_beyond_the_calibration_say_so():
 
     assert beyond_of(1, 8) == []
     assert beyond_of(4, 64) == [
-        "extrapolated: 4 workers, measured 2", "extrapolated: no collective was measured, only messages",
-        "extrapolated: 64 samples of resnet50, measured 8 to 16",
+        "extrapolated: 4 workers (measured: 2)", "extrapolated: no collective was measured, only messages",
+        "extrapolated: 64 samples of resnet50 (measured: 8 to 16)",
     ]  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_fitting_a_few_runs_predicts_the_rest(found):
     assert (line.c0, line.c1) == pytest.approx((0.040, 0.006), rel=1e-3)
     assert found.within(0.01)
     assert "held out: 8 runs" in str(found)
-    assert "extrapolated: 4 workers, measured 2\nextrapolated: 8 workers, measured 2" in str(found)
+    assert "extrapolated: 4 workers (measured: 2)\nextrapolated: 8 workers (measured: 2)" in str(found)
     assert {row.interval.notes for row in found.rows if row.fitted} == {()}
 
 

@@ -64,7 +64,7 @@ def test_larger_runs_have_an_interval(tmp_path: Path) -> None:
     assert result.fitted_stack
     interval = result.interval().throughput
     assert larger.throughput in interval
-    assert any("extrapolated: 32 workers, measured 8" in note for note in interval.notes)
+    assert any("extrapolated: 32 workers (measured: 8)" in note for note in interval.notes)
     high = fit.stack.spread[1]
     slowest = simulate(result.experiment.with_(speed=[1.0 / high] * 32)).throughput
     assert interval.low < slowest < result.throughput < interval.high
@@ -114,6 +114,7 @@ def test_tokens_of_all_workers(tmp_path: Path) -> None:
         read_runs(path)
 
 
+@pytest.mark.slow  # a whole program, which fits a stack
 def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_text(GPU_RUNS)
     words = ["calibrate", str(tmp_path / "runs.csv"), "--stack", "fsdp-eager"]

@@ -239,9 +239,9 @@ def test_prices_are_dated_and_per_device():
             assert re.fullmatch(r"20\d\d-\d\d", price.date)
             assert 0.3 < 3600.0 * price.price / price.n_devices < 20.0
             assert price.source
-    with pytest.raises(ConfigError, match=r"'ovh' has no price for device 'h100' .* aws, azure, coreweave, gcp, oci"):
+    with pytest.raises(ConfigError, match=r"no price of 'ovh' for device 'h100'; .* aws, azure, coreweave, gcp, oci"):
         h100.price_in("ovh")
-    with pytest.raises(ConfigError, match=r"'aws' has no price for device 'p40' in the catalogue; .* '3.06 USD/h'$"):
+    with pytest.raises(ConfigError, match=r"the catalogue has no price of 'aws' for device 'p40'; .* '3.06 USD/h'$"):
         load_device("p40").price_in("aws")
 
 
@@ -262,7 +262,7 @@ def test_check_memory():
     assert _memory_warning(64) is None
     warning = _memory_warning(512)
     assert warning is not None
-    assert "resnet50 with batch size 512 in fp32 needs about 44.0 GB but v100 has 17.2 GB" in warning
+    assert "resnet50 with batch size 512 in fp32 needs about 44.0 GB, but v100 has 17.2 GB" in warning
     largest = int(warning.rsplit(" ", 1)[1])
     assert _memory_warning(largest) is None
     assert _memory_warning(largest + 1) is not None
@@ -277,7 +277,7 @@ def test_check_memory():
         (lambda: make_workload(RESNET50, V100, 1, speed=0.0), "speed = 0.0: must be finite and above 0"),
         (
             lambda: make_workload(RESNET50, V100, 1, precision="tf32"),
-            "precision: v100 has no matrix products in tf32, only in fp32, fp16",
+            "precision: v100 does not support matrix products in tf32; supported: fp32, fp16",
         ),
         (
             lambda: make_workload(RESNET50, V100, 1, gradient_dtype="fp8"),
@@ -285,11 +285,11 @@ def test_check_memory():
         ),
         (
             lambda: make_workload(RESNET50, V100, 64, compute=Measured("97 ms", 32)),
-            r"measured at batch_size = 32, not 64; measure that batch size too, or give Affine\(c0, c1\)",
+            r"measured with batch_size = 32, not 64; measure this batch size too, or use Affine\(c0, c1\)",
         ),
         (lambda: load_device("v10"), "unknown device 'v10'; did you mean 'v100'"),
-        (lambda: Measured(batch_size=3), "give either step_time or throughput"),
-        (lambda: Measured("1 s", 3, throughput="3 images/s"), "give either step_time or throughput"),
+        (lambda: Measured(batch_size=3), "set either step_time or throughput"),
+        (lambda: Measured("1 s", 3, throughput="3 images/s"), "set either step_time or throughput"),
         (lambda: Measured("1 s"), "batch_size = 0: must be the measured batch"),
         (lambda: Measured("0 s", 1), "must be finite and above 0"),
         (lambda: Measured(throughput=1e-320, batch_size=1), "throughput = 1e-320: must be at least 1e-100"),

@@ -59,7 +59,7 @@ def test_a_file_that_changes_is_read_again(tmp_path, slow):
     [
         ('title = "x"\npower = "3 W"', "mine.toml: unknown key 'power'"),
         ('title = "x"', "mine.toml: key 'peak_flops' is missing; add peak_flops = ..."),
-        ("title = ", "mine.toml: is not valid TOML"),
+        ("title = ", "mine.toml: not valid TOML"),
         (None, "mine.toml: no such file"),
     ],
     ids=["unknown", "missing", "syntax", "none"],

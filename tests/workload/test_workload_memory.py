@@ -313,8 +313,8 @@ def test_memory_prints_its_terms() -> None:
     [
         (lambda: Holding("adamw"), "optimizer = 'adamw': must be one of .*; did you mean 'adam'?"),
         (lambda: Holding(zero=4), "zero = 4: must be a whole number from 0 to 3"),
-        (lambda: Holding(zero=1), "zero = 1: shares out over shards = 1 rank; give shards=2 or more, or zero=0"),
-        (lambda: Holding(sequence=True), "sequence = True: splits what tensor = 1 leaves whole"),
+        (lambda: Holding(zero=1), "zero = 1: has no effect with shards = 1; set shards=2 or more, or zero=0"),
+        (lambda: Holding(sequence=True), "sequence = True: requires tensor parallelism"),
         (
             lambda: Holding(recompute="some"),
             "recompute = 'some': must be one of none, selective, operators, full, early-stop, segments",
@@ -324,15 +324,15 @@ def test_memory_prints_its_terms() -> None:
         (lambda: memory_of(load_model("gpt2"), 1, "fp7"), "precision = 'fp7'"),
         (
             lambda: memory_of(load_model("mixtral-8x7b"), 1, holding=Holding(tensor=2)),
-            r"tensor = 2: layers of type 'mixture_of_experts', such as mixtral-8x7b's layers.0.mixture_of_experts1",
+            r"tensor = 2: layers of type 'mixture_of_experts', such as layers.0.mixture_of_experts1 of mixtral-8x7b",
         ),
         (
             lambda: memory_of(load_model("gpt2"), 1, holding=Holding(tensor=5)),
-            r"tensor = 5: does not divide the 12 heads of gpt2's h.0.attention1; 4 or 6 does",
+            r"tensor = 5: does not divide the 12 heads of h.0.attention1 of gpt2; use 4 or 6",
         ),
         (
             lambda: memory_of(load_model("gpt2"), 1, holding=Holding(tensor=64)),
-            r"tensor = 64: does not divide the 12 heads of gpt2's h.0.attention1; 12 does",
+            r"tensor = 64: does not divide the 12 heads of h.0.attention1 of gpt2; use 12",
         ),
         (
             lambda: make_workload(load_model("gpt2"), load_device("v100"), 1, optimizer="adma"),

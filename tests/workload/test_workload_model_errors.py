@@ -19,13 +19,13 @@ BAD = [
     (HEAD + 'layers = [{ type = "relu" }]\nlayer = 1', "unknown key 'layer'; did you mean 'layers'?"),
     (
         'title = "T"\ninput = [3, 0]\nlayers = [{ type = "relu" }]',
-        "input = [3, 0]: must be 1 to 6 sizes from 1 to 1000000000",
+        "input = [3, 0]: must have 1 to 6 sizes, each from 1 to 1000000000",
     ),
     (HEAD + "trainable = 1\nlayers = []", "trainable = 1: must be True or False"),
     (HEAD + "layers = [3]", 'layers[0]: must be a table like {type = "relu"}, not 3'),
     (
         HEAD + "layers = [{ units = 3 }]",
-        'layers[0]: has neither type nor block; add type = "conv" or the like',
+        'layers[0]: type or block is missing; add type = "conv" or similar',
     ),
     (HEAD + 'layers = [{ type = "cov" }]', "layers[0]: unknown layer type 'cov'; did you mean 'conv'?"),
     (
@@ -42,7 +42,7 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 2.5 }]',
-        "layers[0] (conv 'conv1'): kernel = 2.5: must be a whole number, or a list",
+        "layers[0] (conv 'conv1'): kernel = 2.5: must be an integer, or a list",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = true, kernel = 3 }]',
@@ -58,27 +58,27 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = [3, 3, 3] }]',
-        "layers[0]: conv 'conv1': kernel = [3, 3, 3] has 3 numbers but the input 2 spatial sizes",
+        "layers[0]: conv 'conv1': kernel = [3, 3, 3] has 3 numbers, but the input has 2 spatial dimensions",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 9 }]',
-        "layers[0]: conv 'conv1': kernel (9, 9) does not fit into the input (8, 8) with padding (0, 0)",
+        "layers[0]: conv 'conv1': kernel (9, 9) is larger than the input (8, 8) with padding (0, 0)",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 3, groups = 2 }]',
-        "layers[0]: conv 'conv1': groups = 2 must divide 3 input channels and 4",
+        "layers[0]: conv 'conv1': groups = 2: must divide the number of input channels, 3",
     ),
     (
         HEAD + 'layers = [{ type = "dense", units = 4 }]',
-        "layers[0]: dense 'dense1': needs (features,) or (tokens, features) but gets (3, 8, 8); put",
+        "layers[0]: dense 'dense1': expects (features,) or (tokens, features), but its input is (3, 8, 8); add",
     ),
     (
         HEAD + 'layers = [{ type = "flatten" }, { type = "max_pool", kernel = 2 }]',
-        "layers[1]: max_pool 'max_pool1': needs (channels, height, width) but gets (192,)",
+        "layers[1]: max_pool 'max_pool1': expects (channels, height, width), but its input is (192,)",
     ),
     (
         HEAD + 'layers = [{ type = "residual", body = [{ type = "conv", channels = 4, kernel = 1 }] }]',
-        "layers[0]: residual: the body makes (4, 8, 8) but the shortcut (3, 8, 8); make both equal",
+        "layers[0]: residual: the output of body is (4, 8, 8), that of shortcut (3, 8, 8); make them equal",
     ),
     (
         HEAD + 'layers = [{ type = "residual", bodi = [] }]',
@@ -87,11 +87,11 @@ BAD = [
     (HEAD + 'layers = [{ type = "residual" }]', "layers[0].body: must be a list of layers, not None"),
     (
         HEAD + 'layers = [{ type = "concat", branches = [[{ type = "max_pool", kernel = 2 }], [{ type = "relu" }]] }]',
-        "layers[0]: concat: the branches make (3, 4, 4), (3, 8, 8); all but the first number must be equal",
+        "layers[0]: concat: the branches have outputs (3, 4, 4), (3, 8, 8); all but their first dimension must be",
     ),
     (
         HEAD + 'layers = [{ type = "concat", branches = [[]] }]',
-        "layers[0]: concat: branches must list at least two",
+        "layers[0]: concat: branches must be a list of at least two",
     ),
     (HEAD + 'layers = [{ block = "b" }]\n[blocks.c]\nlayers = []', "layers[0]: unknown block 'b'"),
     (
@@ -100,7 +100,7 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ block = "b" }]\n[blocks.b]\nlayers = [{ type = "dropout", rate = "$rate" }]',
-        "layers[0]: block 'b' needs 'rate'; add rate = ...",
+        "layers[0]: block 'b' requires 'rate'; add rate = ...",
     ),
     (
         HEAD + 'layers = [{ block = "b", rat = 1 }]\n[blocks.b]\nlayers = [{ type = "dropout", rate = "$rate" }]',
@@ -117,16 +117,16 @@ BAD = [
     (
         HEAD + 'layers = [{ block = "b", repeat = 10000 }]\n[blocks.b]\n'
         'layers = [{ type = "relu" }, { type = "relu" }]',
-        "the model has more than 10000 layers; check every repeat",
+        "the model has more than 10000 layers; check the values of repeat",
     ),
     (
         HEAD + 'layers = [{ type = "relu", name = "a" }, { type = "relu", name = "a" }]',
-        "a: the name occurs twice; give one of the layers another name",
+        "a: two layers have this name; rename one of them",
     ),
     (
         HEAD + 'layers = [{ block = "a" }]\n[blocks.a]\nlayers = [{ block = "b", repeat = 10000 }]\n'
         "[blocks.b]\nlayers = []",
-        "the model has more than 10000 blocks; check every repeat",
+        "the model has more than 10000 blocks; check the values of repeat",
     ),
     (
         HEAD + 'layers = [{ type = "dense", units = 1000000000000 }]',
@@ -135,29 +135,29 @@ BAD = [
     (HEAD + "layers = " + "[" * 100_000, "nested too deeply"),
     (
         HEAD.replace("input = ", "input = [1, 999999999, 999999999]  #") + 'layers = [{ type = "flatten" }]',
-        "input = [1, 999999999, 999999999]: has 1e+18 elements, more than 1e+13; correct the sizes of one sample",
+        "input = [1, 999999999, 999999999]: a sample has 1e+18 elements, more than 1e+13; correct the sizes",
     ),
     (
         HEAD + 'layers = [{ type = "flatten" }, { type = "dense", units = 999999999 }, '
         '{ type = "dense", units = 999999999 }]',
-        "dense2: 1e+18 parameters up to here are more than 1e+14; correct the sizes",
+        "dense2: 1e+18 parameters up to this layer exceed the limit of 1e+14; correct the sizes",
     ),
     (
         HEAD + 'layers = [{ type = "conv", channels = 9, kernel = 1, padding = 999999999 }]',
-        "outputs per sample are more than 1e+13",
+        "outputs per sample exceed the limit of 1e+13",
     ),
     (
         HEAD
         + 'layers = [{ block = "b", repeat = 10000 }]\n[blocks.b]\nlayers = ['
         + '{ type = "relu", option = "x" },' * 11
         + "]",
-        "the model has more than 100000 entries; check every repeat",
+        "the model has more than 100000 entries; check the values of repeat",
     ),
     (HEAD + 'layers = [{ type = "batch_norm", eps = nan }]', "layers.0.eps = nan: is no number"),
     (HEAD + 'layers = [{ type = "relu", option = 3 }]', "layers[0]: option = 3: must be a name"),
     (
         HEAD + 'layers = [{ type = "relu", name = 3 }]',
-        "layers[0]: name = 3: must be a text that is not empty",
+        "layers[0]: name = 3: must be a non-empty string",
     ),
 ]
 
@@ -178,7 +178,7 @@ def test_unknown_names():
     with pytest.raises(ConfigError, match=r"unknown model 'zzz'; known: alexnet, .* and \d+ more$"):
         load_model("zzz")
     for name in ("my.pt", "my.pt+option", "dir/my.bin", "model.py", "net.h5", Path("net.onnx")):
-        with pytest.raises(ConfigError, match=r"models are not read from checkpoints or code; .*see: ddlsim models"):
+        with pytest.raises(ConfigError, match=r"models cannot be loaded from checkpoints or code; .*see: ddlsim"):
             load_model(name)
     with pytest.raises(ConfigError, match=r"unknown model 'gpt3-9\.7b'; did you mean 'gpt3-6\.7b'"):
         load_model("gpt3-9.7b")
@@ -195,5 +195,5 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         load_model(tmp_path)
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+    with pytest.raises(ConfigError, match="invalid UTF-8"):
         load_model(binary)

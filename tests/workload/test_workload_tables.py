@@ -56,12 +56,12 @@ def test_a_run_says_that_the_exchange_of_tables_is_left_out(recommender):
     """4 micro-steps of 1000 samples each: 4 * 4 * 1000 * 40 * 3/4 = 0.48 MB, each way."""
     result = ddlsim.simulate("office-1gbe", recommender, batch_size=1000, workers=4, accumulation=4, steps=2)
     assert result.warnings == (
-        "recommender: the exchange of branch2.embedding_bag1 is not simulated, so steps come out too short: with its "
-        "5 tables shared out over 4 workers, each would send some 0.48 MB of looked-up vectors to the others in the "
-        "forward pass and as much of their gradients in the backward pass of a step (all-to-all), beside 0.000356 MB "
-        "of gradients that are simulated",
+        "recommender: the all-to-all of branch2.embedding_bag1 is not simulated, so steps are too short. With the 5 "
+        "tables distributed over 4 workers, each worker would send about 0.48 MB of looked-up vectors in the forward "
+        "pass of a step and as many bytes of gradients in the backward pass, in addition to the 0.000356 MB of "
+        "gradients that are simulated",
     )
-    assert "warning       recommender: the exchange of branch2.embedding_bag1 is not simulated" in str(result)
+    assert "warning       recommender: the all-to-all of branch2.embedding_bag1 is not simulated" in str(result)
     assert result.to_dict()["warnings"] == list(result.warnings)
 
 
@@ -79,7 +79,7 @@ def test_dlrm_fits_where_its_tables_are_shared_out():
         return ddlsim.simulate(cluster, "dlrm", batch_size=1_200_000, workers=workers, steps=1, warmup=0).warnings
 
     (alone,) = warnings(1)
-    assert "needs about 18.1 GB but p100 has 17.2 GB" in alone
+    assert "needs about 18.1 GB, but p100 has 17.2 GB" in alone
     (together,) = warnings(4)
     assert "is not simulated" in together
     largest = int(alone.rsplit(" ", 1)[1])
@@ -89,4 +89,4 @@ def test_dlrm_fits_where_its_tables_are_shared_out():
 def test_a_memory_warning_says_that_tables_are_shared_out():
     cluster = star(2, bandwidth="10 Gbit/s", latency="10 us", host=MultiGpu(n_gpus=1, device="p100"))
     too_much = ddlsim.simulate(cluster, "dlrm", batch_size=2 * 10**6, steps=1, warmup=0).warnings[0]
-    assert "needs about 22.7 GB with its tables shared out over 2 workers but p100 has 17.2 GB" in too_much
+    assert "needs about 22.7 GB with its embedding tables distributed over 2 workers, but p100 has 17.2 GB" in too_much

@@ -222,7 +222,7 @@ def test_heads_of_keys_and_values_are_copied_where_there_are_fewer_than_ranks() 
     fused = load_model("gpt2").layers[2:]
     assert {kv_heads(layer) for layer in fused if layer.heads} == {12}
     odd = replace(layer, tensors=(("key.weight", d * 128 * 12), ("out.weight", d * d)))
-    with pytest.raises(ConfigError, match=r"tensor = 8: neither divides the 12 heads of keys .*; use 2 or 4"):
+    with pytest.raises(ConfigError, match=r"tensor = 8: neither divides nor is a multiple of the number of key and"):
         check_split(replace(model, layers=(odd,)), 8)
 
 
@@ -255,31 +255,31 @@ def test_per_kernel_computes_runs() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tensor_parallel(workload(), 5), "tensor = 5: does not divide the 12 heads of gpt2.*; 4 or 6 does"),
+        (lambda: tensor_parallel(workload(), 5), "tensor = 5: does not divide the 12 heads of .* of gpt2; use 4 or 6"),
         (lambda: tensor_parallel(workload(), 0), "tensor = 0: must be a whole number of at least 1"),
-        (lambda: tensor_parallel(workload(), 1, sequence=True), "sequence = True: splits what tensor = 1 leaves whole"),
-        (lambda: tensor_parallel(workload(), 3, sequence=True), "1024 tokens cannot be shared evenly by tensor = 3"),
+        (lambda: tensor_parallel(workload(), 1, sequence=True), "sequence = True: requires tensor parallelism"),
+        (lambda: tensor_parallel(workload(), 3, sequence=True), "1024 tokens cannot be divided evenly among tensor ="),
         (
             lambda: tensor_parallel(workload(), 2, tp_comm_overlap=True),
-            "tp_comm_overlap = True: is of sequence parallelism's exchanges; give sequence=True",
+            "tp_comm_overlap = True: requires sequence parallelism; set sequence=True",
         ),
         (lambda: tensor_parallel(workload(), 2, recompute="segments"), "recompute = 'segments': must be one of none,"),
         (
             lambda: tensor_parallel(make_workload(load_model("vgg16"), A100, 1), 2),
-            "tensor = 2: splits attention and the dense layers behind it; vgg16 has none",
+            "tensor = 2: splits attention and the dense layers after it, but vgg16 has no attention",
         ),
-        (lambda: workload(load_model("vgg16"), compute=PerKernel()), "PerKernel: vgg16 has no attention"),
+        (lambda: workload(load_model("vgg16"), compute=PerKernel()), "PerKernel requires a transformer, and vgg16 has"),
         (
             lambda: make_workload(GPT2, load_device("v100"), 1, compute=PerKernel()),
-            "PerKernel: the kernels of v100 in fp32 are not known; they are in fp16 and bf16",
+            "PerKernel: no kernel rates of v100 in fp32; there are rates for fp16 and bf16",
         ),
         (
             lambda: make_workload(GPT2, load_device("v100"), 1, precision="fp16", compute=PerKernel()),
-            "PerKernel: the kernels of v100 in fp16 are not known; they are of a100-40g, a100-80g",
+            "PerKernel: no kernel rates of v100 in fp16; there are rates for a100-40g, a100-80g",
         ),
         (
             lambda: gemm_efficiency("v100", 8, 8, 8),
-            "the kernels of v100 in fp16 are not known; they are of a100-40g, a100",
+            "no kernel rates of v100 in fp16; there are rates for a100-40g, a100",
         ),
         (lambda: gemm_efficiency("a100-40g", 0, 8, 8), "m = 0: must be finite and above 0"),
         (lambda: step_flops(GPT2, 0), "batch_size = 0"),
