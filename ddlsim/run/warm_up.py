@@ -162,7 +162,7 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
     files = compiler.files()
     return Warmth(
         compiled=tuple(compiled),
-        functions=sum(file.suffix == ".nbi" for file in files),  # an index for each
+        functions=compiler.n_precompiled() + sum(file.suffix == ".nbi" for file in files),  # an index for each
         seconds=time.process_time() - began,
         folders=tuple(sorted({file.parent for file in files})),
         nbytes=sum(file.stat().st_size for file in files),
