@@ -153,6 +153,12 @@ def _is_literal(kind: Any) -> bool:
     return isinstance(kind, types.Literal)
 
 
+def _is_tuple(kind: Any) -> bool:
+    from numba import types
+
+    return isinstance(kind, types.BaseTuple)
+
+
 def _kinds(kind: Any, dtypes: list[str]) -> list[int]:
     """Return how `precompiled.c` describes an argument; what dtypes arrays have is added to `dtypes`."""
     from numba import types
@@ -165,8 +171,8 @@ def _kinds(kind: Any, dtypes: list[str]) -> list[int]:
         if text not in dtypes:
             dtypes.append(text)
         return [ARRAY, dtypes.index(text), kind.ndim, int(kind.mutable)]
-    if isinstance(kind, types.BaseTuple):
-        return [TUPLE, len(kind), *(token for item in kind.types for token in _kinds(item, dtypes))]
+    if _is_tuple(kind):
+        return [TUPLE, len(kind), *(token for item in kind for token in _kinds(item, dtypes))]
     plain = {types.int64: INTEGER, types.float64: REAL, types.boolean: BOOLEAN}
     if kind not in plain:
         raise NotImplementedError(f"an argument that is {kind}")
@@ -187,8 +193,8 @@ def _dtype_text(dtype: Any) -> str:
 def _members(result: Any) -> list[Any]:
     from numba import types
 
-    if isinstance(result, types.BaseTuple):
-        return list(result.types)
+    if _is_tuple(result):
+        return list(result)
     return [] if result == types.none else [result]
 
 
@@ -253,8 +259,8 @@ def _callers(kernel: _Compiled, number: int) -> str:
                 step = builder.mul(step, size)
             populate_array(array, pointer, shape, strides, itemsize, None)
             return array._getvalue()
-        if isinstance(kind, types.BaseTuple):
-            return context.make_tuple(builder, kind, [value(item) for item in kind.types])
+        if _is_tuple(kind):
+            return context.make_tuple(builder, kind, [value(item) for item in kind])
         if kind == types.float64:
             return builder.bitcast(take(), ir.DoubleType())
         if kind == types.boolean:
@@ -266,7 +272,7 @@ def _callers(kernel: _Compiled, number: int) -> str:
     members = _members(kernel.result)
     assert len(members) <= MAX_RESULTS
     for place, kind in enumerate(members):
-        item = builder.extract_value(returned, place) if isinstance(kernel.result, types.BaseTuple) else returned
+        item = builder.extract_value(returned, place) if _is_tuple(kernel.result) else returned
         if kind == types.float64:
             item = builder.bitcast(item, word)
         elif kind == types.boolean:

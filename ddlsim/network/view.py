@@ -1,9 +1,9 @@
 """How compiled code sees a :class:`~ddlsim.network.state.Net`: as one pointer to a table of addresses and lengths.
 
 Compiled functions that took the forty arrays of a `Net` would take hundreds of arguments, and compiling each of them
-would cost as much as a page of code. So Python hands over one table (:mod:`ddlsim.network.table`), an entry point copies it to its own
-stack (:func:`attach`), and what it calls, all of it inlined, gets a pointer. After inlining, LLVM keeps the addresses
-in registers, because no other code can see that copy.
+would cost as much as a page of code. So Python hands over one table (:mod:`ddlsim.network.table`), an entry point
+copies it to its own stack (:func:`attach`), and what it calls, all of it inlined, gets a pointer. After inlining, LLVM
+keeps the addresses in registers, because no other code can see that copy.
 
 Each array is a :class:`Column`, an address and a length. numba's own arrays have seven fields, and each access looks
 whether the place is negative, counted from the end. A column has neither: items lie next to each other, places count

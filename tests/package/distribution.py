@@ -25,7 +25,16 @@ SCRIPTS, SUFFIX = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", ""
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 #: folders of the checkout that a source distribution has, and what it has beside them
 FOLDERS = ("accuracy", "benchmarks", "ddlsim", "deviations", "docs", "examples", "models", "tests", "topologies")
-FILES = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
+FILES = {
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "hatch_build.py",
+    "pyproject.toml",
+}
 #: what mypy says of names that are loaded when they are first used, in a user's file
 TYPES = {
     "ddlsim.simulate('office-1gbe')": "ddlsim.run.result.Result",
