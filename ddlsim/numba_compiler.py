@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numba as nb
-from numba.core import caching, compiler, config, event, typed_passes, untyped_passes
+from numba.core import caching, compiler, config, event, typed_passes, types, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import PassManager
 from numba.core.runtime.nrt import rtsys
@@ -300,12 +300,33 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 #: For parts of what :func:`kernel` compiles, which numba pastes into their callers before it infers types.
 pasted: _Decorator = nb.njit(inline="always")
 
+
+def _part(**options: Any) -> _Decorator:
+    """Return a decorator of parts, which are compiled once for all integers that int64 can hold, constants included.
+
+    By itself, numba compiles a function anew for int32, int64 and each constant that it gets.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        dispatcher = nb.njit(**options, **_PART)(function)
+        compile_exactly = dispatcher.compile
+        dispatcher.compile = lambda arguments: compile_exactly(tuple(map(_widened, arguments)))
+        return cast("Callable[..., Any]", dispatcher)
+
+    return decorate
+
+
+def _widened(kind: Any) -> Any:
+    kind = types.unliteral(kind)
+    return types.int64 if kind == types.int32 else kind
+
+
 #: For parts that become part of their callers.
-inlined: _Decorator = nb.njit(forceinline=True, **_PART)
+inlined: _Decorator = _part(forceinline=True)
 
 #: For parts of which LLVM decides that: hot loops over a few arrays have the processor's registers for themselves.
 #: (Without the option, it would be taken over from the caller.)
-called: _Decorator = nb.njit(forceinline=False, **_PART)
+called: _Decorator = _part(forceinline=False)
 
 
 class _Listener(event.Listener):  # type: ignore[misc,unused-ignore]
