@@ -2,12 +2,12 @@
 
     python benchmarks/start_up.py [--against CHECKOUT] [--no-wheel] [--repeat N] [--json FILE]
 
-Each row is a kind of run in a tree of files: `clone` is this checkout without anything compiled, `wheel` has the kernels
-as machine code too, as a wheel installs them (ddlsim/precompile.py), and `against` is another checkout. `first` is the
-very first process, which compiles, and writes bytecode and caches. `again` is the median of later processes, `unwritten`
-that of later processes with PYTHONDONTWRITEBYTECODE=1 in a tree that has no bytecode. Runs follow each other in one tree, so
-`first` of the second and third is what these need in addition. `ratio` is relative to `import numba`, the yardstick, in
-processes before and after each row.
+Each row is a kind of run in a tree of files. The trees are `clone`, this checkout with nothing compiled; `wheel`, the
+same with the kernels as machine code, as a wheel installs them (ddlsim/precompile.py); and `against`, another checkout.
+Three processes are measured: `first`, the very first one, which compiles and writes bytecode and caches; `again`, the
+median of later ones; and `unwritten`, the median of later ones with PYTHONDONTWRITEBYTECODE=1 and without bytecode.
+Runs follow each other in one tree, so `first` of the second and third run is what these need in addition. `ratio` is
+relative to the yardstick, `import numba`, in processes before and after those of the row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRAINING = 'ddlsim.simulate("office-1gbe", "shapes-cnn", batch_size=4, workers=4
 RUNS = {
     "timing only": ["-m", "ddlsim", "run", "office-1gbe", "-m", "resnet50", "-n", "4"],
     "training": ["-c", f"import ddlsim; print({TRAINING.format(', updates=2')})"],
-    "asynchronous": ["-m", "ddlsim", "run", "office-1gbe", "-m", "resnet50", "-n", "4", "-s", "async-ps"],
+    "asynchronous": ["-m", "ddlsim", "run", "office-1gbe", "-m", "resnet50", "-n", "4", "-s", "async-parameter-server"],
 }
 YARDSTICK = ["-c", "import numba"]
 

@@ -23,17 +23,20 @@ RUNS = """
         print(repr(ddlsim.simulate("cloud-25g-16x8-v100", "resnet50", strategy, batch_size=32, workers=16).throughput))
     print(repr(ddlsim.collective_time("torus-2d", "ring", "1 MB")))
     training = ddlsim.Training("shapes", updates=4)
-    result = ddlsim.simulate("office-1gbe", "shapes-cnn", ddlsim.AllReduce(), batch_size=4, workers=4, training=training)
+    result = ddlsim.simulate("office-1gbe", "shapes-cnn", batch_size=4, workers=4, training=training)
     print(result.history.to_csv())
     print(compiler.PRECOMPILED is not None, "numba" in sys.modules, file=sys.stderr)
 """
+
+
+UNWRITTEN = {"DDLSIM_QUIET": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def python(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code with the package in a folder."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], cwd=folder, capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(folder), "DDLSIM_QUIET": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        env={**os.environ, "PYTHONPATH": str(folder), **UNWRITTEN, **environment},
     )  # fmt: skip
 
 
@@ -90,8 +93,9 @@ def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site-packages")
     for name in ("ddlsim", "models", "topologies", "deviations"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "_precompiled*"))
-    build = f"from pathlib import Path; from ddlsim import precompile; print(precompile.build(Path({str(folder)!r}, 'ddlsim')))"
-    built = python(build, folder)
+    command = [sys.executable, "-m", "ddlsim.precompile", folder / "ddlsim"]
+    environment = {**os.environ, "PYTHONPATH": str(folder), **UNWRITTEN}
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=environment)
     assert Path(built.stdout.strip()) == folder / "ddlsim" / "_precompiled.abi3.so"
     return folder
 
