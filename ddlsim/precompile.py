@@ -14,6 +14,7 @@ products and sums unless it is asked to, whatever the processor; products and su
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -118,10 +119,14 @@ def link(work: str, folder: str) -> None:
         [
             *compiler_command(), "-shared", "-fPIC", "-O2", "-Wall", "-fvisibility=hidden", "-I", work,
             "-I", sysconfig.get_paths()["include"], str(_PACKAGE / "precompiled.c"), *names, "-lm",
-            "-Wl,--no-undefined-version", "-Wl,--gc-sections", "-Wl,-s", "-o", str(target),
+            "-Wl,-z,now", "-Wl,--gc-sections", "-Wl,-s", "-o", str(target),
         ],
         check=True,
     )  # fmt: skip
+    # With -z now, a function that neither Python nor the C library has is an error here, and not when it is called.
+    specification = importlib.util.spec_from_file_location("ddlsim._precompiled", target)
+    assert specification is not None
+    importlib.util.module_from_spec(specification)
 
 
 def _kernels() -> list[_Compiled]:
