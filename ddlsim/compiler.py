@@ -1,7 +1,7 @@
 """Decorators of kernels: loaded as machine code if the wheel has it, compiled by numba otherwise.
 
-A wheel can contain the kernels as machine code (``ddlsim._precompiled``, built by :mod:`ddlsim.precompile`). It is used
-if it was built from exactly these sources (``STAMP``) and this processor can run it. Then numba is not imported: a
+A wheel can contain the kernels as machine code (the module ``_precompiled``, built by :mod:`ddlsim.precompile`). It is
+used if it was built from exactly these sources (``STAMP``) and this processor can run it. Then numba is not imported: a
 kernel calls its machine code. Only arguments of types for which it was not compiled make it import numba and compile.
 
 Without precompiled kernels, in a checkout for example, the decorators are those of :mod:`ddlsim.numba_compiler`, which

@@ -1,4 +1,4 @@
-"""Build ``ddlsim._precompiled``: all kernels as machine code in an extension module that needs no numba.
+"""Build the module ``_precompiled``: all kernels as machine code in an extension module that needs no numba.
 
     python -m ddlsim.precompile FOLDER
 
