@@ -10,11 +10,11 @@ import numpy as np
 
 from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
+from ddlsim.network.addresses import addresses, send_address
 from ddlsim.network.calendar import EVENT, N_CALENDAR
 from ddlsim.network.devices import DEVICE, N_STALE, SLOW
 from ddlsim.network.network import Network
 from ddlsim.network.pauses import NO_PAUSES, earliest_start
-from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records, grown
 
 

@@ -13,10 +13,9 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from ddlsim.compiler import kernel
-from ddlsim.nn.simd import WIDTH, fma, load, splat, store, total, zeros
+from ddlsim.compiler import kernel, pasted
+from ddlsim.nn.vectors import WIDTH, fma, load, splat, store, total, zeros
 
 # mypy: disable-error-code="misc,untyped-decorator"
 
@@ -24,7 +23,7 @@ from ddlsim.nn.simd import WIDTH, fma, load, splat, store, total, zeros
 _Floats = npt.NDArray[np.floating]
 
 
-@njit(inline="always")
+@pasted
 def _put(out, at, last, values):  # type: ignore[no-untyped-def]
     """Write the lane sums of up to three vectors to out[at ...]; those behind `last` are left out."""
     out[at] = total(values[0])

@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-WIDTH = 8
+from ddlsim.nn.vectors import WIDTH
 
 
 class _Vector(types.Type):

@@ -16,9 +16,9 @@ import simpy
 
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lanes as ls
+from ddlsim.network.addresses import addresses, send_address
 from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE
 from ddlsim.network.devices import DEVICE, SLOW
-from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Bools, Floats, Ints, Records
 from ddlsim.network.tasks import N_WOKEN
 from ddlsim.runtime.codec import Messages

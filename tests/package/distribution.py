@@ -25,7 +25,16 @@ SCRIPTS, SUFFIX = ("Scripts", ".exe") if sys.platform == "win32" else ("bin", ""
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 #: folders of the checkout that a source distribution has, and what it has beside them
 FOLDERS = ("accuracy", "benchmarks", "ddlsim", "deviations", "docs", "examples", "models", "tests", "topologies")
-FILES = {".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"}
+FILES = {
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "hatch_build.py",
+    "pyproject.toml",
+}
 #: what mypy says of names that are loaded when they are first used, in a user's file
 TYPES = {
     "ddlsim.simulate('office-1gbe')": "ddlsim.run.result.Result",
@@ -207,6 +216,47 @@ def test_a_study_becomes_a_table(installed, tmp_path):
     report = [str(installed / "ddlsim"), "report", "study.sqlite", "--html", "report.html"]
     done = subprocess.run(report, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, "pip install 'ddlsim[plots]'" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.fixture(scope="module")
+def precompiled(tools, tmp_path_factory):
+    """The folder with a wheel that has the kernels as machine code."""
+    if sys.platform != "linux" or shutil.which("cc") is None:
+        pytest.skip("needs Linux and a C compiler")
+    folder = tmp_path_factory.mktemp("precompiled")
+    run(tools / "python", "-m", "build", "--wheel", "--outdir", folder, ROOT, cwd=folder, DDLSIM_PRECOMPILE="1")
+    return folder
+
+
+def test_a_precompiled_wheel_is_for_all_pythons_and_has_one_more_file(built, precompiled):
+    name = only(precompiled, "*.whl").name
+    assert re.fullmatch(rf"ddlsim-{ddlsim.__version__}-cp311-abi3-manylinux_2_\d+_x86_64\.whl", name)
+    assert in_wheel(precompiled) - in_wheel(built) == {"ddlsim/_precompiled.abi3.so"}
+    assert in_wheel(built) <= in_wheel(precompiled)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_precompiled_wheel_compiles_nothing_and_writes_nothing(precompiled, version, tmp_path):
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} on this machine")
+    programs = new_environment(tmp_path / "user", python, only(precompiled, "*.whl"))
+    package = only(tmp_path / "user", "venv/lib/python*/site-packages/ddlsim")
+    before = sorted(package.rglob("*"))
+    for path in [package, *before]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    code = """
+import sys, ddlsim
+ddlsim.simulate("office-1gbe", "resnet50", workers=4)
+ddlsim.simulate("office-1gbe", "lenet5", ddlsim.AsyncParameterServer(), batch_size=8, workers=4)
+ddlsim.simulate("office-1gbe", "shapes-cnn", batch_size=4, workers=4, training=ddlsim.Training("shapes", updates=2))
+print("numba" in sys.modules)
+"""
+    nowhere = tmp_path / "cache"
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(nowhere)}
+    assert run(programs / "python", "-W", "error", "-c", code, cwd=tmp_path, **environment) == "False\n"
+    assert sorted(package.rglob("*")) == before
+    assert not nowhere.exists()
 
 
 @pytest.fixture(scope="module")
