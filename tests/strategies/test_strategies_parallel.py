@@ -364,7 +364,7 @@ def test_what_does_not_go_with_full_shards():
 
 
 def test_what_does_not_fit_of_tensor_groups():
-    with pytest.raises(ConfigError, match="tensor = 3: does not divide the 16 heads of layer.0.attention1 of bert-large"):
+    with pytest.raises(ConfigError, match=r"tensor = 3: does not divide the 16 heads of layer\.0\.attention1 of"):
         simulate("dgx1-v100", "bert-large", Parallel(tensor=3), batch_size=8, workers=6)
     with pytest.raises(ConfigError, match=r"tensor = 2: splits attention .* resnet18 has none"):
         simulate("dgx1-v100", "resnet18", Parallel(tensor=2), batch_size=8)
