@@ -82,8 +82,8 @@ class Distribution:
 class Hybrid(DealtOut, WithFabric):
     """Data parallelism, model parallelism, or a mix of the two, chosen for each layer.
 
-    Das et al. 2016, arXiv:1602.06709. The N workers form G groups, and the workers of a group divide the outputs of the layer among them. G = N is data
-    parallelism, G = 1 model parallelism. ``batch_size`` is the global batch size.
+    Das et al. 2016, arXiv:1602.06709. The N workers form G groups, and the workers of a group divide the outputs of the
+    layer among them. G = N is data parallelism, G = 1 model parallelism. ``batch_size`` is the global batch size.
 
     Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Each group gathers
     inputs before the layer and reduce-scatters their gradients after it. Each worker of a group holds a part of the

@@ -28,7 +28,8 @@ from ddlsim.workload.compute import Workload
 class Overlap(Protocol):
     """Policy for when gradients are sent: a frozen dataclass with a method ``buckets``.
 
-    With this method alone, workers exchange the buckets in order during the backward pass. Any other policy also defines ``program(workloads, accumulation)``, which returns a step program, for example by
+    With this method alone, workers exchange the buckets in order during the backward pass. Any other policy also
+    defines ``program(workloads, accumulation)``, which returns a step program, for example by
     :func:`ddlsim.plan.data_parallel` with a custom queue or with changed tasks.
     """
 

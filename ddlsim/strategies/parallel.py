@@ -97,11 +97,11 @@ class Parallel(WithFabric):
                  "operators", every second matrix product; "full", transformer layers; "early-stop", transformer layers
                  without their last product; "stage", everything but the inputs of chunks
     sharded      True: replicas update a shard of each bucket and all-gather the rest (ZeRO stage 1); with `overlap`,
-                 the all-gathers overlap the next forward passes. "full": replicas shard weights, gradients and optimizer
-                 state (FSDP2 on meshes of two or three axes, as in torchtitan). With one stage, transformer layers are
-                 gathered one by one for each pass, as in :class:`~ddlsim.FSDP`. The stages of a pipeline gather their
-                 layers once per step, keep them, and accumulate the gradients of all micro-batches before the
-                 reduce-scatter
+                 the all-gathers overlap the next forward passes. "full": replicas shard weights, gradients and
+                 optimizer state (FSDP2 on meshes of two or three axes, as in torchtitan). With one stage, transformer
+                 layers are gathered one by one for each pass, as in :class:`~ddlsim.FSDP`. The stages of a pipeline
+                 gather their layers once per step, keep them, and accumulate the gradients of all micro-batches before
+                 the reduce-scatter
     p2p          what ranks do while tensors are in flight between stages: "overlapped", they compute; "exchange", they
                  wait for both directions at once, as in Megatron-LM; "in turns", they wait for one direction after the
                  other, as in DeepSpeed

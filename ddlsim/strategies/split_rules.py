@@ -75,10 +75,7 @@ class Rules:
     def _width(self, tensor: int) -> str:
         """Return why the layers cannot be split over `tensor` ranks; empty if they can."""
         if tensor > 1 and not any(layer.heads for layer in self.model.layers):
-            return (
-                f"tensor = {tensor}: {self.model.name} has no attention layers, which tensor parallelism needs; use "
-                "tensor=1"
-            )
+            return f"tensor = {tensor}: {self.model.name} has no attention layers, which tensor parallelism needs"
         return split_error(self.model, tensor)[0]
 
     def unit(self, sizes: Sizes) -> tuple[int, str]:
@@ -211,7 +208,7 @@ def check_sizes(strategy: Parallel, model: Model, batch_size: int, n_workers: in
             break
     product = wanted.tensor * wanted.pipeline * wanted.data
     near += [f"workers={product}"] if product < n_workers else []
-    raise ConfigError(f"{broken}. Nearest valid sizes: {'; '.join(near)}" if near else broken)
+    raise ConfigError(f"{broken}; the nearest that work: {'; '.join(near)}" if near else broken)
 
 
 def with_sizes(strategy: Parallel, changes: dict[str, Any]) -> Parallel:

@@ -78,7 +78,7 @@ def test_a_sketch_is_of_the_whole_gradient(strategy):
     assert [result.step_time for result in results] == [results[0].step_time] * 3
     assert not any("of the whole gradient" in note for note in results[0].notes)
     assert all(any("of the whole gradient" in note for note in result.notes) for result in results[1:])
-    with pytest.raises(ddlsim.ConfigError, match="ShardedUpdate: the compressor is of the whole gradient"):
+    with pytest.raises(ddlsim.ConfigError, match="ShardedUpdate: the compressor needs the whole gradient"):
         run(CountSketch(K, 5, 1000), ddlsim.ShardedUpdate(overlap="ddp"))
 
 

@@ -345,7 +345,7 @@ LEARNING = ddlsim.Training("digits", updates=2)
      "size of what it sends depends on values, but .* buffers must have known sizes; use overlap = 'none'"),
     ({"strategy": ddlsim.AllReduce(overlap=ddlsim.Priority("100 B")), "compression": ddlsim.PowerSGD(2)},
      "'.*' is shared out over several servers, or partitions; .* overlap = 'layer'"),
-    ({"strategy": ddlsim.ParameterServer(local_reduction=True)}, "local_reduction adds up gradients"),
+    ({"strategy": ddlsim.ParameterServer(local_reduction=True)}, "local_reduction sums gradients"),
     ({"strategy": Computing()}, "no effect with computing: nothing that it sends goes through an Exchange"),
     ({"strategy": ddlsim.DPSGD(), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "error feedback already"),
     ({"strategy": ddlsim.ElasticAveraging(0.2), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "error feedback alre"),

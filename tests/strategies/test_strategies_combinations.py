@@ -97,10 +97,10 @@ REASONS = (
     r"no library has the collective",
     r"cluster .* is not calibrated; measure",
     r"needs whole tensors, but .* is shared out over several servers",
-    r"AdaComm: it averages as often as the loss says",
+    r"AdaComm: its period depends on the loss",
     r"needs equally many workers on every machine",
-    r"QsparseLocalSGD already has compressor",
-    r"SPARTA sends other parameters in every step",
+    r"QsparseLocalSGD already compresses",
+    r"SPARTA does not support compression",
 )  # fmt: skip
 
 
