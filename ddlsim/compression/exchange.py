@@ -215,8 +215,8 @@ def hierarchical_exchange(
     n_workers, n = len(gradients), gradients[0].size if gradients else 0
     if not n_workers == len(states) == len(rngs):
         raise ConfigError(
-            f"hierarchical_exchange: got {n_workers} gradients, {len(states)} states and {len(rngs)} random generators; "
-            "pass one of each per worker"
+            f"hierarchical_exchange: got {n_workers} gradients, {len(states)} states and {len(rngs)} random "
+            "generators; pass one of each per worker"
         )
     if n_workers == 0 or n_local < 1 or n_workers % n_local:
         raise ConfigError(

@@ -188,7 +188,7 @@ def in_words(value):
     (ddlsim.DPSGD, ([[0.5, 0.5], [1.0, 0.0]],), "graph: column 0 sums to 1.5"),
     (ddlsim.DPSGD, ([[1.5, -0.5], [-0.5, 1.5]],), "contains -0.5; weights must be finite and not negative"),
     (ddlsim.DPSGD, ([[0.5, 0.5]],), r"has shape \(1, 2\); a matrix of weights must"),
-    (ddlsim.DPSGD, (networkx.DiGraph([(0, 1)]),), "is directed; .* graph.to_undirected"),
+    (ddlsim.DPSGD, (networkx.DiGraph([(0, 1)]),), "is directed, .* graph.to_undirected"),
     (ddlsim.DPSGD, (object(),), "graph: expected one of bipartite, complete, ring"),
     (ddlsim.ADPSGD, ([[0.5, 0.5], [0.5, 0.5]],), "ADPSGD: graph: expected one of"),
     (ddlsim.GossipSGD, (0.0,), "probability = 0.0: must be above 0 and at most 1"),

@@ -96,7 +96,7 @@ REASONS = (
     r"the size of what it sends depends on values",
     r"no library has the collective",
     r"cluster .* is not calibrated; measure",
-    r"needs whole tensors, but .* is shared out over several servers",
+    r"needs whole tensors, but .* is divided among several servers",
     r"AdaComm: its period depends on the loss",
     r"needs equally many workers on every machine",
     r"QsparseLocalSGD already compresses",
