@@ -313,7 +313,7 @@ class DGC:
 
     def __post_init__(self) -> None:
         if not self.sparsities:
-            raise ConfigError("DGC: sparsities is empty; set at least one, each from 0 up to but not including 1")
+            raise ConfigError("DGC: sparsities is empty; must be one or more shares, each at least 0 and below 1")
 
     def density(self, step: int) -> float:
         """Return the share of the elements that is sent in step `step` (from 0)."""

@@ -92,8 +92,8 @@ def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
         if _whole(text["format"]) != FORMAT:
             found = text["format"]
             raise ConfigError(
-                f"{path}: the file has format {found}, but this version of ddlsim reads format {FORMAT}; resume the run "
-                "with the version that saved it, or start it again"
+                f"{path}: the file has format {found}, but this version of ddlsim reads format {FORMAT}; resume the "
+                "run with the version that saved it, or start it again"
             )
         parts = {name: file[name] for name in file.files if name != "digest"}
         is_whole = "digest" in file.files and file["digest"].tobytes() == _digest(parts)

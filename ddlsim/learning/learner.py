@@ -407,8 +407,8 @@ class Learner:
 
 def _diverged(batch: _Batch, loss: float) -> DivergedError:
     return DivergedError(
-        f"diverged: the loss of worker {batch.rank} is {loss} in its step {batch.step}, which began at {batch.time:.6g} "
-        "s; lower the learning rate"
+        f"diverged: the loss of worker {batch.rank} is {loss} in its step {batch.step}, which began at "
+        f"{batch.time:.6g} s; lower the learning rate"
     )
 
 

@@ -131,8 +131,8 @@ class Training:
         for part in (train, held_out):
             if part.sample_shape != model.input_shape:
                 raise ConfigError(
-                    f"the data set {part.name!r} has samples of shape {part.sample_shape}, but the model {model.name!r} "
-                    f"needs {model.input_shape}; choose another model or data set"
+                    f"the data set {part.name!r} has samples of shape {part.sample_shape}, but the model "
+                    f"{model.name!r} needs {model.input_shape}; choose another model or data set"
                 )
         each = each_label(network.out_shape)
         if train.is_regression:
@@ -140,8 +140,8 @@ class Training:
         elif train.labels.shape[1:] != each:
             raise ConfigError(
                 f"the data set {train.name!r} has labels of shape {train.labels.shape[1:]} per sample, but the model "
-                f"{model.name!r}, with outputs of shape {network.out_shape}, needs {each}; choose another model or data "
-                "set"
+                f"{model.name!r}, with outputs of shape {network.out_shape}, needs {each}; choose another model or "
+                "data set"
             )
         if each and not train.is_regression and self.loss != "cross_entropy":
             raise ConfigError(f"loss = {self.loss!r} does not support a label per token; use 'cross_entropy'")

@@ -309,7 +309,9 @@ def test_a_gradient_whose_sum_is_too_large_for_its_type_is_finite():
 
 def test_gradient_of_another_size_than_the_state():
     compressor = ErrorFeedback(TopK(0.1))
-    with pytest.raises(ConfigError, match=r"gradient: 5 elements, but the state is for 4; call init\(5\)"):
+    with pytest.raises(
+        ConfigError, match=r"gradient: has 5 elements, but the state is for 4; use the state of init\(5\)"
+    ):
         compressor.encode(np.zeros(5, np.float32), compressor.init(4), stream(0, 0, "x"))
 
 
@@ -321,7 +323,7 @@ def test_nothing_to_aggregate():
 def test_payloads_of_different_steps_do_not_average():
     compressor = RandomK(0.5)
     payloads = [compressor.encode(normal(0, n), compressor.init(n), stream(0, 0, "x"))[0] for n in (4, 8)]
-    with pytest.raises(ConfigError, match="payloads of different sizes"):
+    with pytest.raises(ConfigError, match="the payloads have different sizes"):
         average(compressor, payloads)
 
 
