@@ -129,7 +129,10 @@ def test_streams_of_ranks_and_seeds_differ():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: from_arrays(np.zeros((3, 2)), [0, 1]), r"samples of shape \(3, 2\) do not match labels of shape \(2,\)"),
+        (
+            lambda: from_arrays(np.zeros((3, 2)), [0, 1]),
+            r"samples of shape \(3, 2\) do not match labels of shape \(2,\)",
+        ),
         (lambda: from_arrays(np.zeros((2, 2)), [0j, 1j]), "type complex128"),
         (lambda: from_arrays(np.zeros((2, 2)), [0, -1]), "label -1"),
         (lambda: from_arrays([[1.0], [np.nan]], [0, 1]), "sample 1 contains NaN"),

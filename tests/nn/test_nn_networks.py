@@ -199,7 +199,7 @@ def test_bad_input_is_named():
         build_network(replace(load_model("dlrm")), 0)
     with pytest.raises(ConfigError, match=r"'amoebanet-d'.*layer 'stem2.*slice1' cannot be trained"):
         build_network("amoebanet-d", 0)
-    with pytest.raises(ConfigError, match="heads with a loss of their own"):
+    with pytest.raises(ConfigError, match="auxiliary heads with their own loss"):
         build_network("googlenet+aux", 0)
 
 
@@ -220,7 +220,7 @@ def test_attention_of_other_kinds_is_refused(tmp_path, key: str):
     attention = f'{{ type = "attention", heads = 4, {key} }}'
     layers = f'[{{ type = "embedding", vocabulary = 5, dim = 8 }}, {attention}]'
     path.write_text(f'title = "Mine"\ninput = [4]\ntrainable = true\nlayers = {layers}\n')
-    with pytest.raises(ConfigError, match=f"attention with {key.split()[0]} set has costs but no gradients"):
+    with pytest.raises(ConfigError, match=f"attention with {key.split()[0]} set has a cost but no gradient"):
         build_network(str(path), 0)
 
 
