@@ -1,4 +1,4 @@
-"""The rules of thumb for the configuration that a plan recommends, each with what the simulation says beside it."""
+"""Rules of thumb for the recommended configuration, each compared with the simulation."""
 
 from __future__ import annotations
 

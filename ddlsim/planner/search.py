@@ -1,4 +1,4 @@
-"""The search: the most promising configurations first, until no other one can be among the best.
+"""Best-first search: configurations are simulated in the order of their bounds, until no other can be among the best.
 
 Candidates are simulated in waves, ordered by what they could reach at best (:mod:`ddlsim.planner.bounds`). After each
 wave those that cannot get among the best any more are left out. Waves have a fixed size, so that the outcome does not

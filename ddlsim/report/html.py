@@ -1,4 +1,4 @@
-"""A study as one HTML file that needs nothing else: answer, pictures, sortable tables, the manifest of every run."""
+"""Reports of studies as self-contained HTML files: answer, figures, sortable tables, the manifest of every run."""
 
 from __future__ import annotations
 
@@ -289,8 +289,10 @@ def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[
 
     points = {point.key: point for point in study.points}
     if any(member.key not in points for member in table.members):
-        others = "or of another version of ddlsim, or of a cluster or model that has been edited since"
-        raise ConfigError(f"the table is that of another study ({others}); run this one")
+        raise ConfigError(
+            "the table belongs to another study, another version of ddlsim, or a cluster or model that has changed "
+            "since; run the study again"
+        )
     if not len(table.summary):
         return []
     _, first = tasks(table)[0]  # of one task: between others nothing is the best

@@ -1,4 +1,4 @@
-"""A plan as a picture: the graph of its dependencies, with the longest chain."""
+"""Drawings of plans: the graph of task dependencies, with the longest chain."""
 
 from __future__ import annotations
 

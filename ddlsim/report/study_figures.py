@@ -1,4 +1,4 @@
-"""Pictures of a study: bars, maps, samples, learning curves, and those of its HTML report."""
+"""Figures of a study: bars, heat maps, scatter plots, learning curves, and the figures of its HTML report."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     numbers = numbers_of(values)
     places = {value: float(i) for i, value in enumerate(values)} if numbers is None else numbers
     if len(places) < 2:
-        raise ConfigError(f"plot_lines: all configurations have {field} = {next(iter(places))}; vary {field!r}")
+        value = next(iter(places))
+        raise ConfigError(f"plot_lines: all configurations have {field} = {value}; vary {field!r}")
     groups = _series(known, [axis for axis in table.axes if axis != field])
     axes = _lines(groups, field, places, metric, joined=numbers is not None)
     if numbers is None:
@@ -209,9 +210,10 @@ def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
         for values, part in rows.groupby(used, sort=False)
     }
     if len(groups) > N_SERIES:
+        n_lines, fields = len(groups), ", ".join(used)
         raise ConfigError(
-            f"plot: {len(groups)} lines (every combination of {', '.join(used)}) are too many to tell apart; draw a "
-            f"study that varies less, or take table.summary"
+            f"plot: {n_lines} lines, one per combination of {fields}, are too many to distinguish; plot a smaller "
+            "study, or use table.summary"
         )
     return groups
 
@@ -269,7 +271,8 @@ def _values(table: Table, axis: str) -> list[str]:
     numbers = sorted(value for value in values if isinstance(value, int | float))
     texts = list(dict.fromkeys(plain(value) for value in (numbers if len(numbers) == len(values) else values)))
     if len(texts) > N_CELLS:
-        raise ConfigError(f"heat map: {axis} has {len(texts)} values, more than the {N_CELLS} that can be read")
+        n_values = len(texts)
+        raise ConfigError(f"heat map: {axis} has {n_values} values, above the limit of {N_CELLS}; vary fewer values")
     return texts
 
 
@@ -321,7 +324,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     """
     known, best = table.known(metric), table.best(metric).iloc[0]
     if best[metric] == 0.0:
-        raise ConfigError(f"one change: the best {metric} is 0, which nothing can be compared with in %")
+        raise ConfigError(f"one change: the best {metric} is 0, so relative changes are undefined")
     found: list[tuple[str, list[tuple[float, str]]]] = []
     for field in varied(table):
         rows = rows_of(table, known, best, besides=field)
@@ -329,7 +332,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
         if len(changes) > 1:
             found.append((field, sorted(changes)))
     if not found:
-        raise ConfigError("one change: no configuration of the study differs from the best in one field only")
+        raise ConfigError("one change: no configuration of the study differs from the best one in a single field")
     found.sort(key=lambda item: item[1][0][0] - item[1][-1][0])
     made, axes = single(8.0, 1.3 + 0.5 * len(found))
     for i, (_, changes) in enumerate(found):
@@ -355,7 +358,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
 def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None, *, title: str = "") -> Axes:
     """Draw what making each part of a run 10 % better brings (:meth:`ddlsim.Result.sensitivities`)."""
     if not sensitivities:
-        raise ConfigError("tornado: there are no sensitivities; take result.sensitivities() of a run that has ended")
+        raise ConfigError("tornado: sensitivities is empty; pass result.sensitivities() of a completed run")
     gains = [100.0 * s.gain for s in sensitivities]
     made, axes = single(8.0, 1.3 + 0.36 * len(gains))
     axes.barh(range(len(gains)), gains, color=COLOURS[0], edgecolor="white", height=0.6)
@@ -383,7 +386,7 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
     """
     history = table.history
     if history.empty:
-        raise ConfigError("learning curves: the runs of this study learn nothing; give the base a training")
+        raise ConfigError("learning curves: the runs of this study are timing-only; set the training of the base")
     best = _best_learners(table).head(n)
     made, axes = single(8.0, 4.0)
     for i, (_, settings) in enumerate(best.iterrows()):
@@ -446,7 +449,7 @@ def scatter(table: Table, path: str | Path | None = None, *, metric: str = "thro
     known = table.known(metric)
     fields = [field for field in varied(table) if known[field].map(plain).nunique() > 1]
     if not fields:
-        raise ConfigError("scatter: all configurations with a result are the same; vary a field")
+        raise ConfigError("scatter: all configurations with a result are equal; vary at least one field")
     rho = {field: _correlation(known, field, metric) for field in fields}
     order = sorted(fields, key=lambda field: -1.0 if math.isnan(rho[field]) else abs(rho[field]), reverse=True)
     order = order[:N_PANELS]

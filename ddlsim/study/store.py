@@ -278,8 +278,8 @@ class Store:
             version = self._number("PRAGMA user_version")
             if version != SCHEMA_VERSION:
                 raise ConfigError(
-                    f"{self.path}: has version {version} of the format, but this ddlsim reads version {SCHEMA_VERSION}; "
-                    "read it with the version that wrote it, or use another file"
+                    f"{self.path}: has version {version} of the format, but this ddlsim reads version "
+                    f"{SCHEMA_VERSION}; read it with the version that wrote it, or use another file"
                 )
             damage = " ".join(str(self._db.execute("PRAGMA quick_check(1)").fetchone()[0]).split())
             if damage != "ok":

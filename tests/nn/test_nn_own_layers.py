@@ -124,7 +124,7 @@ def test_what_is_wrong_in_a_file(text, layer, said, tmp_path):
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        (TimedOnly, "layer 'TimedOnly1' cannot be trained: .* no gradients .no methods forward and"),
+        (TimedOnly, "layer 'TimedOnly1' cannot be trained: .* no gradient .no methods forward and"),
         (Lying, "init returns {'weights': 4} elements, but cost declares {'weight': 4}"),
     ],
 )

@@ -125,15 +125,15 @@ def test_samples_that_are_no_tokens():
     network = build_network("char-transformer", 0)
     with pytest.raises(ConfigError, match="28 is not an id; samples must be whole numbers from 0 to 27"):
         network.predict(network.initial_params, np.full((1, 32), 28.0))
-    with pytest.raises(ConfigError, match=r"0\.5 is no id"):
+    with pytest.raises(ConfigError, match=r"0\.5 is not an id"):
         network.predict(network.initial_params, np.full((1, 32), 0.5))
-    with pytest.raises(ConfigError, match=r"needs \(1, 32\) whole numbers"):
+    with pytest.raises(ConfigError, match=r"needs integer labels of shape \(1, 32\)"):
         network.loss_and_gradient(network.initial_params, np.zeros((1, 32)), [3])
 
 
 def test_labels_of_tokens_need_one_for_each():
     images = load_data("digits")
-    with pytest.raises(ConfigError, match="do not fit"):
+    with pytest.raises(ConfigError, match="do not match"):
         DataSet("x", images.x, np.zeros((len(images.x), 3), np.int64), images.class_names)
 
 

@@ -152,7 +152,8 @@ def test_a_study_says_which_configurations_have_no_way():
     assert first.experiment.batch_size == 4
     assert second.experiment is None
     assert (
-        "no way to share bert-base out over 8 workers with batch_size = 3: 1 x the batch size is not a" in second.error
+        "no valid way to split bert-base over 8 workers with batch_size = 3: 1 x the batch size is not a"
+        in second.error
     )
 
 

@@ -151,7 +151,9 @@ def test_nothing_finished_is_lost_when_processes_are_killed(tmp_path):
         _, errors = other.communicate()
     assert other.returncode == 0
     for line in errors.splitlines():  # and nothing else is on the screen
-        assert re.match(r"a worker process has died \(killed by SIGKILL\); .* tried again: workers \d, seed \d", line)
+        assert re.match(
+            r"a worker process has died \(killed by SIGKILL\); .* simulating .* again: workers \d, seed \d", line
+        )
     assert errors.count("\n") >= 1
     with closing(sqlite3.connect(others / store.name)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
