@@ -240,7 +240,7 @@ def test_what_does_not_go_together_is_counted():
     assert senseless["tensor x pipeline x data is not the number of workers"] == 3
     assert senseless["the batch size is not a multiple of data x micro_batch"] == 1
     split = Splits(order=("zb-1p",), recompute=("full",), tensor=(1,))
-    with pytest.raises(ConfigError, match=r"fits together: .* x Parallel: orders with separate weight gradients"):
+    with pytest.raises(ConfigError, match=r"is valid: .* x Parallel: orders with separate weight gradients"):
         options([split])
 
 

@@ -192,8 +192,8 @@ def test_models_do_not_compete_and_equal_ones_stand_once():
 def test_what_runs_cost_is_shown_where_they_have_an_end():
     """Four runs of 3 USD each."""
     words = " ".join(re.sub(r"<[^>]*>", " ", html_report(learners())).split())
-    assert "4 runs, each to its end, would cost 12 USD on these machines." in words
-    assert "4 runs, each to its end, would cost 12 USD on these machines" in str(learners())
+    assert "all 4 runs to the end would cost 12 USD on these machines." in words
+    assert "all 4 runs to the end would cost 12 USD on these machines" in str(learners())
     # the slow one never reaches the target, so changes are told by the accuracy
     assert "At the best configuration by accuracy (fast), unless another is named: fast instead of slow:" in words
     assert "would cost" not in str(study())  # a few steps
@@ -316,7 +316,7 @@ def test_from_a_study_to_the_page_and_from_its_store_by_the_command(tmp_path):
     assert CliRunner().invoke(app, [*command, "--study", str(same)]).exit_code == 0
     assert page.read_text(encoding="utf-8") == whole
     refused = CliRunner().invoke(app, [*command, "--study", str(other)])
-    assert "the table is that of another study" in str(refused.exception)
+    assert "the table belongs to another study" in str(refused.exception)
     assert str(load_table(store)) in CliRunner().invoke(app, ["report", str(store)]).stdout
 
 

@@ -256,7 +256,7 @@ def test_an_interrupt_leaves_a_table_of_what_is_done(tmp_path):
     assert table.interrupted
     assert table.counts["done"] >= 3
     assert table.counts["missing"] > 0
-    assert "interrupted: run it again to go on" in str(table)
+    assert "interrupted: run the study again to continue" in str(table)
     assert study.run(tmp_path / "study.sqlite", jobs=1).counts["done"] == 24
 
 

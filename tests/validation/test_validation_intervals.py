@@ -181,7 +181,7 @@ def test_a_run_that_no_family_resembles_says_so_and_is_unsure():
 def test_large_runs_print_how_to_get_it():
     result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, jitter=Lognormal(0.5), steps=200))
     (line,) = [line for line in str(result).splitlines() if line.startswith("interval")]
-    assert line.endswith("by jitter: result.interval() simulates it")
+    assert line.endswith("from jitter: call result.interval() to simulate it")
     assert result.interval(n_draws=2).throughput.low <= result.throughput
 
 
