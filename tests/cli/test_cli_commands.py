@@ -269,7 +269,7 @@ def test_run_leaves_out_what_would_help():
     arguments = ["run", "office-1gbe", "-m", "lenet5", "-n", "2", "--steps", "2", "--no-bottleneck"]
     printed = CliRunner().invoke(cli.app, arguments)
     assert printed.exit_code == 0
-    assert "bottleneck    result.sensitivities() simulates" in printed.stdout
+    assert "bottleneck    call result.sensitivities() to simulate" in printed.stdout
 
 
 @pytest.mark.parametrize(

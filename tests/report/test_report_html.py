@@ -290,7 +290,7 @@ def test_a_study_that_was_stopped_says_so():
 def test_an_unknown_metric_is_refused():
     with pytest.raises(ConfigError, match="unknown metric 'througput'; did you mean 'throughput'"):
         html_report(study(), metric="througput")
-    with pytest.raises(ConfigError, match="energy is not known"):
+    with pytest.raises(ConfigError, match="no configuration has a known energy"):
         html_report(study(), metric="energy")
 
 

@@ -212,7 +212,7 @@ def test_a_run_that_does_not_fit_says_so_first():
     first, second, *rest = str(result).splitlines()
     assert re.match("memory +does not fit: ", first)
     assert "has 34.4 GB; the largest batch that fits is 17" in first
-    assert second.startswith("if it fitted")
+    assert second.startswith("if it fit ")
     assert not [line for line in rest if line.startswith(("throughput", "warning"))]
     assert repr(result).endswith("if it fitted into memory>")
     assert not result.fits

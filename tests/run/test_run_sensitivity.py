@@ -153,7 +153,7 @@ def test_printing_simulates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     result = ring_run(0.3)
     _ = result.speedup, result.known_stability  # what the summary of a short run works out, once
     monkeypatch.setattr("ddlsim.run.sensitivity.complete", lambda experiment: pytest.fail("simulated"))
-    assert "bottleneck    result.sensitivities() simulates" in str(result)
+    assert "bottleneck    call result.sensitivities() to simulate" in str(result)
     assert result.known_sensitivities is None
     monkeypatch.undo()
     result.sensitivities()

@@ -59,7 +59,7 @@ def test_a_sweep_prints_a_table_and_writes_all_points(tmp_path, study):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--table", "points.xlsx"], "unknown format '.xlsx'"),
+        (["--table", "points.xlsx"], "cannot write the format '.xlsx'"),
         (["--add"], "--add has no effect without --out"),
         (["--jobs", "0"], "jobs = 0: must be a whole number"),
         (["--out", "nowhere/study.sqlite"], "there is no folder 'nowhere'"),
