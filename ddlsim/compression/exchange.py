@@ -220,7 +220,8 @@ def hierarchical_exchange(
         )
     if n_workers == 0 or n_local < 1 or n_workers % n_local:
         raise ConfigError(
-            f"n_local = {n_local}: must divide the number of workers, {n_workers}, as all machines have the same number"
+            f"n_local = {n_local}: must divide the number of workers, {n_workers}, because all machines have the same "
+            "number of workers"
         )
     for gradient in gradients:
         check_gradient(gradient, n)

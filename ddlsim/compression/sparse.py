@@ -313,7 +313,7 @@ class DGC:
 
     def __post_init__(self) -> None:
         if not self.sparsities:
-            raise ConfigError("DGC: sparsities is empty; must be one or more shares, each at least 0 and below 1")
+            raise ConfigError("DGC: sparsities is empty; it must be a sequence of shares, each at least 0 and below 1")
 
     def density(self, step: int) -> float:
         """Return the share of the elements that is sent in step `step` (from 0)."""

@@ -68,7 +68,8 @@ class DataSet:
             return
         if self.labels.min() < 0 or self.labels.max() >= self.n_classes:
             bad = self.labels[(self.labels < 0) | (self.labels >= self.n_classes)][0]
-            raise ConfigError(f"data {self.name!r}: label {bad} is not one of the {self.n_classes} classes, 0, 1, ...")
+            last = self.n_classes - 1
+            raise ConfigError(f"data {self.name!r}: label {bad} is not a class; labels must be from 0 to {last}")
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.sample_shape))
@@ -153,7 +154,7 @@ def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSe
     n = data.n_samples
     count = held_out if isinstance(held_out, int) else round(held_out * n)
     if not 0 < count < n or (isinstance(held_out, float) and not 0.0 < held_out < 1.0):
-        raise ConfigError(f"held_out = {held_out}: of the {n} samples, at least one must be in each part")
+        raise ConfigError(f"held_out = {held_out}: must leave at least one of the {n} samples in each part")
     order = stream(seed, 0, "held-out split").permutation(n)
     if data.labels.ndim > 1 or data.is_regression:
         return data.take(np.sort(order[count:])), data.take(np.sort(order[:count]))

@@ -46,7 +46,7 @@ def read_images(
     root = Path(folder)
     if not os.path.isdir(root):
         raise ConfigError(
-            f"{root}: is not a folder; expected a folder with a sub-folder per class, or with file names like cat.1.jpg"
+            f"{root} is not a folder; expected a folder with a sub-folder per class, or with file names like cat.1.jpg"
         )
     if size < 1 or (n_per_class is not None and n_per_class < 1):
         raise ConfigError(f"{root}: size = {size}, n_per_class = {n_per_class}: both must be at least 1")
@@ -55,7 +55,7 @@ def read_images(
     if len(names) < 2:
         found_classes = f"{len(names)} class" if len(names) == 1 else f"{len(names)} classes"
         raise ConfigError(
-            f"{root}: contains images of {found_classes}, but at least 2 are needed; use a sub-folder per class, or "
+            f"{root} contains images of {found_classes}, but at least 2 are needed; use a sub-folder per class, or "
             "file names like cat.1.jpg"
         )
     chosen = {name: sorted(found[name])[:n_per_class] for name in names}
@@ -167,13 +167,15 @@ def read_cifar(paths: str | Path | Sequence[str | Path], n_classes: int = 10) ->
         if not raw.size or raw.size % (_PIXELS + n_labels):
             n_bytes = _PIXELS + n_labels
             raise ConfigError(
-                f"{file}: its size, {raw.size} bytes, is not a multiple of {n_bytes}; is it the binary version of "
-                f"CIFAR-{n_classes}?"
+                f"{file}: its size, {raw.size} bytes, is not a multiple of {n_bytes}; check that it is the binary "
+                f"version of CIFAR-{n_classes}"
             )
         records = raw.reshape(-1, _PIXELS + n_labels)
         if (largest := int(records[:, n_labels - 1].max())) >= n_classes:
             other = 110 - n_classes
-            raise ConfigError(f"{file}: label {largest} is not below {n_classes}; is it a file of CIFAR-{other}?")
+            raise ConfigError(
+                f"{file}: label {largest} is not below {n_classes}; check whether it is a file of CIFAR-{other}"
+            )
         parts.append(records)
     records = np.concatenate(parts)
     x = images_to_floats(records[:, n_labels:]).reshape(-1, 3, 32, 32)
@@ -191,7 +193,7 @@ def read_idx(images: str | Path, labels: str | Path, name: str = "idx") -> DataS
     """
     pixels, classes = _read(Path(images), 3), _read(Path(labels), 1)
     if len(pixels) != len(classes):
-        raise ConfigError(f"{labels}: has {len(classes)} labels, but {images} has {len(pixels)} images")
+        raise ConfigError(f"{labels} has {len(classes)} labels, but {images} has {len(pixels)} images")
     names = tuple(str(i) for i in range(int(classes.max()) + 1))
     return DataSet(name, images_to_floats(pixels)[:, None], classes.astype(np.int64), names, str(images))
 
@@ -200,7 +202,7 @@ def _read(path: Path, n_dims: int) -> npt.NDArray[np.uint8]:
     raw = read_bytes(path)
     start = 4 + 4 * n_dims
     if len(raw) < start or raw[:2] != b"\0\0":
-        raise ConfigError(f"{path}: is not an IDX file, which must start with two zero bytes and a header")
+        raise ConfigError(f"{path} is not an IDX file, which must start with two zero bytes and a header")
     if raw[2] != 8 or raw[3] != n_dims:
         data_type, dims = raw[2], raw[3]
         hint = "; are images and labels swapped?" if dims in (1, 3) else ""
@@ -276,7 +278,7 @@ def _pickled(files: list[Path], names: tuple[str, ...]) -> DataSet:
             raise
         except Exception as error:  # pickles fail in every way
             reason = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{file}: is not a batch of CIFAR's Python version: {reason}") from None
+            raise ConfigError(f"{file} is not a batch of CIFAR's Python version: {reason}") from None
     x, classes = images_to_floats(np.concatenate(pixels)), np.concatenate(labels)
     return DataSet(f"cifar{len(names)}", x, classes, names, str(files[0]))
 
@@ -473,7 +475,7 @@ def read_npz(path: str | Path, part: str = "train") -> DataSet:
         with file.open("rb") as raw:
             archive = np.load(raw, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ConfigError(f"{file}: is a single array; expected an .npz archive with images and labels")
+                raise ConfigError(f"{file} is a single array; expected an .npz archive with images and labels")
             names = archive.files
             prefix = "" if "images" in names and part == "train" else f"{part}_"
             for key in ("images", "labels"):

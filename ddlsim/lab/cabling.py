@@ -228,7 +228,7 @@ def _notes(cluster: Cluster, where: Sequence[int], efficiency: float) -> tuple[s
         if len(far):
             in_file = f"{far[0]:.2%}"
             notes.append(
-                f"payload gets {efficiency:.2%} of a link with TCP/IP on Ethernet, but {in_file} by the efficiency in "
-                "the cluster file; predictions and measurements differ by this ratio"
+                f"TCP/IP on Ethernet leaves {efficiency:.2%} of a link for payload, but the cluster file specifies "
+                f"{in_file}; predictions and measurements differ by this ratio"
             )
     return tuple(notes)

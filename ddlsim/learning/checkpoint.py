@@ -104,7 +104,7 @@ def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     results = {_whole(number): _decode(code, arrays) for number, code in text["results"]}
     pending = frozenset(_whole(number) for number in text["pending"])
     if not isinstance(text["manifest"], dict):
-        raise ValueError("its manifest is not an object")
+        raise ValueError("its manifest is not a JSON object")
     if not is_whole:  # last, as the other checks say more
         raise ValueError("its contents do not match their digest")
     replay = Replay(_whole(text["n_values"]), results, pending, tuple(scalars.tolist()))
@@ -123,7 +123,7 @@ def _digest(parts: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
 
 def _whole(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{shown(value)} is not the number of a value")
+        raise ValueError(f"{shown(value)} is not a valid number of a value")
     return value
 
 

@@ -141,7 +141,7 @@ class Monitor:
             if reason:
                 n_saved = len(self.saved.times)
                 raise ConfigError(
-                    f"the saved run has made {n_saved} updates, but with the present limit ({reason}) it ends after "
+                    f"the saved run has made {n_saved} updates, but with the current limit ({reason}) it ends after "
                     f"{self.n_updates}; resume it with a later end"
                 )
             return self.saved

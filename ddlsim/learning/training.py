@@ -134,23 +134,23 @@ class Training:
                     f"the data set {part.name!r} has samples of shape {part.sample_shape}, but the model "
                     f"{model.name!r} needs {model.input_shape}; choose another model or data set"
                 )
-        each = each_label(network.out_shape)
+        label_shape = each_label(network.out_shape)
         if train.is_regression:
             self._check_targets(train, held_out, network)
-        elif train.labels.shape[1:] != each:
+        elif train.labels.shape[1:] != label_shape:
             raise ConfigError(
-                f"the data set {train.name!r} has labels of shape {train.labels.shape[1:]} per sample, but the model "
-                f"{model.name!r}, with outputs of shape {network.out_shape}, needs {each}; choose another model or "
-                "data set"
+                f"the data set {train.name!r} has labels of shape {train.labels.shape[1:]} per sample, but the outputs "
+                f"of the model {model.name!r}, of shape {network.out_shape}, need {label_shape}; choose another model "
+                "or data set"
             )
-        if each and not train.is_regression and self.loss != "cross_entropy":
+        if label_shape and not train.is_regression and self.loss != "cross_entropy":
             raise ConfigError(f"loss = {self.loss!r} does not support a label per token; use 'cross_entropy'")
         if train.n_classes > network.n_classes:
             raise ConfigError(
                 f"the data set {train.name!r} has {train.n_classes} classes, but the model {model.name!r} has only "
                 f"{network.n_classes} outputs; choose another model or data set"
             )
-        if each and self.sharding not in ("iid", "shared"):
+        if label_shape and self.sharding not in ("iid", "shared"):
             raise ConfigError(
                 f"sharding = {self.sharding!r} needs one class per sample, but the data set {train.name!r} has a label "
                 "per token; use 'iid' or 'shared'"

@@ -96,7 +96,7 @@ def trained(
             choices.append(choice)
     if not choices:
         first_failure = notes[0]
-        raise ConfigError(f"recommend: no finalist can be trained; {first_failure}")
+        raise ConfigError(f"recommend: no finalist can be trained: {first_failure}")
     choices = in_order(choices, lambda choice: _levels(choice, target), lambda choice: spread_of(choice.figures))
     n_groups = len({learning_group(one.candidate) for one in found if one.figures is not None})
     n_trained = len(chosen)

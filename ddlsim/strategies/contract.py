@@ -303,18 +303,18 @@ def _methods_of(kind: type) -> Mapping[str, Any]:
                 continue
             computed = isinstance(attribute, property | functools.cached_property)
             bound = attribute if computed else _bound(attribute, object(), kind)
-            wanted = f"{name}({', '.join((*positional, *('*',) * bool(by_keyword), *by_keyword))})"
+            signature = f"{name}({', '.join((*positional, *('*',) * bool(by_keyword), *by_keyword))})"
+            owner = kind.__name__
             if not callable(bound):
-                what = "a property" if computed else shown(attribute)
+                found = "a property" if computed else shown(attribute)
                 raise ConfigError(
-                    f"{kind.__name__}.{name} is {what}; it must be a method {wanted}, or a field of a dataclass"
+                    f"{owner}.{name} is {found}; it must be a method {signature}, or a field of a dataclass"
                 )
             try:
                 inspect.signature(bound).bind(*positional, **dict.fromkeys(by_keyword))
             except TypeError:
-                raise ConfigError(
-                    f"{kind.__name__}.{name} has the parameters {inspect.signature(bound)}; it must be {wanted}"
-                ) from None
+                parameters = inspect.signature(bound)
+                raise ConfigError(f"{owner}.{name} has the parameters {parameters}; it must be {signature}") from None
             methods[name], place[name] = attribute, i
             break
     for name, described in _DESCRIBES.items():

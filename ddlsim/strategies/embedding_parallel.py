@@ -108,12 +108,12 @@ class EmbeddingParallel(DealtOut):
         if isinstance(found, Placement):
             return found
         space, model = self._space(workload, n_workers), workload.model
-        table = tables_of(model)[found.table]
+        table, total = tables_of(model)[found.table], self._total(workload, space)
+        room, remedies = size(max(space.device, 0.0)), self._remedies(workload, n_workers)
         raise ConfigError(
             f"EmbeddingParallel({self.sharding!r}): the tables of {model.name} do not fit on {n_workers} workers: "
             f"there is no room for {size(space.nbytes(found))} of table {found.table} ({table.rows:,} rows of "
-            f"{table.dim}). The tables need {self._total(workload, space)}, and each worker has "
-            f"{size(max(space.device, 0.0))} left for them; {self._remedies(workload, n_workers)}"
+            f"{table.dim} numbers). The tables need {total}, and each worker has {room} left for them; {remedies}"
         )
 
     def _total(self, workload: Workload, space: Space) -> str:

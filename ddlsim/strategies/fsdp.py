@@ -124,10 +124,10 @@ class FSDP:
             of_stage_3 = [name for name in OF_STAGE_3 if getattr(self, name) is not None]
             of_stage_3 += [] if self.reshard else ["reshard"]
             if of_stage_3:
-                name = of_stage_3[0]
+                name, value = of_stage_3[0], getattr(self, of_stage_3[0])
                 raise ConfigError(
-                    f"FSDP: {name} = {getattr(self, name)!r} has no effect with stage = {self.stage}, which does not "
-                    f"shard the weights; use stage=3, or remove {name}"
+                    f"FSDP: {name} = {value!r} has no effect with stage = {self.stage}, which does not shard the "
+                    f"weights; use stage=3, or remove {name}"
                 )
         elif self.overlap is not None:
             raise ConfigError(
@@ -201,11 +201,10 @@ class FSDP:
         at_once = n_workers * (self.micro_batch or 1)
         if batch_size % at_once:
             below = batch_size - batch_size % at_once
-            near = " or ".join(str(each) for each in (below, below + at_once) if each)
-            each = "" if self.micro_batch is None else f" x micro_batch {self.micro_batch}"
-            raise ConfigError(
-                f"batch_size = {batch_size}: must be a multiple of {at_once} ({n_workers} workers{each}); use {near}"
-            )
+            nearest = " or ".join(str(each) for each in (below, below + at_once) if each)
+            factors = f"{n_workers} workers"
+            factors += "" if self.micro_batch is None else f" x micro_batch {self.micro_batch}"
+            raise ConfigError(f"batch_size = {batch_size}: must be a multiple of {at_once} ({factors}); use {nearest}")
         return self.micro_batch or batch_size // n_workers
 
     def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:

@@ -179,7 +179,7 @@ class Hybrid(DealtOut, WithFabric):
             setting.notes.append(
                 f"number of groups by layer: {', '.join(groups)}; all other layers are data parallel"
                 if groups
-                else "groups: with groups = 'balance', all layers are data parallel"
+                else "groups = 'balance': all layers are data parallel"
             )
         parts, only = list[slice](), None
         if setting.compression is not None:

@@ -103,9 +103,10 @@ def neighbours(owner: str, graph: str | Graph, n_workers: int) -> list[list[int]
 def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
     nodes = set(graph.nodes)
     if nodes != set(range(n_workers)):
+        last = n_workers - 1
         raise ConfigError(
-            f"{owner}: the {len(nodes)} nodes of graph must be the ranks of the {n_workers} workers, 0 to "
-            f"{n_workers - 1}; networkx.convert_node_labels_to_integers renames nodes"
+            f"{owner}: the {len(nodes)} nodes of graph must be the ranks of the {n_workers} workers, 0 to {last}; "
+            "rename them with networkx.convert_node_labels_to_integers"
         )
     near: list[set[int]] = [set() for _ in range(n_workers)]
     for edge in graph.edges:

@@ -130,20 +130,19 @@ class Parallel(WithFabric):
     def __post_init__(self) -> None:
         per_stage = self._chunks_per_stage
         for name, default in (("sharded", False), ("p2p", "overlapped")):
-            if self._asynchronous and getattr(self, name) != default:
+            if self._asynchronous and (value := getattr(self, name)) != default:
                 raise ConfigError(
-                    f"Parallel: {name} = {getattr(self, name)!r} needs a synchronous order such as '1f1b', not "
-                    f"{self.order!r}"
+                    f"Parallel: {name} = {value!r} needs a synchronous order such as '1f1b', not {self.order!r}"
                 )
         if self.sharded == "full":
             fixed: dict[str, object] = {"overlap": "ddp"}
             if self.pipeline == 1:  # passes go layer by layer
                 fixed |= {"order": "1f1b", "interleave": 1, "p2p": "overlapped"}
             for name, usual in fixed.items():
-                if getattr(self, name) != usual:
+                if (value := getattr(self, name)) != usual:
                     raise ConfigError(
-                        f"Parallel: {name} = {getattr(self, name)!r} has no effect with sharded = 'full', which "
-                        f"communicates layer by layer; remove {name}, or use sharded=True"
+                        f"Parallel: {name} = {value!r} has no effect with sharded = 'full', which communicates layer "
+                        f"by layer; remove {name}, or use sharded=True"
                     )
             if self.recompute == "stage":
                 raise ConfigError(
@@ -157,8 +156,8 @@ class Parallel(WithFabric):
             )
         if self.p2p == "in turns" and (self.order != "1f1b" or self.interleave > 1):
             raise ConfigError(
-                "Parallel: p2p = 'in turns' is DeepSpeed's and needs order = '1f1b' and interleave = 1; use "
-                "p2p='exchange'"
+                "Parallel: p2p = 'in turns' needs order = '1f1b' and interleave = 1, as in DeepSpeed; use "
+                "p2p='exchange' for other orders"
             )
         table = pass_order(self.order, 2, 2, 2 * per_stage) if isinstance(self.order, str) else self.order
         if (self.tensor > 1 or self._again != "none") and any(each[0] == "W" for passes in table for each in passes):

@@ -76,7 +76,7 @@ class Splits:
     def __post_init__(self) -> None:
         for name in SIZES:
             if getattr(self, name) is not None and not len(getattr(self, name)):
-                raise ConfigError(f"Splits: {name} is empty; give at least one value to try")
+                raise ConfigError(f"Splits: {name} is empty; add at least one value to try")
         if self.shard is not None and 3 not in self.stage:
             raise ConfigError(
                 f"Splits: shard = {list(self.shard)} has no effect without stage 3; add 3 to stage, or remove shard"

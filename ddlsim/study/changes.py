@@ -168,8 +168,8 @@ def _device(value: object, cluster: object) -> Device:
     names = {loaded.device_of[node] for node in loaded.workers.tolist()}
     if len(names) != 1 or (only := names.pop()) is None:
         raise ConfigError(
-            f"device: the workers of cluster {loaded.name!r} do not all have one known device; name it in the "
-            "experiment, device='v100'"
+            f"device: the workers of cluster {loaded.name!r} do not all have the same known device; set it in the "
+            "experiment, as in device='v100'"
         )
     return load_device(only)
 

@@ -106,7 +106,7 @@ def rows_of(
     if n_points is not None and n_points > MAX_POINTS:
         raise ConfigError(f"n_points = {shown(n_points)}: must be at most {MAX_POINTS}")
     if not sampled and n_points is not None:
-        raise ConfigError(f"n_points = {shown(n_points)} has no effect with design = {design!r}; remove it")
+        raise ConfigError(f"n_points = {shown(n_points)} has no effect with design = {design!r}; remove n_points")
     for path, values in vary.items():
         if isinstance(values, Range):
             if not sampled:

@@ -273,17 +273,17 @@ class Store:
             application = self._number("PRAGMA application_id")
             if application != APPLICATION_ID:
                 if self._only_read or self._number("SELECT count(*) FROM sqlite_master"):
-                    raise ConfigError(f"{self.path}: is a database, but not the store of a study; use another file")
+                    raise ConfigError(f"{self.path} is a database, but not the store of a study; use another file")
                 self._make()
             version = self._number("PRAGMA user_version")
             if version != SCHEMA_VERSION:
                 raise ConfigError(
-                    f"{self.path}: has version {version} of the format, but this ddlsim reads version "
+                    f"{self.path} has version {version} of the format, but this ddlsim reads version "
                     f"{SCHEMA_VERSION}; read it with the version that wrote it, or use another file"
                 )
             damage = " ".join(str(self._db.execute("PRAGMA quick_check(1)").fetchone()[0]).split())
             if damage != "ok":
-                raise ConfigError(f"{self.path}: is damaged ({damage}); restore a copy, or use another file")
+                raise ConfigError(f"{self.path} is damaged ({damage}); restore a copy, or use another file")
             if not self._only_read:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = NORMAL")
@@ -344,7 +344,7 @@ class Store:
         with self._named():
             rows = self._db.execute(query, (study,)).fetchall()
         if not rows:
-            raise ConfigError(f"{self.path}: is damaged: its study has no points; restore a copy, or use another file")
+            raise ConfigError(f"{self.path} is damaged: its study has no points; restore a copy, or use another file")
         with self._checked():
             return [
                 Member(str(key), settings_of(settings, axes), int(number_of(seed, "seed")))
@@ -469,7 +469,7 @@ class Store:
             remedy = _REMEDIES.get(code & 0xFF, "choose another place")
             raise ConfigError(f"{self.path}: the store cannot be read or written: {error}; {remedy}") from None
         except UnicodeDecodeError:  # SQLite shows what is damaged
-            raise ConfigError(f"{self.path}: is damaged; restore a copy, or use another file") from None
+            raise ConfigError(f"{self.path} is damaged; restore a copy, or use another file") from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(
                 f"{self.path}: not the store of a study, or a damaged one ({error}); use another file"

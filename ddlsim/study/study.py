@@ -167,7 +167,7 @@ class Study:
         paths = [path for key in self.vary for path in paths_of(key)]
         if twice := [path for path in paths if paths.count(path) > 1]:
             repeated = twice[0]
-            raise ConfigError(f"vary: the field {repeated!r} is repeated; remove one of the two")
+            raise ConfigError(f"vary: the field {repeated!r} occurs twice; remove one of the two")
         if "seed" in paths:
             raise ConfigError("vary['seed'] is not supported; set seeds=..., so that all configurations use the same")
         seeds = self._seeds
@@ -178,7 +178,7 @@ class Study:
         if self.search is not None:
             self.search.check(self.vary, len(seeds))
             if (self.design, self.n_points, self.design_seed) != ("grid", None, 0):
-                raise ConfigError("search: design, n_points and design_seed have no effect with a search; remove them")
+                raise ConfigError("design, n_points and design_seed have no effect with search; remove them")
         self._check_paths()
 
     @property

@@ -237,10 +237,10 @@ def test_a_pickle_runs_nothing(tmp_path, capsys):
     root = tmp_path / "cifar-10-batches-py"
     root.mkdir()
     (root / "data_batch_1").write_bytes(pickle.dumps({b"data": Evil(), b"labels": [1]}))
-    with pytest.raises(ConfigError, match=r"data_batch_1: is not a batch .* refers to builtins.print, and only NumPy"):
+    with pytest.raises(ConfigError, match=r"data_batch_1 is not a batch .* refers to builtins.print, and only NumPy"):
         load_data(root)
     (root / "data_batch_1").write_bytes(b"\x80\x04nonsense")
-    with pytest.raises(ConfigError, match="data_batch_1: is not a batch of CIFAR's Python version"):
+    with pytest.raises(ConfigError, match="data_batch_1 is not a batch of CIFAR's Python version"):
         load_data(root)
     assert capsys.readouterr().out == ""
 

@@ -213,7 +213,7 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
         ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a non-empty text"),
         ({"vary": {"workers": {}}}, "is empty; add at least one value"),
         ({"vary": {"workers, steps": [(2, 3), 4]}}, "4 must be 2 values, one for each field"),
-        ({"vary": {"workers, steps": [(2, 3)], "steps": [4]}}, "vary: the field 'steps' is repeated"),
+        ({"vary": {"workers, steps": [(2, 3)], "steps": [4]}}, "vary: the field 'steps' occurs twice"),
         ({"vary": {"workers, setps": [(2, 3)]}}, "did you mean 'steps'?"),
         ({"vary": {"workers, seed": [(2, 3)]}}, "set seeds="),
         ({"base": "cluster"}, "base = 'cluster': must be an Experiment"),
