@@ -37,8 +37,8 @@ class Traits:
     not_summable  why payloads cannot be summed in transit; empty if `collective` is "all_reduce"
     no_feedback   why ErrorFeedback must not wrap this compressor; empty if it may
 
-    For the estimate of its cost (:func:`ddlsim.compression.cost.encode_traffic`). A pass reads or writes as many bytes
-    as the gradient has:
+    The next fields estimate its cost (:func:`ddlsim.compression.cost.encode_traffic`). A pass reads or writes as many
+    bytes as the gradient has.
 
     encode_passes   passes to encode, not counting the payload; 0 if the gradient is sent as it is, at no cost
     decode_passes   passes to decode one payload, not counting the payload and the result
@@ -48,7 +48,7 @@ class Traits:
                     `encode_kernels` count as a radix selection: "top_k" (``torch.topk``), "sort" (``torch.sort``), or
                     "" for compressors that do not select
 
-    For runs that split gradients into buckets:
+    The last fields are for runs that split gradients into buckets.
 
     whole           whether it needs the whole gradient, because compressing buckets would give another result
     sparse_answer   whether a synchronous server replies with an index and a value for each coordinate of the last

@@ -98,8 +98,9 @@ def decode_launches(traits: Traits, n_payloads: int = 1) -> int:
 def measure_cost(compressor: Compressor[S, P], n: Count, n_repeats: Count = 5, seed: Index = 0) -> CodecCost:
     """Measure the cost of a compressor on this computer, with gradients of n normally distributed elements.
 
-    Returns the fastest of `n_repeats` exchanges, because slower ones were disturbed. The cost is assumed to be
-    proportional to n, so measure at the size that you will use. For compressors with two rounds, it includes both.
+    Returns the fastest of `n_repeats` exchanges, because other programs may have disturbed the others. The cost is
+    assumed to be proportional to n, so measure at the size that you will use. It includes both rounds of a compressor
+    with two.
     """
     rng = np.random.default_rng(seed)
     state = compressor.init(n, seed)

@@ -93,7 +93,7 @@ def exchange(
     """Compress, exchange and average the gradients of all workers.
 
     gradients, states, rngs
-               one gradient, shape (n,), compressor state and random generator per worker
+               one gradient of shape (n,), one compressor state and one random generator per worker
 
     With a single worker, the result is what a parameter server receives from it, or a worker from a server.
     Raises ConfigError if the numbers of arguments or the sizes of gradients differ.

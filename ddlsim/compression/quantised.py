@@ -110,7 +110,7 @@ class CodePayload(Buffers):
 @checked
 @dataclass(frozen=True)
 class QSGD(Stateless):
-    """Unbiased random quantisation to `n_levels` levels per sign, QSGD (Alistarh et al. 2017).
+    """QSGD: unbiased random quantisation to `n_levels` levels per sign (Alistarh et al. 2017).
 
     The gradient is divided into buckets, each with its L2 norm. With s = `n_levels`, an element becomes
     ``q_i = norm * sign(g_i) * l / s``, where l is ``s |g_i| / norm`` randomly rounded up or down. The variance is at
@@ -171,7 +171,7 @@ class QSGD(Stateless):
 @checked
 @dataclass(frozen=True)
 class TernGrad(Stateless):
-    """Unbiased random quantisation to three levels, TernGrad: two bits per element (Wen et al. 2017).
+    """TernGrad: unbiased random quantisation to three levels, two bits per element (Wen et al. 2017).
 
     With scale = max |g|, an element becomes +scale or -scale, by its sign, with probability |g| / scale, otherwise 0.
 
@@ -272,7 +272,7 @@ class LevelPayload(Buffers):
 @checked
 @dataclass(frozen=True)
 class SignSGD(Stateless):
-    """One bit per element, its sign, combined by majority vote, signSGD (Bernstein et al. 2018, algorithm 1 with vote).
+    """signSGD: send the sign of each element; workers decide by majority vote (Bernstein et al. 2018, algorithm 1).
 
     Gradients are decoded to +1 and -1, independent of their magnitude, so signSGD needs its own learning rate. The sign
     of 0 is +1, and so is the result of a tied vote, because one bit has no third value.
@@ -308,7 +308,7 @@ class SignSGD(Stateless):
 @checked
 @dataclass(frozen=True)
 class OneBit(Stateless):
-    """One bit per element, its sign, and two levels per gradient, 1-bit SGD (Seide et al. 2014).
+    """1-bit SGD: send the sign of each element, and two levels per gradient (Seide et al. 2014).
 
     The levels are the mean of the elements below zero and the mean of the others, which minimises the squared error.
     The compressor is biased, so wrap it in ErrorFeedback.

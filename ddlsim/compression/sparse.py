@@ -130,7 +130,7 @@ class TopK(_Largest):
 @checked
 @dataclass(frozen=True)
 class MSTopK(_Largest):
-    """Send ``density * n`` elements selected by an approximate top-k without sorting, MSTopK (Shi et al. 2021).
+    """MSTopK: send ``density * n`` elements, selected by an approximate top-k without sorting (Shi et al. 2021).
 
     density     share of the elements to send
     n_searches  steps of the binary search for a threshold

@@ -226,11 +226,11 @@ _ARRAYS |= {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 
 @checked
 def read_downloaded(folder: str | Path, part: Part = "train") -> DataSet | None:
-    """Read the training or test samples of an unpacked download of CIFAR-10, CIFAR-100, MNIST or a relative of MNIST.
+    """Read the training or test samples of CIFAR-10, CIFAR-100, MNIST or one of MNIST's relatives, as downloaded.
 
     Returns None for any other folder.
 
-    folder  the folder that the archive unpacks to
+    folder  folder with the contents of the downloaded archive
     part    "train" or "test"
 
     Raises ConfigError, with the name of the file, if a file is damaged or has another format.

@@ -119,7 +119,7 @@ def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[Built]:
 
 
 def clean() -> list[str]:
-    """Remove the namespaces that ended runs have left, with the processes in them, and return their names."""
+    """Remove namespaces left behind by earlier runs, stop the processes in them, and return their names."""
     left = []
     for name in _existing():
         match = _NAME.fullmatch(name)

@@ -114,7 +114,7 @@ def _per_element(ratios: Array, bounds: tuple[int, ...], like: Array) -> Array:
 @checked
 @dataclass(frozen=True)
 class LARS(_LayerWise):
-    """Layer-wise adaptive rate scaling, LARS (You, Gitman and Ginsburg 2017, arXiv:1708.03888, algorithm 1).
+    """LARS: layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv:1708.03888, algorithm 1).
 
     For each tensor, r = trust |w| / (|g| + lambda |w|), or 1 if |w| or |g| is 0, and
 
@@ -149,7 +149,7 @@ class LARS(_LayerWise):
 @checked
 @dataclass(frozen=True)
 class LAMB(_LayerWise):
-    """Layer-wise Adam, LAMB (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
+    """LAMB: layer-wise Adam (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
 
     For each tensor, with the step u of :class:`Adam` including its decoupled weight decay:
 

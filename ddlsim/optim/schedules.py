@@ -118,7 +118,7 @@ class WarmUp:
 
     Goyal et al. 2017, section 2.2, start with the learning rate of one worker and warm up for 5 epochs.
 
-    then      schedule after the warm-up, which ends at its learning rate
+    then      schedule after the warm-up; the warm-up ends at its learning rate
     n_epochs  length of the warm-up
     start     learning rate at epoch 0
     """

@@ -232,7 +232,7 @@ def recommend(
     jobs: Count | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
-    """Search clusters, worker counts, strategies, compressors and batch sizes for the configurations best for a target.
+    """Find the clusters, worker counts, strategies, compressors and batch sizes that best meet a target.
 
     clusters        one or more clusters to choose from: names, paths, graphs or clusters (with prices, if costs matter)
     model           model that sizes and compute times are taken from

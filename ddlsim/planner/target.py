@@ -58,7 +58,7 @@ class Miss:
 @checked
 @dataclass(frozen=True)
 class Target:
-    """Limits that a configuration must meet, and the aim among those that do.
+    """Limits that a configuration must meet, and whether time or cost counts among those that do.
 
     deadline    longest time of the whole training: s, or "36 h"
     budget      highest cost of the whole training, USD

@@ -86,7 +86,7 @@ class DaSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class OverlapLocalSGD(Periodic):
-    """Local SGD that pulls models towards an anchor, averaged in the background (Overlap-Local-SGD).
+    """Overlap-Local-SGD: local SGD that pulls models towards an anchor, which is averaged in the background.
 
     Wang, Liang and Joshi 2020, arXiv:2002.09539. After every `period` local steps, workers move towards the anchor z
     and start the all-reduce for the next one, which has until the next pull to finish:
@@ -146,7 +146,7 @@ class OverlapLocalSGD(Periodic):
 @checked
 @dataclass(frozen=True)
 class CoCoDSGD(Periodic):
-    """Computation and communication decoupled SGD, CoCoD-SGD (Shen et al. 2019, IJCAI, algorithm 1).
+    """CoCoD-SGD: computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1).
 
     The models are averaged while the workers make their next tau local steps, which are then added to the average:
 

@@ -71,6 +71,8 @@ class _Springs(UpdateRule):
 class ElasticAveraging(WithServers):
     """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, NIPS, arXiv:1412.6651, equations 5 and 6).
 
+    Each worker trains its own model x_i, which an elastic force ties to a center z at the servers:
+
         x_i <- x_i - eta g_i(x_i) - alpha (x_i - z),    z <- z + alpha sum_i (x_i - z)
 
     The elastic terms apply in every `period`-th step. The center z is the model that is evaluated; the optimizer runs

@@ -151,7 +151,7 @@ class _Rounds(UpdateRule):
 @checked
 @dataclass(frozen=True)
 class FedBuff(WithServers):
-    """Asynchronous federated learning with buffered aggregation (Nguyen et al. 2022, AISTATS, arXiv:2106.06639).
+    """FedBuff: asynchronous federated learning with buffered aggregation (Nguyen et al. 2022, arXiv:2106.06639).
 
     A client trains the current model for some local steps and sends the difference Delta_k = w - w_k. As soon as the
     server's buffer holds K of them, it updates the model (algorithms 1 and 2):

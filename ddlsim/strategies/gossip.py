@@ -150,7 +150,7 @@ class Neighbours:
 @checked
 @dataclass(frozen=True)
 class DPSGD:
-    """Decentralised parallel SGD, D-PSGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1).
+    """D-PSGD: decentralised parallel SGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1).
 
     In every step, each worker averages its model with those of its neighbours and applies its gradient:
 
@@ -194,7 +194,7 @@ class DPSGD:
 @checked
 @dataclass(frozen=True)
 class CHOCOSGD:
-    """Decentralised SGD with compressed messages, CHOCO-SGD (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340).
+    """CHOCO-SGD: decentralised SGD with compressed messages (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340).
 
     In every step, worker i sends the compressed change q_i of its model to its neighbours (algorithm 2):
 
@@ -247,7 +247,7 @@ class CHOCOSGD:
 @checked
 @dataclass(frozen=True)
 class ADPSGD:
-    """Asynchronous decentralised parallel SGD, AD-PSGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1).
+    """AD-PSGD: asynchronous decentralised parallel SGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1).
 
     While worker i computes a gradient at its model x_i', it averages its model with that of a random neighbour j; then
     it applies the gradient:
@@ -398,7 +398,7 @@ class Peer:
 @checked
 @dataclass(frozen=True)
 class GossipSGD:
-    """Asynchronous SGD with sum-weight gossip, GoSGD (Blot et al. 2016, arXiv:1611.09726).
+    """GoSGD: asynchronous SGD with sum-weight gossip (Blot et al. 2016, arXiv:1611.09726).
 
     In every step, a worker merges the models that have arrived and makes a local step. Then, with probability p, it
     halves the weight of its model and pushes model and weight to a random neighbour. Workers do not wait for each

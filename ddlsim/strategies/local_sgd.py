@@ -102,7 +102,7 @@ def _steps_before(setting: Setting, epoch: float) -> int:
 @checked
 @dataclass(frozen=True)
 class QsparseLocalSGD(Periodic):
-    """Local SGD with compressed model updates and error feedback, Qsparse-local-SGD.
+    """Qsparse-local-SGD: local SGD with compressed model updates and error feedback.
 
     Basu et al. 2019, arXiv:1906.02367, algorithm 1:
 
@@ -221,7 +221,7 @@ class _AdaptivePeriod:
 @checked
 @dataclass(frozen=True)
 class AdaComm(Periodic):
-    """Local SGD that averages more often as the loss falls, AdaComm (Wang and Joshi 2019, arXiv:1810.08313, section 4).
+    """AdaComm: local SGD that averages more often as the loss falls (Wang and Joshi 2019, arXiv:1810.08313, section 4).
 
     In interval l, the workers average their models after every tau_l local steps:
 

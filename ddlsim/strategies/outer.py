@@ -27,7 +27,7 @@ from ddlsim.workload.compute import Workload
 @checked
 @dataclass(frozen=True)
 class BMUF(Periodic):
-    """Blockwise model-update filtering, that is, local SGD with block momentum (Chen and Huo 2016, ICASSP).
+    """BMUF (blockwise model-update filtering): local SGD with block momentum (Chen and Huo 2016, ICASSP).
 
     After every `period` local steps, with the mean x of the workers' models and the global model W:
 
@@ -68,7 +68,7 @@ class BMUF(Periodic):
 @checked
 @dataclass(frozen=True)
 class DiLoCo(Periodic):
-    """Distributed low-communication training, DiLoCo (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
+    """DiLoCo: distributed low-communication training (Douillard et al. 2023, arXiv:2311.08105, algorithm 1).
 
     Each worker makes H local steps from the common model theta; the mean change is a gradient for the outer optimizer:
 
@@ -109,7 +109,7 @@ class DiLoCo(Periodic):
 @checked
 @dataclass(frozen=True)
 class SlowMo(Periodic):
-    """Local SGD with slow momentum, SlowMo (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1).
+    """SlowMo: local SGD with slow momentum (Wang, Tantia, Ballas and Rabbat 2020, arXiv:1910.00643, algorithm 1).
 
     Each worker makes tau local steps, with d_i from the run's optimizer. Then momentum is applied to the mean change:
 

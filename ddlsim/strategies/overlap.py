@@ -67,8 +67,8 @@ class DdpBuckets:
 
     Li et al. 2020, VLDB 13(12), section 3.2.
 
-    cap    least size of a bucket: bytes, or "25 MiB"
-    first  least size of the first bucket
+    cap    minimum size of a bucket: bytes, or "25 MiB"
+    first  minimum size of the first bucket
     """
 
     cap: Bytes = 25 * 2**20
@@ -104,7 +104,7 @@ class HorovodFusion:
     In every cycle, the coordinator fuses them and reduces the buffers one after the other (Sergeev and Del Balso 2018,
     arXiv:1802.05799, section 4).
 
-    threshold   largest size of a buffer: bytes, or "128 MiB"; HOROVOD_FUSION_THRESHOLD with its default
+    threshold   maximum size of a buffer: bytes, or "128 MiB"; HOROVOD_FUSION_THRESHOLD with its default
     cycle_time  time between two cycles: s, or "1 ms"; HOROVOD_CYCLE_TIME with its default
     """
 

@@ -35,7 +35,7 @@ def _put(params: Array, indices: npt.NDArray[np.int64], values: Array) -> Array:
 @checked
 @dataclass(frozen=True)
 class SPARTA(WithFabric):
-    """Sparse parameter averaging, SPARTA (Exo Labs 2025; ``SPARTAStrategy`` in exogym).
+    """SPARTA: sparse parameter averaging (Exo Labs 2025; ``SPARTAStrategy`` in exogym).
 
     In every step, the workers make a local step and average a random share p of the parameters, the set S:
 

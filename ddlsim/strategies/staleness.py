@@ -77,7 +77,7 @@ def scaled(gradient: Value[Array], scaling: Scaling | None, staleness: int) -> V
 @checked
 @dataclass(frozen=True)
 class DelayCompensation:
-    """Delay compensation of stale gradients, DC-ASGD (Zheng et al. 2017, ICML, arXiv:1609.08326, algorithm 2).
+    """DC-ASGD: delay compensation of stale gradients (Zheng et al. 2017, ICML, arXiv:1609.08326, algorithm 2).
 
     Instead of a gradient g, the server applies
 

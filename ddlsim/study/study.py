@@ -123,7 +123,7 @@ class Row(NamedTuple):
 @checked
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A set of experiments: a base experiment, and the values that some of its fields take.
+    """A set of experiments that vary some fields of a base experiment.
 
     base         experiment with the values of all other fields
     vary         values by dotted path: ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}``
