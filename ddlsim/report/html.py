@@ -398,8 +398,8 @@ def _title(common: Mapping[str, str]) -> str:
 def _question(table: Table, fields: Sequence[str]) -> str:
     what = " and ".join(filter(None, [", ".join(fields[:-1]), *fields[-1:]]))
     learns = "accuracy" in table.summary
-    effect = "how fast the model trains and how well it learns" if learns else "how fast the model trains"
-    return f"What do {what} make of {effect}?" if fields else f"{effect.capitalize()}?"
+    effect = "training speed and accuracy" if learns else "training speed"
+    return f"Effect of {what} on {effect}" if fields else effect.capitalize()
 
 
 def _varied_values(table: Table, fields: Sequence[str]) -> list[tuple[str, list[str], int]]:

@@ -270,7 +270,7 @@ class ADPSGD:
         return f"AD-PSGD ({describe(self.graph)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Every local step is an update."""
+        """Return the number of updates: one per local step of each worker."""
         return steps * n_workers
 
     def start(self, setting: Setting) -> None:
@@ -418,7 +418,7 @@ class GossipSGD:
         return f"gossip SGD (p = {self.probability:g}, {describe(self.graph)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Every local step is an update."""
+        """Return the number of updates: one per local step of each worker."""
         return steps * n_workers
 
     def start(self, setting: Setting) -> None:

@@ -201,9 +201,7 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
     """
     buckets, owner = tuple(overlap.buckets(workload)), f"{type(overlap).__name__}.buckets"
     if not buckets or not all(isinstance(bucket, Bucket) for bucket in buckets):
-        raise ConfigError(
-            f"{owner} returned {shown(buckets)}; it must return one or more ddlsim.runtime.Bucket objects"
-        )
+        raise ConfigError(f"{owner} returned {shown(buckets)}; it must return at least one ddlsim.runtime.Bucket")
     total, gradients = sum(bucket.nbytes for bucket in buckets), workload.gradient_nbytes
     if not math.isclose(total, gradients, rel_tol=1e-9):
         raise ConfigError(

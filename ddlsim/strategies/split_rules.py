@@ -110,9 +110,7 @@ class Rules:
                 f"Parallel: cut = 'layers' with {what}: the number of chunks must divide the {most} transformer layers "
                 f"of {self.model.name}"
             )
-        return (
-            f"Parallel: {what}: must be at most {most}, the number of layers of {self.model.name}" if n > most else ""
-        )
+        return f"Parallel: {what}: {self.model.name} has only {most} layers" if n > most else ""
 
     def _batch(self, sizes: Sizes) -> str:
         unit, why = self.unit(sizes)

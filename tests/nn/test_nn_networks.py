@@ -187,7 +187,7 @@ def test_bad_input_is_named():
         ((params, x[:0], labels[:0]), "n at least 1"),
         ((params, x, labels[:2]), "do not match 4 samples"),
         ((params, x, labels + 8), "label 1[0-7] is not one of the network's classes, 0 to 9"),
-        ((params, x, labels.astype(float)), "whole numbers"),
+        ((params, x, labels.astype(float)), "integer labels"),
     ):
         with pytest.raises(ConfigError, match=words):
             network.loss_and_gradient(*arguments)

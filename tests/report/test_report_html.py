@@ -141,7 +141,7 @@ def test_title_answer_front_and_reasons_are_there(html, page):
     assert page.text["h1"] == "Study of resnet50 on rented"
     words = " ".join(re.sub(r"<[^>]*>", " ", html).split())
     assert "At the best configuration by throughput (64 workers, ring, nic bandwidth 100 Gbit/s)" in words
-    assert words.index("What one change gives") < words.index("Best throughput")
+    assert words.index("Effects of single changes") < words.index("Best throughput")
     assert "Best throughput 5,847 samples/s 95 % interval" in words
     assert "Cheapest per million samples" in words
     front = study().pareto("throughput", "cost_per_sample")
@@ -260,7 +260,7 @@ def test_a_study_that_learns_is_ranked_by_its_target():
 def test_a_study_in_which_nothing_ended_still_says_why():
     table = Table(["workers"], [Member("a", {"workers": 8}, 0)], {"a": Outcome(FAILED, "ValueError: no")})
     page = Page(html_report(table))
-    assert "No configuration has been simulated to its end" in page.text["strong"]
+    assert "No configuration has completed" in page.text["strong"]
     assert "ValueError: no" in page.text["td"]
     assert not page.all("img")
 
@@ -283,8 +283,8 @@ def test_a_study_that_was_stopped_says_so():
     table = study(spoil=False)
     kept = {key: outcome for key, outcome in table.outcomes.items() if key.startswith("8-")}
     text = html_report(Table(table.axes, table.members, kept, interrupted=True))
-    assert "8 done, 24 missing; interrupted: run the study again to go on." in " ".join(text.split())
-    assert "not simulated yet: run the study again to go on" in text
+    assert "8 done, 24 missing; interrupted: run the study again to continue." in " ".join(text.split())
+    assert "not simulated yet: run the study again to continue" in text
 
 
 def test_an_unknown_metric_is_refused():
@@ -302,14 +302,14 @@ def test_from_a_study_to_the_page_and_from_its_store_by_the_command(tmp_path):
     made.save_html(page)
     whole = page.read_text(encoding="utf-8")
     Page(whole)
-    assert "What would help" in whole
+    assert "Sensitivity" in whole
     assert "Study of lenet5 on office-1gbe" in whole
     command = ["report", str(store), "--html", str(page)]
     done = CliRunner().invoke(app, [*command, "--question", "Why?"])
     assert done.exit_code == 0, done.output
     again = page.read_text(encoding="utf-8")
     assert "Why?" in again
-    assert "What would help" not in again  # a store has no experiments to simulate
+    assert "Sensitivity" not in again  # a store has no experiments to simulate
     same, other = tmp_path / "same.toml", tmp_path / "other.toml"
     same.write_text(TOML)
     other.write_text(TOML.replace("[8, 32]", "[8, 64]"))

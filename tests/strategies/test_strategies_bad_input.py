@@ -60,7 +60,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, int, str]] = [
     ("parallel", {"pipeline": 4, "order": "pipedream", "interleave": 2}, "resnet18", 8,
      "interleave = 2 has no effect with order = 'pipedream'"),
     ("parallel", {"pipeline": 4, "order": "pipedream", "sharded": True}, "resnet18", 8,
-     "sharded = True needs a synchronous order, not 'pipedream'"),
+     "sharded = True needs a synchronous order such as '1f1b', not 'pipedream'"),
     ("parallel", {"pipeline": 4, "order": "pipedream", "micro_batch": 2}, "resnet18", 8,
      "micro_batch = 2 does not fit order = 'pipedream', which updates after every micro-batch, here of 4 samples in "
      "each of 2 replicas; remove micro_batch"),

@@ -254,7 +254,7 @@ def test_stale_gradients_compress_too():
 def test_what_is_not_compressed(strategy, compressor, model, text):
     with pytest.raises(ConfigError, match=text):
         simulate("dgx1-v100", model, strategy, batch_size=8, compression=compressor)
-    with pytest.raises(ConfigError, match="the size of what Threshold sends depends on values"):
+    with pytest.raises(ConfigError, match="the size of Threshold messages depends on"):
         simulate("office-1gbe", "digits-cnn", Parallel(pipeline=2), batch_size=8, compression=cp.Threshold(0.1),
                  workers=4, training=Training("digits", updates=2))  # fmt: skip
 
