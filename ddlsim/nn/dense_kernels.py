@@ -1,7 +1,7 @@
 """Compiled matrix products of dense layers, and the core of attention.
 
-Not the BLAS: its threads wait for one another by spinning, which is slow where several simulations share a
-machine, and its sums depend on how many there are. These run on the caller's thread and add in one order.
+BLAS is not used, because its threads wait for each other by spinning, which is slow when several simulations share a
+computer, and because its sums depend on the number of threads. These run on the caller's thread and add in one order.
 
 Attention: softmax(q k^T / sqrt(d)) v for each sample and head, and its gradient. All arrays are flat; q, k, v are
 columns of rows of `width` numbers, one row a token, in which those of a head lie side by side from `at` on.

@@ -1,4 +1,4 @@
-"""A picture of a cluster: machines below, switches above, links coloured by how much they are used."""
+"""Drawings of clusters: machines below, switches above, and links coloured by utilisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as a picture: the graph of its dependencies, with the longest chain."""
+"""Drawings of plans: the graph of task dependencies, with the longest chain."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def graph(plan: Plan, path: str | Path | None = None, *, n_ranks: int = 4) -> Ax
     more than 400 tasks the first are drawn. Raises ConfigError for a plan without tasks.
     """
     if not len(plan):
-        raise ConfigError("plot: the plan has no tasks; there is nothing to draw")
+        raise ConfigError("plot: the plan has no tasks, so there is nothing to draw")
     ranks = some_of(plan.n_ranks, n_ranks)
     order = Order(plan)
     level = np.array(order.ends([1.0] * order.n_events))[order.event] - 1.0

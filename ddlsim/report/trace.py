@@ -1,4 +1,4 @@
-"""Timelines as Chrome Trace Event files, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Timelines as files in the Chrome Trace Event Format, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 Format: "Trace Event Format" (Google, 2016): complete events ("ph": "X") in microseconds, one process per group
 of tracks, one thread per track, named by metadata events.

@@ -163,7 +163,7 @@ def test_a_transport_is_switched_off_in_one_word(tmp_path):
     path, times = tmp_path / "alexnet.toml", {}
     for name, says in (("cloud-25g-16x8-v100", True), ("cloud-25g-16x8-v100+transport=ideal", False)):
         text = run("run", name, "-m", "alexnet", "-n", "9", "-b", "64", "--steps", "1")
-        assert ("13.6 of the 23.54 Gbit/s of a nic" in text) == says
+        assert ("13.6 of the nic's 23.54 Gbit/s" in text) == says
         assert ("transport tcp-cubic (13.6 Gbit/s each)" in run("show", "topology", name)) == says
         path.write_text(f'cluster = "{name}"\nmodel = "alexnet"\nworkers = 9\nbatch_size = 64\nsteps = 1\n')
         times[name] = ddlsim.simulate(name, "alexnet", batch_size=64, workers=9, steps=1).step_time
@@ -269,7 +269,7 @@ def test_run_leaves_out_what_would_help():
     arguments = ["run", "office-1gbe", "-m", "lenet5", "-n", "2", "--steps", "2", "--no-bottleneck"]
     printed = CliRunner().invoke(cli.app, arguments)
     assert printed.exit_code == 0
-    assert "bottleneck    result.sensitivities() simulates" in printed.stdout
+    assert "bottleneck    call result.sensitivities() to simulate" in printed.stdout
 
 
 @pytest.mark.parametrize(

@@ -245,5 +245,5 @@ def test_elastic_workers_have_whole_layers():
 
 
 def test_compensating_sums_is_refused():
-    with pytest.raises(ConfigError, match="delay_compensation with accumulate = 2"):
+    with pytest.raises(ConfigError, match="delay_compensation cannot be combined with accumulate = 2"):
         ddlsim.AsyncParameterServer(accumulate=2, delay_compensation=ddlsim.DelayCompensation())

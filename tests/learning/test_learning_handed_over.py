@@ -378,11 +378,13 @@ def test_statistics_that_are_lost_are_an_error(normalised):
             inner = setting.model
             setting.model = lambda: setting.learner.plane.apply(np.copy, inner())
 
-    with pytest.raises(DdlsimError, match="the model has no running statistics, which its batch normalisation needs"):
+    with pytest.raises(
+        DdlsimError, match="the parameters have lost the running statistics that batch normalisation needs"
+    ):
         equally_fast(normalised, Careless(), 2, 3)
     plane = Plane()
     a, b = model_of(plane, [1.0], [4.0]), model_of(plane, [1.0], [4.0])
-    with pytest.raises(DdlsimError, match="2 models and 1 other values are mixed at once"):
+    with pytest.raises(DdlsimError, match="2 models cannot be mixed together with 1 other values"):
         plane.mix(lambda x, y, z: x + y + z, a, b, plane.constant(np.ones(1)))
 
 
@@ -391,7 +393,9 @@ def test_a_variance_that_overshoots_below_zero_has_diverged(normalised):
     state = network.initial_state.copy()
     state[network.state_slots[1].start] = -1e-3
     assert network.state_slots[1].name.endswith("running_var")
-    with pytest.raises(DivergedError, match="running_var of the model is negative: its moving average overshoots"):
+    with pytest.raises(
+        DivergedError, match="running_var of the model is negative, because its moving average overshoots"
+    ):
         evaluation(network, load_digits(), network.initial_params, state)
 
 

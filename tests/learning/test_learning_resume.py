@@ -208,11 +208,15 @@ def test_without_jitter_many_things_happen_at_once(tmp_path):
 def test_an_end_that_the_saved_run_is_beyond_is_refused(tmp_path):
     path = tmp_path / "run.npz"
     run(experiment(updates=20)).save(path)
-    with pytest.raises(ConfigError, match=r"has made 20 updates, but by updates it would have ended after 12"):
+    with pytest.raises(
+        ConfigError, match=r"has made 20 updates, but with the current limit \(updates\) it ends after 12"
+    ):
         ddlsim.resume(path, experiment(updates=12))
-    with pytest.raises(ConfigError, match=r"has made 20 updates, but by max_time = 0.005 it would have ended after"):
+    with pytest.raises(
+        ConfigError, match=r"has made 20 updates, but with the current limit \(max_time = 0.005\) it ends after"
+    ):
         ddlsim.resume(path, experiment().with_(max_time=0.005))
-    with pytest.raises(ConfigError, match=r"by target loss it would have ended after 5"):
+    with pytest.raises(ConfigError, match=r"with the current limit \(target loss\) it ends after 5"):
         ddlsim.resume(path, experiment(target_loss=2.3))
 
 

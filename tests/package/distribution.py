@@ -177,7 +177,9 @@ def installed(request, built, tmp_path_factory):
 def test_the_command_runs(installed, tmp_path):
     assert run(installed / "ddlsim", "--version", cwd=tmp_path).strip() == ddlsim.__version__
     shown = run(installed / "ddlsim", "run", "office-1gbe", "--model", "lenet5", "--workers", "4", cwd=tmp_path)
-    assert re.search(r"^throughput +[\d,.]+ samples/s per device, [\d,.]+ samples/s in all", shown, re.MULTILINE), shown
+    assert re.search(r"^throughput +[\d,.]+ samples/s per device, [\d,.]+ samples/s in total", shown, re.MULTILINE), (
+        shown
+    )
 
 
 def test_what_is_bundled_is_found(installed, tmp_path):

@@ -342,9 +342,9 @@ class Renamed(AllReduce):
 @pytest.mark.parametrize(
     ("strategy", "text"),
     [
-        (ddlsim.ParameterServer(placement="colocated", work=ddlsim.ServerWork()), "with work decide in the run"),
+        (ddlsim.ParameterServer(placement="colocated", work=ddlsim.ServerWork()), "has no static task graph with work"),
         (ddlsim.AsyncParameterServer(placement="colocated"), "asynchronous parameter server .* has no step program"),
-        (Later(), "has no step program, as its processes decide what comes next; define program"),
+        (Later(), "has no step program, because its processes decide during the run what to do next; define program"),
     ],
 )
 def test_strategies_without_a_step_program(strategy, text):

@@ -254,7 +254,7 @@ CAPABILITIES = {
         {"training": learning()},
     ),
     "sampled clients": Capability(
-        ddlsim.FedAvg(0.5, local_steps=2), lambda plan: "2 clients are drawn" in " ".join(plan.notes)
+        ddlsim.FedAvg(0.5, local_steps=2), lambda plan: "each round samples 2 clients" in " ".join(plan.notes)
     ),
     "restarts": Capability(ddlsim.KSync(2), lambda plan: "start again" in " ".join(plan.notes)),
 }

@@ -82,7 +82,7 @@ def test_no_bottleneck_is_named_below_it() -> None:
     unsure = run(STAR, AsyncParameterServer(3, "colocated"), steps=20)
     unsure.sensitivities()
     vars(unsure)["known_stability"] = Stability(1e-12, (100.0, 120.0), (1.0, 1.0))
-    assert "no single part made 10 % better gives 20 %, which is what the throughput is stable to" in str(unsure)
+    assert "no single part that is 10 % better gains 20 %, the stability of the throughput" in str(unsure)
 
 
 def test_asking_shows_it_where_it_is_stable_too() -> None:

@@ -96,11 +96,11 @@ REASONS = (
     r"its compressed size depends on values",
     r"no library provides the collective",
     r"cluster .* is not calibrated; measure",
-    r"needs whole tensors, but .* is shared out over several servers",
-    r"AdaComm: it averages as often as the loss says",
+    r"needs whole tensors, but .* is divided among several servers",
+    r"AdaComm: its period depends on the loss",
     r"needs the same number of workers on every machine",
-    r"QsparseLocalSGD already has compressor",
-    r"SPARTA sends other parameters in every step",
+    r"QsparseLocalSGD already compresses",
+    r"SPARTA does not support compression",
 )  # fmt: skip
 
 

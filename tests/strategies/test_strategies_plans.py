@@ -196,7 +196,9 @@ def test_processes_can_tell_their_plan():
             setting.plan = lambda steps: program.unroll(1 if steps is None else steps)
 
     run = {"batch_size": 8, "workers": 2, "steps": 1, "warmup": 0}
-    with pytest.raises(ConfigError, match="has no step program, as its processes decide what comes next; define"):
+    with pytest.raises(
+        ConfigError, match="has no step program, because its processes decide during the run what to do next; define"
+    ):
         _ = ddlsim.simulate("office-1gbe", "lenet5", Silent(), **run).plan
     ddlsim.simulate("office-1gbe", "lenet5", Telling(), **run).plan.check()
 

@@ -92,7 +92,7 @@ def test_ctrl_c_ends_a_sweep_that_goes_on_later(tmp_path, study):
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "interrupted: run it again to go on" in out
+    assert "interrupted: run the study again to continue" in out
     assert "Traceback" not in err
     assert 0 < load_table(store).counts["done"] < 1600
 

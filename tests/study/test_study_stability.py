@@ -44,7 +44,7 @@ def test_what_differs_by_rounding_ties_and_stays_in_the_order_of_the_design(plai
 def test_what_differs_by_less_than_it_is_stable_to_ties(plain: dict[str, object]) -> None:
     found = table(plain, throughput=[100.0, 100.5, 99.0], throughput_spread=[1e-13, 8e-3, 1e-13])
     assert found.best(n=3)["batch_size"].tolist() == [0, 1, 2]
-    assert answers(found)[0].equal == "and 1 other equal: they differ by no more than they are stable to"
+    assert answers(found)[0].equal == "and 1 other tied: the differences are within the stability of the results"
     sure = table(plain, throughput=[100.0, 100.5, 99.0], throughput_spread=[1e-13, 1e-13, 1e-13])
     assert sure.best(n=3)["batch_size"].tolist() == [1, 0, 2]
     assert answers(sure)[0].equal == ""
