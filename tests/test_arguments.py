@@ -178,7 +178,7 @@ def test_sequences_without_end_are_refused(monkeypatch):
         while True:
             yield 1
 
-    assert "has no end, or more than 100 entries" in refused(Iterable[int], forever())
+    assert "or has more than 100 entries" in refused(Iterable[int], forever())
 
 
 def test_a_function_looks_at_what_the_type_lets_through():
@@ -207,7 +207,9 @@ def test_functions_check_all_kinds_of_parameters():
         function(1, 2, -1)
     with pytest.raises(ConfigError, match=r"^function: x = 0: must be"):
         function(1, x=0)
-    with pytest.raises(ConfigError, match=r"^function: missing a required argument: 'first'; it takes first, rest"):
+    with pytest.raises(
+        ConfigError, match="function: missing a required argument: 'first'; valid arguments: first, rest"
+    ):
         function()
 
 

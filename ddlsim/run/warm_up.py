@@ -42,7 +42,7 @@ class Warmth:
     nbytes: int
 
     def to_dict(self) -> dict[str, object]:
-        """Return it as plain values."""
+        """Return the fields as plain values."""
         return {**dataclasses.asdict(self), "folders": [str(folder) for folder in self.folders]}
 
     def __str__(self) -> str:
@@ -131,13 +131,13 @@ Watcher = Callable[[str, float, float], None]
 
 @checked
 def warm_up(watch: Watcher | None = None) -> Warmth:
-    """Compile everything that simulations and training need into numba's cache, and return a report.
+    """Compile everything that simulations and training need, store it in numba's cache, and return a report.
 
-    `watch` receives the progress; without it, lines on stderr report it (:mod:`ddlsim.compile_messages`). The first
-    call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the cache cannot be written.
+    `watch` is called with the progress; without it, the progress is printed to stderr (:mod:`ddlsim.compile_messages`).
+    The first call takes 45 s of CPU time, later ones 2 s. Raises ConfigError if the cache cannot be written.
     """
     if teller.remark or not compiler.KEPT:
-        raise ConfigError(f"warm-up: compiled code cannot be kept: {teller.remark}")
+        raise ConfigError(f"warm-up: compiled code cannot be stored: {teller.remark}")
     began, done, total = time.process_time(), 0.0, sum(seconds for _, _, seconds in STEPS)
     compiled: list[str] = []
     step = ""

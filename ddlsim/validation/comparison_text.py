@@ -1,4 +1,4 @@
-"""A comparison of measured runs and predictions as text, as a picture, and as a page of HTML."""
+"""Comparison of measured and predicted runs as text, plot and HTML page."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def notes(validation: Validation) -> list[str]:
     for key, line in fitted_values.compute.items():
         lines.append(f"fitted step of {' '.join(key)} = {seconds(line.c0)} + {seconds(line.c1)} x batch size")
     for key, factor in fitted_values.factors.items():
-        lines.append(f"fitted compute time of {' '.join(key)}: {factor:.4g} times that assumed")
+        lines.append(f"fitted compute time of {' '.join(key)}: {factor:.4g} times the assumed one")
     for row in validation.rows:
         if row.causes:
-            lines.append(f"{row.label}: off by {100.0 * row.error:+.1f} %; right with {_causes(row)}")
+            lines.append(f"{row.label}: error {100.0 * row.error:+.1f} %, explained by {_causes(row)}")
     return lines
 
 

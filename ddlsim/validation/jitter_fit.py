@@ -1,4 +1,4 @@
-"""The distribution of step times by maximum likelihood, and how well it fits (Kolmogorov and Smirnov)."""
+"""Maximum-likelihood fit of the distribution of step times, and its goodness of fit (Kolmogorov-Smirnov)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Fitted = Lognormal | Gamma | ShiftedExponential
 
 @dataclass(frozen=True)
 class JitterFit:
-    """The fitted `jitter`, a factor on compute time, and `base_s`, the s that it multiplies.
+    """The fitted `jitter`, a factor on compute time, and `base_s`, the time in s that it multiplies.
 
-    ks        largest distance between the distribution and that of the samples
-    p_value   share of samples drawn from the fitted distribution itself that lie farther from their own fit: small
-              values say that it is none of the three (parametric bootstrap, since the parameters were fitted)
+    ks       Kolmogorov-Smirnov distance between the fitted distribution and the samples
+    p_value  share of samples from the fitted distribution that lie farther from their own fit (a parametric bootstrap).
+             A small value means that none of the three distributions fits
     """
 
     jitter: Fitted
@@ -41,12 +41,12 @@ class JitterFit:
 
     @property
     def shape(self) -> float:
-        """Coefficient of variation; of a shifted exponential the mean excess."""
+        """Coefficient of variation; for a shifted exponential, the mean excess."""
         return self.jitter.mean_extra if isinstance(self.jitter, ShiftedExponential) else self.jitter.cv
 
     @property
     def median_factor(self) -> float:
-        """The factor that half of the steps exceed: what a measured median step contains."""
+        """Median of the factor, which a measured median step contains."""
         if isinstance(self.jitter, Lognormal):
             return 1.0 / math.sqrt(1.0 + self.jitter.cv**2)
         if isinstance(self.jitter, Gamma):
@@ -130,14 +130,16 @@ def _distance(jitter: Fitted, base: float, x: Floats) -> float:
 
 @checked
 def fit_jitter(step_times: Sequence[Positive], *, seed: Seed = 0) -> JitterFit | None:
-    """Return the most likely of lognormal, gamma and shifted exponential for `step_times` (s), None if constant.
+    """Fit the distribution of step times (s) by maximum likelihood: lognormal, gamma or shifted exponential.
 
-    `seed` is of the bootstrap behind the p-value. Raises ConfigError for fewer than 20 times, or times that are not
-    above 0.
+    Returns None if all times are equal. `seed` is the seed of the bootstrap for the p-value. Raises ConfigError for
+    fewer than 20 times, or times that are not positive.
     """
     x = np.asarray(step_times, dtype=np.float64)
     if len(x) < LEAST:
-        raise ConfigError(f"step_times: {len(x)} times: jitter needs at least {LEAST}; measure more steps")
+        raise ConfigError(
+            f"step_times: {len(x)} values, but a fit of jitter needs at least {LEAST}; measure more steps"
+        )
     if not (np.isfinite(x).all() and (x > 0.0).all()):
         raise ConfigError(f"step_times: {x[~(x > 0.0)][:1]}: must be finite and above 0 s")
     if x.std() < CONSTANT * x.mean():

@@ -174,7 +174,7 @@ def fit_logs(
 
     begin = np.log(np.asarray(start, dtype=np.float64))
     if not np.isfinite(residuals(begin)).all():
-        raise ConfigError("calibration: the simulation gives no finite time for some measurement; check the sizes")
+        raise ConfigError("calibration: the simulated time of a measurement is not finite; check the sizes")
     ceiling = np.log([(most or {}).get(name, np.inf) for name in names])
     least, ends = begin - REACH, np.minimum(begin + REACH, ceiling)
     point = np.minimum(begin, ends - 1e-6)

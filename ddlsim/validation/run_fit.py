@@ -1,4 +1,4 @@
-"""Fit compute time and network to some of the measured runs, and know how sure the rest can be predicted."""
+"""Fit of compute time and network to some of the measured runs, with the uncertainty for the remaining ones."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_variant_cut_short_is_not_compared(monkeypatch):
     ("arguments", "words"),
     [
         ([*RUN, "--trace", "no/such/folder/t.json"], ["no/such/folder/t.json", "no folder", "create it"]),
-        ([*RUN, "--timeline", "t.abc"], ["t.abc: no kind of picture", ".png, .pdf"]),
+        ([*RUN, "--timeline", "t.abc"], ["t.abc: unknown picture format", ".png, .pdf"]),
         (["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"], ["none/s.png", "no folder 'none'"]),
         (["run", "missing.toml"], ["missing.toml: no such file", "ddlsim topologies"]),
         (["run", "typo.toml"], ["typo.toml", "unknown key 'cluser'; did you mean 'cluster'?"]),

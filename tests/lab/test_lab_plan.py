@@ -214,7 +214,11 @@ def test_what_may_wait_at_a_port_is_the_queue_of_its_bucket():
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [([], "name a cluster"), (["office-1gbe", "--clean"], "leave 'office-1gbe' out"), (["dgx1-v100"], "has several")],
+    [
+        ([], "lab: set the cluster"),
+        (["office-1gbe", "--clean"], "leave 'office-1gbe' out"),
+        (["dgx1-v100"], "has several"),
+    ],
     ids=["none", "both", "gpus"],
 )
 def test_the_command_refuses_in_one_line(arguments, says):

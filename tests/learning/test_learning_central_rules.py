@@ -235,7 +235,7 @@ def test_cancelled_gradients_are_never_computed(monkeypatch):
 ], ids=lambda s: s.label)  # fmt: skip
 def test_rules_for_whole_layers_need_one_server(strategy, optimizer):
     training = ddlsim.Training(updates=3, optimizer=optimizer)
-    with pytest.raises(ConfigError, match=r"needs the norms of whole layers.*use servers = 1"):
+    with pytest.raises(ConfigError, match=r"needs the norms of complete layers.*use servers = 1"):
         learn(strategy, training=training)
 
 

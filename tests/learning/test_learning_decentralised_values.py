@@ -271,9 +271,9 @@ def test_bad_fields_are_refused(make, message):
 
 
 @pytest.mark.parametrize(("strategy", "more", "message"), [
-    (ddlsim.LocalSGD(4, start_epoch=2), {}, "start_epoch = 2: epochs are passes over data; give the run data"),
-    (ddlsim.AdaComm(), {}, "AdaComm: it averages as often as the loss says; give the run data"),
-    (ddlsim.LocalSGD(rank_order=(0, 0)), {}, r"must list each of the ranks 0\.\.1 once"),
+    (ddlsim.LocalSGD(4, start_epoch=2), {}, "start_epoch = 2: epochs are passes over data; set training="),
+    (ddlsim.AdaComm(), {}, "AdaComm: it averages as often as the loss says; set training="),
+    (ddlsim.LocalSGD(rank_order=(0, 0)), {}, r"must contain each of the ranks 0\.\.1 once"),
 ], ids=in_words)  # fmt: skip
 def test_what_does_not_fit_the_run_is_refused(strategy, more, message):
     with pytest.raises(ConfigError, match=message):

@@ -404,6 +404,9 @@ def test_networks_without_batch_normalisation_have_none():
 # ---------------------------------------------------------------- what the result says
 
 
+MEAN = "the mean of the models of workers"
+
+
 def noted(strategy, n, **more):
     training = ddlsim.Training("digits", rate=RATE, updates=30, evaluate_every=10)
     return ddlsim.simulate(STAR, "digits-cnn", strategy, BATCH, n, training=training, **more)
@@ -413,19 +416,19 @@ def noted(strategy, n, **more):
     ("strategy", "speed", "note"),
     [
         # 30 updates at speeds of 1, 1/2 and 1/4: 18 + 8 + 4, or (who exchanges waits) 17 + 9 + 4
-        (ddlsim.GossipSGD(0.5), (1.0, 0.5, 0.25), "the mean of the models of workers that are at their steps 4 to 18"),
+        (ddlsim.GossipSGD(0.5), (1.0, 0.5, 0.25), f"{MEAN}; the workers are at their steps 4 to 18"),
         # nobody waits within a period of 4: when the slow one ends its 30th step, the others have ended their 32nd
-        (ddlsim.LocalSGD(4), (1.0, 0.9, 0.25), "the mean of the models of workers that are at their steps 30 to 32"),
+        (ddlsim.LocalSGD(4), (1.0, 0.9, 0.25), f"{MEAN}; the workers are at their steps 30 to 32"),
         (
             ddlsim.ElasticAveraging(0.2, 4, synchronous=False), (1.0, 0.5, 0.25),
-            "the center, which has been moved by workers that are at their steps 4 to 17",
+            "the center, which has been moved by workers; the workers are at their steps 4 to 17",
         ),
     ],
     ids=lambda each: getattr(each, "label", ""),
 )  # fmt: skip
 def test_a_mean_of_workers_at_different_steps_is_said_to_be_one(strategy, speed, note):
     result = noted(strategy, 3, speed=speed, compute=ddlsim.Measured("50 ms", BATCH))
-    assert f"the model handed over is {note}" in result.notes
+    assert f"the final model is {note}" in result.notes
 
 
 IN_STEP = [
@@ -443,8 +446,8 @@ def test_the_bytes_of_statistics_are_said_not_to_count(normalised):
     """8 means and 8 variances of 4 bytes each, beside 36 + 8 + 8 + 650 parameters."""
     result = equally_fast(normalised, ddlsim.AllReduce("ring"), 2, 3)
     note = (
-        "running statistics of batch normalisation go where the parameters go; their 0.064 kB (2.28% of the "
-        "parameters) are not counted among the bytes sent"
+        "running statistics of batch normalisation are sent along with the parameters, but their 0.064 kB "
+        "(2.28% of the parameters) are not counted as bytes sent"
     )
     assert note in result.notes
     assert not [note for note in noted(ddlsim.AllReduce("ring"), 2).notes if "statistics" in note]

@@ -209,7 +209,7 @@ def test_one_level_is_said_to_be_one(block, said):
 def test_a_run_that_is_over_before_the_first_exchange_says_so():
     """500 steps are the paper's period, a run makes 10 if nothing is said."""
     warnings = [timed(strategy, steps=10).warnings for strategy in (ddlsim.DiLoCo(), ddlsim.DiLoCo(10))]
-    assert warnings[0][0].startswith("nothing was sent: the run is over before any of the 4 workers")
+    assert warnings[0][0].startswith("nothing was sent: the run ended before any of the 4 workers")
     assert warnings[1] == ()
     assert timed(ddlsim.DiLoCo(), 1, steps=10).warnings == ()
 

@@ -205,7 +205,9 @@ def test_with_two_models_images_shrink_in_proportion(pooled):
     assert prepared.regimes.stages[32, 0][0].workload.model.input_shape == (3, 112, 112)
     notes = ddlsim.simulate(experiment).notes
     assert any(note.startswith("phase 0: 1 epochs with samples of size 112, batch 32") for note in notes)
-    assert any(note.startswith("speed-up and efficiency are over one worker with the batches") for note in notes)
+    assert any(
+        note.startswith("speedup and efficiency are relative to one worker with the same batches") for note in notes
+    )
 
 
 def test_a_run_in_phases_can_be_continued(pooled, tmp_path):

@@ -85,7 +85,7 @@ def test_texts_stand_below_each_other():
 
 
 def test_a_clock_without_chance_says_so():
-    remark = "the same with all seeds: nothing in the clock is random"
+    remark = "the same for all seeds, because nothing random affects the clock"
     several = made_up([0.1, 0.9], [0.1, 0.8])
     assert remark not in str(several)
     equal = tuple(dataclasses.replace(run, throughput=100.0) for run in several.runs)
@@ -201,9 +201,9 @@ def test_a_comparison_has_the_numbers_of_each_run():
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: ddlsim.simulate_seeds(ddlsim.Experiment(STAR, "lenet5")), "learns nothing"),
+    (lambda: ddlsim.simulate_seeds(ddlsim.Experiment(STAR, "lenet5")), "the experiment has no training"),
     (lambda: ddlsim.simulate_seeds(experiment(), 0), "from 1 to"),
-    (lambda: ddlsim.simulate_seeds(experiment(), [1, 1]), "all different"),
+    (lambda: ddlsim.simulate_seeds(experiment(), [1, 1]), "must contain at least one seed, each once"),
     (lambda: ddlsim.simulate_seeds(experiment(), 2, processes=0), "processes = 0"),
     (lambda: ddlsim.simulate_seeds(experiment(ddlsim.AllReduce(lambda n: None)), 2, processes=2), "use processes=1"),
     (lambda: made_up([0.1]).curve("acuracy"), "did you mean 'accuracy'"),

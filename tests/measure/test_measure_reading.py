@@ -60,7 +60,7 @@ def test_json_lines_and_a_folder(tmp_path):
         ("point_to_point,one_way,3,1,4,1", "n_ranks = 3: point_to_point has two ranks for each pair; make it even"),
         ("step,training,1,1,,1", "batch_size is missing: a step time needs model and batch_size"),
         ("step,training,1,1,4,1", "nbytes = 4: a step has no message size; leave it out"),
-        ("memory,copy,1,1,4,1,5", "7 cells for 6 columns; put quotes round text that has commas"),
+        ("memory,copy,1,1,4,1,5", "7 cells for 6 columns; quote texts that contain commas"),
     ],
     ids=lambda value: value.replace(",", "_") if value[:3] in ("col", "poi", "ste", "mem") else "",
 )

@@ -232,7 +232,7 @@ CAPABILITIES = {
         ddlsim.SoftSync(2, apply_time="0.2 ms"),
         lambda plan: (
             set(plan.seconds[rows(plan, name="update")].tolist()) == {2e-4}
-            and "an update takes 2" in " ".join(plan.notes)
+            and "an update uses 2 of the gradients" in " ".join(plan.notes)
         ),
     ),
     "an update that waits for all": Capability(ddlsim.ElasticAveraging(0.2, 2), waits_for_all),
@@ -244,7 +244,7 @@ CAPABILITIES = {
         lambda plan: {int(plan.peer[row]) for row in rows(plan, "send", rank=0)} == {1, N - 1} and of_own_rank(plan),
     ),
     "peers drawn by chance": Capability(
-        ddlsim.ADPSGD(), lambda plan: "peers are drawn" in " ".join(plan.notes) and of_own_rank(plan)
+        ddlsim.ADPSGD(), lambda plan: "peers are chosen at random" in " ".join(plan.notes) and of_own_rank(plan)
     ),
     # what stays Python: periods chosen at run time, sampled clients, restarts
     "a period that the loss decides": Capability(

@@ -155,8 +155,10 @@ def test_a_study_says_which_configurations_have_no_way():
 
 
 def test_one_run_takes_one_way(tmp_path):
-    with pytest.raises(ConfigError, match=r"must be an object such as .* \(Splits are for recommend and for studies\)"):
+    with pytest.raises(
+        ConfigError, match=r"must be an object such as .* \(Splits are only for recommend and studies\)"
+    ):
         simulate("dgx1-v100", "bert-base", Splits())
     path = written(tmp_path, 'cluster = "dgx1-v100"\nmodel = "bert-base"\nstrategy = {type = "splits"}')
-    with pytest.raises(ConfigError, match="Splits are for recommend and for studies"):
+    with pytest.raises(ConfigError, match="Splits are only for recommend and studies"):
         ddlsim.load_experiment(path)

@@ -325,7 +325,7 @@ def test_from_a_study_to_the_page_and_from_its_store_by_the_command(tmp_path):
     [
         (["nowhere.sqlite"], "nowhere.sqlite: no such file"),
         (["study.sqlite", "--title", "x"], "--title has no effect without --html"),
-        (["study.sqlite", "--html", "report.pdf"], "name a file that ends in .html"),
+        (["study.sqlite", "--html", "report.pdf"], "choose a name that ends in .html"),
         (["study.sqlite", "--html", "nowhere/report.html"], "there is no folder 'nowhere'"),
     ],
     ids=["no-store", "no-page", "no-html", "no-folder"],

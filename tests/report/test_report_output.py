@@ -214,7 +214,7 @@ def test_a_run_that_does_not_fit_says_so_first():
     assert "has 34.4 GB; the largest batch that fits is 17" in first
     assert second.startswith("if it fitted")
     assert not [line for line in rest if line.startswith(("throughput", "warning"))]
-    assert repr(result).endswith("if it fitted into memory>")
+    assert repr(result).endswith("if it fitted in memory>")
     assert not result.fits
     assert json.loads(result.to_json())["fits"] is False
 

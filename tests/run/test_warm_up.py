@@ -52,5 +52,5 @@ def test_the_command_says_where_and_how_much():
 
 def test_where_nothing_can_be_kept_there_is_no_use(monkeypatch):
     monkeypatch.setattr(teller, "remark", "no folder for compiled code is writable; set NUMBA_CACHE_DIR")
-    with pytest.raises(ConfigError, match=r"warm-up: compiled code cannot be kept: no folder .* NUMBA_CACHE_DIR"):
+    with pytest.raises(ConfigError, match="warm-up: compiled code cannot be stored: no folder"):
         ddlsim.warm_up()

@@ -337,7 +337,7 @@ def test_what_does_not_fit_is_said(make, message: str) -> None:
 
 # ---------------------------------------------------------------- workers that keep meeting
 
-MEETING = "equal compute times without jitter: workers that start together keep meeting"
+MEETING = "equal compute times without jitter: workers that start together keep arriving at the server together"
 
 
 @pytest.mark.parametrize(

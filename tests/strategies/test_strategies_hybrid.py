@@ -77,7 +77,7 @@ def test_memory_is_that_of_the_parts():
 @pytest.mark.parametrize(
     ("groups", "batch_size", "text"),
     [
-        ({"fc6": 3}, 256, r"groups\['fc6'\] = 3: must divide the 16 workers; use 1, 2, 4"),
+        ({"fc6": 3}, 256, r"groups\['fc6'\] = 3: must divide the number of workers, 16; use 1, 2, 4"),
         ({"fc66": 4}, 256, r"groups of vgg-a: unknown layer 'fc66'.*did you mean 'fc6'"),
         ({"fc6": 0}, 256, r"groups\['fc6'\] = 0: must be a whole number of at least 1"),
         ("balanced", 256, "groups = 'balanced': must be"),
@@ -92,7 +92,7 @@ def test_what_does_not_match_is_said(groups, batch_size, text):
 
 def test_layers_in_branches_and_narrow_layers_are_not_split():
     name = next(layer.name for layer in load_model("resnet50").layers if "conv" in layer.name[3:])
-    with pytest.raises(ConfigError, match="cannot be split: only dense layers and convolutions outside of branches"):
+    with pytest.raises(ConfigError, match="only dense layers and convolutions outside of branches can"):
         simulate("aws-10g-16", "resnet50", Hybrid({name: 1}), batch_size=256)
     with pytest.raises(ConfigError, match=r"groups\['fc'\] = 1: 16 workers cannot share 10 outputs; use 2, 4, 8"):
         simulate("aws-10g-16", "resnet18-cifar", Hybrid({"fc": 1}), batch_size=256)

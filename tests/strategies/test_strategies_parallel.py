@@ -364,11 +364,11 @@ def test_what_does_not_go_with_full_shards():
 
 
 def test_what_does_not_fit_of_tensor_groups():
-    with pytest.raises(ConfigError, match="tensor = 3: does not divide the 16 heads of bert-large"):
+    with pytest.raises(ConfigError, match="tensor = 3: does not divide the 16 heads of layer.0.attention1 of bert-large"):
         simulate("dgx1-v100", "bert-large", Parallel(tensor=3), batch_size=8, workers=6)
     with pytest.raises(ConfigError, match=r"tensor = 2: splits attention .* resnet18 has none"):
         simulate("dgx1-v100", "resnet18", Parallel(tensor=2), batch_size=8)
-    with pytest.raises(ConfigError, match="tensor = 16: groups of 16 neighbours cross machines and share them"):
+    with pytest.raises(ConfigError, match="tensor = 16: tensor groups would cross machine boundaries unevenly"):
         simulate("ib-800g-a100+n_hosts=6", "bert-large", Parallel(tensor=16), batch_size=8, workers=[*range(4, 36)])
     with pytest.raises(ConfigError, match="recompute = 'full': resnet18 has no attention"):
         simulate("dgx1-v100", "resnet18", Parallel(recompute="full"), batch_size=8)
@@ -430,7 +430,7 @@ def test_tensor_exchanges_beside_products():
     assert computes < step[True] < step[False]
     for changes, text in (
         ({"tensor": 4}, "tp_comm_overlap = True: requires sequence parallelism"),
-        ({"tensor": 16, "sequence": True}, "needs tensor groups inside a machine; those of 16 cross machines"),
+        ({"tensor": 16, "sequence": True}, "tensor groups must be inside one machine, but groups of 16 cross machines"),
     ):
         with pytest.raises(ConfigError, match=text):
             simulate("ib-800g-a100+n_hosts=2", "bert-large", Parallel(tp_comm_overlap=True, **changes), batch_size=64)

@@ -174,7 +174,7 @@ def test_sums_of_hierarchies_are_dense_inside_machines():
 def test_sizes_that_depend_on_values_are_dense(name, times):
     dense = experiment(name).with_(training=ddlsim.Training("digits", rate=0.02, updates=4))
     plan = plan_of_run(dense.with_(compression=cp.Threshold(0.1)))
-    assert "the sizes of what Threshold sends depend on values; here they are dense" in plan.notes
+    assert "the message sizes of Threshold depend on values; here they are those of dense messages" in plan.notes
     assert plan.nbytes.sum() == pytest.approx(times * plan_of_run(dense).nbytes.sum())
 
 

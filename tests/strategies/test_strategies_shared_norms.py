@@ -101,6 +101,6 @@ def test_where_norms_cannot_be_shared(strategy, more, message):
 def test_names_of_all_gathers():
     with pytest.raises(ddlsim.ConfigError, match="AllReduce"):
         AllReduce(shared_norms="rings")
-    with pytest.raises(ddlsim.ConfigError, match="no optimizer is given"):
+    with pytest.raises(ddlsim.ConfigError, match="no optimizer is set"):
         ddlsim.simulate(CLUSTER, "resnet50", AllReduce(shared_norms="ring"))
     assert "shared norms" in AllReduce(shared_norms="bruck").label

@@ -206,7 +206,7 @@ def test_processes_that_are_always_killed_end_it_with_a_reason(packer, monkeypat
         return worker
 
     monkeypatch.setattr(processes, "_start", killed)
-    with pytest.raises(ddlsim.DdlsimError, match="processes are killed as they start"):
+    with pytest.raises(ddlsim.DdlsimError, match="processes are killed during their start"):
         Local(2, packer, [BASE])
 
 
@@ -333,4 +333,4 @@ def test_a_script_without_a_main_guard_is_told_so(call, tmp_path):
     )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert "Does your script do its work under if __name__ == '__main__':?" in last
+    assert "Does your script guard its work with if __name__ == '__main__':?" in last

@@ -82,7 +82,7 @@ def test_a_store_tells_points_with_it_from_those_without(tmp_path) -> None:
     store = tmp_path / "study.sqlite"
     without = Study(BASE, vary).run(store, jobs=1)
     assert "throughput_spread" not in without.frame
-    with pytest.raises(ConfigError, match=r"give the study stability=True \(--stability\)"):
+    with pytest.raises(ConfigError, match=r"set stability=True in the study \(--stability\)"):
         without.best("throughput_spread")
     having = Study(BASE, vary, stability=True).run(store, jobs=1)
     assert having.frame["throughput_spread"].notna().all()

@@ -287,7 +287,7 @@ def test_a_target_that_is_never_reached_is_not_among_the_best():
     [
         (lambda t: t.best("throughputt"), "did you mean 'throughput'?"),
         (lambda t: t.best("cost"), r"cost is not known for any .*cluster.with_costs\(price="),
-        (lambda t: t.best("accuracy"), "give the base experiment a training"),
+        (lambda t: t.best("accuracy"), "set training in the base experiment"),
         (lambda t: t.pareto("cost"), "give at least two metrics"),
         (lambda t: t.save("table.xlsx"), "cannot write the format '.xlsx'"),
         (lambda t: t.plot_scaling(), "vary 'workers'"),

@@ -189,7 +189,7 @@ def test_runs_take_the_steps_that_were_measured_on_the_cluster():
     calibrated = with_steps().cluster
     alone = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=16)
     assert alone.step_time == pytest.approx(2.6e-3, rel=1e-5)
-    assert "compute time of digits-cnn as measured on this cluster, batch 8 to 64" in alone.notes
+    assert "compute time of digits-cnn: measured on this cluster, for batch sizes 8 to 64" in alone.notes
     assert alone.experiment.compute.c1 == pytest.approx(1e-4, rel=1e-5)
     assert alone.given.compute is None
     found = alone.interval()
@@ -207,7 +207,7 @@ def test_steps_that_do_not_fit_are_left_out_and_said():
     fits = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=8)
     assert fits.step_time == pytest.approx(1.8e-3, rel=1e-5)
     other = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=16)
-    assert "the measured steps of digits-cnn are of batch 8 only: not used" in other.notes
+    assert "the measured step times of digits-cnn are not used: they are for batch size 8 only" in other.notes
     assert other.interval(n_draws=2).throughput.value == other.throughput
 
 
@@ -216,6 +216,6 @@ def test_jitter_of_the_calibration_is_named_but_not_put_in():
     calibrated = with_steps(step_times=times).cluster
     plain = ddlsim.simulate(calibrated, "digits-cnn", workers=2, batch_size=32)
     assert plain.step_times == pytest.approx(plain.step_time)
-    assert any("the calibration knows how steps vary" in note for note in plain.notes)
+    assert any("the calibration contains a jitter of step times" in note for note in plain.notes)
     assert plain.interval(n_draws=3).throughput.value == plain.throughput
     assert predict_interval(plain.given, n_draws=3).throughput.value < plain.throughput
