@@ -278,5 +278,5 @@ def test_a_pace_and_its_reverse(share, data):
 @pytest.mark.slow
 def test_failures_are_not_drawn_without_limit(monkeypatch):
     monkeypatch.setattr("ddlsim.life.failures.MOST", 1000)
-    with pytest.raises(ConfigError, match=r"more than 1,000 failures of 3 parts in .*; shorten the run's max_time"):
+    with pytest.raises(ConfigError, match=r"more than 1,000 failures of 3 parts in .*; reduce max_time"):
         live(even(10**6, 10.0, every=100.0), Failures("1000 s", restart=0.0, repair=0.0), [[0]] * 3, 1e12)

@@ -73,7 +73,7 @@ def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
     words = ("validate", "runs.csv", "-c", "two.toml", "-m", "digits-cnn")
     code, _, err = call(*words, "--tolerance", "0.1%")
     assert code == 1
-    assert "is beyond the tolerance of 0.1%" in err
+    assert "exceeds the tolerance of 0.1%" in err
     code, out, _ = call(*words, "--tolerance", "0.2", "--fit-on", "workers <= 2")
     assert code == 0
     assert "fitted (workers <= 2): 2 runs" in out
