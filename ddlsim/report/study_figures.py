@@ -225,9 +225,9 @@ def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
         for values, part in rows.groupby(used, sort=False)
     }
     if len(groups) > N_SERIES:
-        n_lines, fields = len(groups), ", ".join(used)
+        n_lines, names = len(groups), ", ".join(used)
         raise ConfigError(
-            f"plot: {n_lines} lines, one per combination of {fields}, are too many to distinguish; plot a smaller "
+            f"plot: {n_lines} lines, one per combination of {names}, are too many to distinguish; plot a smaller "
             "study, or use table.summary"
         )
     return groups

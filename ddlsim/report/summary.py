@@ -196,8 +196,8 @@ def _transport(result: Result) -> list[tuple[str, str]]:
     if narrow < carries:
         verb = "reaches" if detail.connections == 1 else "reach"
         kind = result.cluster.link_kind[link]
-        limit = f"{verb} {narrow * 8e-9:.4g} of the {kind}'s {carries * 8e-9:.4g} Gbit/s"
-        text = f"{detail.transport}: {connections} {limit}, so more bandwidth has no effect"
+        share = f"{verb} {narrow * 8e-9:.4g} of the {kind}'s {carries * 8e-9:.4g} Gbit/s"
+        text = f"{detail.transport}: {connections} {share}, so more bandwidth has no effect"
         return [("transport", f"{text}; override with +flow_rate=..., or use +transport=ideal")]
     return [("transport", f"{detail.transport}: {connections}; use +transport=ideal to ignore its limits")]
 
