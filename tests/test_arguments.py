@@ -129,7 +129,7 @@ WRONG = [
     (int, True, "must be a whole number"),
     (int, 2.0, "x = 2.0: must be a whole number"),
     (int, 10**29, "x = 100000000000000000000000000000: must be at most 1000000000"),
-    (int, 10**5000, "x = 10**5000 or so: must be at most 1000000000"),
+    (int, 10**5000, "x = 10**5000 approximately: must be at most 1000000000"),
     (Count, 0, "x = 0: must be a whole number of at least 1"),
     (Annotated[int, whole(1, 4)], 5, "must be a whole number from 1 to 4"),
     (float, True, "must be a number"),

@@ -117,9 +117,12 @@ def test_a_variant_cut_short_is_not_compared(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*RUN, "--trace", "no/such/folder/t.json"], ["no/such/folder/t.json", "no folder", "create it"]),
+        ([*RUN, "--trace", "no/such/folder/t.json"], ["no/such/folder/t.json", "does not exist", "create it"]),
         ([*RUN, "--timeline", "t.abc"], ["t.abc: unknown picture format", ".png, .pdf"]),
-        (["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"], ["none/s.png", "no folder 'none'"]),
+        (
+            ["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"],
+            ["none/s.png", "folder 'none' does not exist"],
+        ),
         (["run", "missing.toml"], ["missing.toml: no such file", "ddlsim topologies"]),
         (["run", "typo.toml"], ["typo.toml", "unknown key 'cluser'; did you mean 'cluster'?"]),
         (["run", "seconds.toml"], ["seconds.toml: max_time = 5: must be a text with a unit like '8 h'"]),

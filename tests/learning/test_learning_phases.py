@@ -155,7 +155,7 @@ def test_a_measured_step_is_scaled_by_the_roofline(pooled):
 def test_what_does_not_fit_a_phase_is_told_before_the_run(pooled):
     with pytest.raises(ddlsim.ConfigError, match="measured with batch_size = 4, not 2"):
         run(pooled, AllReduce(), compute=ddlsim.Measured("1 ms", 4))
-    with pytest.raises(ddlsim.ConfigError, match="growing_batch beside phases"):
+    with pytest.raises(ddlsim.ConfigError, match="growing_batch cannot be combined with phases"):
         Training(phases=(Phase(1),), growing_batch=ddlsim.GrowingBatch(8, (1.0,)))
     with pytest.raises(ddlsim.ConfigError, match=r"epochs = 0"):
         Phase(0)

@@ -275,7 +275,7 @@ def test_what_cannot_be_saved_says_why(tmp_path):
         diverged.save(tmp_path / "run.npz")
     with pytest.raises(ConfigError, match="cannot be written"):
         run(experiment(updates=5)).save(tmp_path / "none" / "run.npz")
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         ddlsim.simulate(experiment(), checkpoint=tmp_path / "none" / "run.npz")
     with pytest.raises(ConfigError, match="no effect without training"):
         ddlsim.simulate(STAR, "lenet5", workers=2, steps=2, checkpoint=tmp_path / "run.npz")

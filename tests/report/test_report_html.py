@@ -140,7 +140,7 @@ def test_what_users_write_is_text_and_nothing_else(html):
 def test_title_answer_front_and_reasons_are_there(html, page):
     assert page.text["h1"] == "Study of resnet50 on rented"
     words = " ".join(re.sub(r"<[^>]*>", " ", html).split())
-    assert "At the best configuration by throughput (64 workers, ring, NIC bandwidth 100 Gbit/s)" in words
+    assert "From the best configuration by throughput (64 workers, ring, NIC bandwidth 100 Gbit/s)" in words
     assert words.index("Effects of single changes") < words.index("Best throughput")
     assert "Best throughput 5,847 samples/s 95 % interval" in words
     assert "Cheapest per million samples" in words
@@ -326,7 +326,7 @@ def test_from_a_study_to_the_page_and_from_its_store_by_the_command(tmp_path):
         (["nowhere.sqlite"], "nowhere.sqlite: no such file"),
         (["study.sqlite", "--title", "x"], "--title has no effect without --html"),
         (["study.sqlite", "--html", "report.pdf"], "choose a name that ends in .html"),
-        (["study.sqlite", "--html", "nowhere/report.html"], "there is no folder 'nowhere'"),
+        (["study.sqlite", "--html", "nowhere/report.html"], "the folder 'nowhere' does not exist"),
     ],
     ids=["no-store", "no-page", "no-html", "no-folder"],
 )

@@ -221,7 +221,7 @@ def test_the_rate_that_a_delay_allows(delay):
             w.append(w[-1] - rate * w[-1 - delay])
         assert (max(np.abs(w[-50:])) < 1e-3) == stable
     (text,) = delay_warnings(Training("digits", rate=2.0), [0, delay, 1], "diverged: the loss is nan")
-    assert f"so {limit:.2g} here" in text
+    assert f"the rate ({limit:.2g})" in text
     assert delay_warnings(Training("digits"), [0, delay], "target loss") == []
     assert delay_warnings(Training("digits"), [0], "diverged: the loss is nan") == []
 

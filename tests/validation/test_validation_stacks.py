@@ -68,7 +68,7 @@ def test_larger_runs_have_an_interval(tmp_path: Path) -> None:
     high = fit.stack.spread[1]
     slowest = simulate(result.experiment.with_(speed=[1.0 / high] * 32)).throughput
     assert interval.low < slowest < result.throughput < interval.high
-    assert "by the fit of the stack and errors of similar predictions" in str(result)
+    assert "from the fit of the stack and errors of similar predictions" in str(result)
     bundled = simulate(experiment_of(larger, TRUTH))
     assert not bundled.fitted_stack
     assert bundled.quick_interval is None
