@@ -147,7 +147,7 @@ class Contract:
 
     @_optional
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> Sequence[int]:
-        """Node of each rank of the plan, given the nodes of the workers. Default: `nodes`, since each rank is a worker."""
+        """Node of each rank of the plan, given those of the workers. Default: `nodes`, since each rank is a worker."""
         return list(nodes)
 
     @_optional
