@@ -175,7 +175,7 @@ def test_models_do_not_compete_and_equal_ones_stand_once():
     assert "Different models, data sets or targets are not compared" in words
     for value in ("1,280", "12,800"):
         assert f"Best throughput {value} samples/s resnet50, 16 workers, a".replace(
-            "resnet50", "resnet50" if value == "1,280" else "lenet5") + " and 1 other equal" in words  # fmt: skip
+            "resnet50", "resnet50" if value == "1,280" else "lenet5") + " and 1 other tied" in words  # fmt: skip
     assert "Pareto front: throughput against cost per million samples" in words
     front = Page(html).all("ol")
     assert len(front) == 2
@@ -195,7 +195,7 @@ def test_what_runs_cost_is_shown_where_they_have_an_end():
     assert "all 4 runs to the end would cost 12 USD on these machines." in words
     assert "all 4 runs to the end would cost 12 USD on these machines" in str(learners())
     # the slow one never reaches the target, so changes are told by the accuracy
-    assert "At the best configuration by accuracy (fast), unless another is named: fast instead of slow:" in words
+    assert "From the best configuration by accuracy (fast), unless another is named: fast instead of slow:" in words
     assert "would cost" not in str(study())  # a few steps
 
 
