@@ -140,7 +140,10 @@ _LOG_REPEATS = 1 << 10  # replays that fit in it
 
 
 class Interconnect(Protocol):
-    """Protocol with the properties of a cluster that the network engine uses (see :class:`ddlsim.cluster.Cluster`)."""
+    """Protocol for the cluster properties that the network engine needs.
+
+    :class:`ddlsim.cluster.Cluster` implements it.
+    """
 
     @property
     def channel_capacity(self) -> Floats:

@@ -38,7 +38,7 @@ class Cost:
 
 
 def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
-    """Return the cost of a layer that reads its input once, and writes and keeps its output."""
+    """Return the cost of a layer that reads its input once and writes and stores its output."""
     n_in, n_out = math.prod(in_shape), math.prod(out_shape)
     return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
 
