@@ -37,15 +37,17 @@ def read_lstopo(
     nic_bandwidth: Quantity | None = None, n_hosts: Places = 1, device: str | None = None,
     pcie_latency: Quantity = "1 us", nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
-    """Read a machine from an hwloc XML file, as a cluster of `n_hosts` such machines on one switch.
+    """Read a machine from an hwloc XML file, as a cluster of `n_hosts` identical machines on one switch.
 
-    nvlink_bandwidth   total NVLink bandwidth of a GPU through an NVSwitch, for files without an NVLink matrix
-    pcie_bandwidth     bandwidth of PCIe links without a speed in the file; None: x16 of the device's generation
-    nic_bandwidth      bandwidth of every NIC (of the RDMA devices, if any); required for several hosts
-    device             key of the device catalogue for the GPUs
+    nvlink_bandwidth   total bandwidth between a GPU and the NVSwitch, for files without an NVLink matrix
+    pcie_bandwidth     bandwidth of PCIe links whose speed is not in the file; None: 16 lanes of the device's generation
+    nic_bandwidth      bandwidth of every NIC (only RDMA devices count, if there are any); required for several hosts
+    device             name of the GPUs in the device catalogue
 
-    GPUs are PCI devices of class 03 and 12 except displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. A
-    warning lists them if they are of several kinds. Raises ConfigError with file, line and reason.
+    GPUs are PCI devices of classes 03 and 12, except displays (:mod:`ddlsim.imports.pci_tree`), numbered by bus id. If
+    the GPUs are of several kinds, a warning lists them.
+
+    Raises ConfigError with file, line and reason.
     """
     root = parse_xml(read_text(path))
     if root.tag != "topology" or not any(root.find("object")):
