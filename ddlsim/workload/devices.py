@@ -161,8 +161,8 @@ DeviceLike = Annotated[str | Path | Device, "a name such as 'v100', a device fil
 def load_device(name: DeviceLike) -> Device:
     """Load a device by catalogue name or from a file such as ``my-gpu.toml``. A :class:`Device` is returned unchanged.
 
-    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name, with the closest match, and for an invalid file,
-    with the file, field, value, rule and remedy in one line.
+    Raises :class:`~ddlsim.errors.ConfigError` for an unknown name (the message suggests the closest match) and for an
+    invalid file (the one-line message contains the file, the field, its value and a remedy).
     """
     if isinstance(name, Device):
         return name

@@ -295,12 +295,12 @@ class Copies:
               non_blocking copies, tf.data's prefetch_to_device, DALI). "host": the next batch stays in host memory
               until the step has ended, because its copy overwrites the current batch (MXNet's Module).
     nbytes    bytes copied per sample; None: 4 bytes per element of the model's input
-    prepare   time in seconds for one thread to read, decode and augment a sample; 0: samples are ready or synthetic
-    threads   number of these threads per machine
+    prepare   time in seconds in which a thread reads, decodes and augments a sample; 0: samples are ready or synthetic
+    threads   number of threads per machine that prepare samples
     cut       for frameworks in which a single thread divides each machine's batch among its devices: the number of
               passes of this thread over the whole batch. It starts at the end of the forward pass. 0: every device has
               its own loader.
-    memory    memory bandwidth of this thread in bytes/s
+    memory    memory bandwidth of the dividing thread in bytes/s
     """
 
     prefetch: Annotated[str, one_of("device", "host")] = "device"

@@ -35,12 +35,12 @@ class Stack:
                     matrices to memory.
     elementwise     memory traffic of normalisations, activations, rotary embeddings and sums, relative to one fused
                     kernel for each of them
-    rotation        the same factor for rotary embeddings; None: equal to `elementwise`
+    rotation        relative memory traffic of rotary embeddings; None: equal to `elementwise`
     loss_traffic    bytes moved per logit in the forward and backward pass of the loss
     gemm            fraction of the device's matrix-product rate that is achieved in a training step
-    forward_launch  CPU time in seconds to launch a kernel of the forward pass; a layer takes at least this long
+    forward_launch  CPU time in seconds per kernel launched in the forward pass; a lower bound on the time of a layer
     backward_launch
-                    CPU time in seconds to launch the kernels of its backward pass; a minimum like `forward_launch`
+                    CPU time in seconds to launch the backward kernels of each such kernel
     micro_batch_time
                     CPU time in seconds per micro-batch, for the batch, the loss and the schedule
     step_time       CPU time in seconds per update that neither kernels nor messages explain. If the step time of one
