@@ -140,8 +140,8 @@ class LinkDetail:
     frame_payload  payload bytes per full frame
     burst          bytes that an idle link accumulates and may send at once (token bucket)
     reverse_load   bandwidth that acknowledgements use in the opposite direction, as a fraction of the message's rate
-    transport      one of `PROTOCOLS`, whose connections queue the messages between two nodes; "": no transport, so
-                   every message is a flow, as on ideal links
+    transport      one of `PROTOCOLS`; messages between two nodes are queued on the connections of this transport. "":
+                   no transport, so every message is a flow, as on ideal links
     connections    connections per pair of nodes; every message is divided among them
     flow_rate      maximum bytes/s per connection; 0: no limit
     window         maximum bytes in flight per connection; 0: the transport's default
@@ -331,10 +331,13 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
             )
         return detail
     if detail.loss and not detail.transport.startswith("tcp-"):
-        raise ConfigError(f"{where}loss = {detail.loss} applies to TCP only; {detail.transport} does not lose messages")
+        raise ConfigError(
+            f"{where}loss = {detail.loss} applies to TCP only; {detail.transport} does not lose messages; remove loss"
+        )
     if detail.buffer and not detail.transport.startswith("tcp-"):
         raise ConfigError(
-            f"{where}buffer = {detail.buffer:g} B applies to TCP only; {detail.transport} uses flow control"
+            f"{where}buffer = {detail.buffer:g} B applies to TCP only; {detail.transport} uses flow control; remove "
+            "buffer"
         )
     if mtu and detail.frame_header:
         raise ConfigError(f"{where}mtu and frame_header both define the frame; remove one of them")
@@ -356,7 +359,7 @@ def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
 
 @takes_fields_of(_Wanted)
 def with_detail(wanted: _Wanted) -> Cluster:
-    """Return a copy of the cluster in which all links of the given `kinds` have these properties.
+    """Return a copy of the cluster in which all links of the given `kinds` have the given properties.
 
     cluster  a :class:`Cluster`
     kinds    kinds of links to change; None: all links between machines

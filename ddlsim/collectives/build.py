@@ -106,7 +106,7 @@ def build(
                (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``), ``"package.module:function"``,
                or a function
     nbytes     bytes per rank. An algorithm can receive this size as its parameter `nbytes`; sizes between two powers of
-               two share a schedule. A parameter `n_segments` receives one segment per 512 KiB.
+               two share a schedule. A parameter `n_segments` receives the number of segments of 512 KiB.
     hosts      (n_ranks,) the machine of each rank. An algorithm's parameter `groups` receives the ranks of each
                machine.
     where      the cluster, and the node of each rank. Algorithms can request information about the network with

@@ -51,7 +51,7 @@ class Round:
     start     (m,)  first chunk of each message, from 0 to n_chunks - 1
     count     (m,)  number of consecutive chunks (modulo n_chunks)
     reduce          True: the receiver combines the data with its own; False: the receiver overwrites its own
-    repeat          how often the round is executed
+    repeat          number of times that the round is executed
     shift           number of chunks by which `start` advances (modulo n_chunks) after each repetition
     slots     (k,)  chunks relative to `start`: every message carries the k chunks (start + slots) mod n_chunks, and
               `count` must be k. None: consecutive chunks

@@ -108,11 +108,13 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
 def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> HorovodOperation | None:
     place = f"{source.path}: traceEvents[{event.index}]"
     if not state.stack:
-        raise EntryError(f"{place}: an operation on tensor {tensor!r} ends that has not begun; is the file truncated?")
+        raise EntryError(
+            f"{place}: an operation on tensor {tensor!r} ends without having begun; is the file truncated?"
+        )
     begin = state.stack.pop()
     seconds = event.ts - begin.ts
     if not seconds >= 0:
-        raise EntryError(f"{place}: {begin.name} ends before it begins, or without a time; correct ts")
+        raise EntryError(f"{place}: {begin.name} has an end time that is missing or earlier than its start; correct ts")
     if begin.name.startswith("NEGOTIATE_"):
         state.negotiation_s = seconds
     elif _TRANSFER.fullmatch(begin.name):

@@ -40,7 +40,7 @@ def read_lstopo(
     """Read a machine from an hwloc XML file, as a cluster of `n_hosts` identical machines on one switch.
 
     nvlink_bandwidth   total bandwidth between a GPU and the NVSwitch, for files without an NVLink matrix
-    pcie_bandwidth     bandwidth of PCIe links whose speed is not in the file; None: 16 lanes of the device's generation
+    pcie_bandwidth     bandwidth of PCIe links whose speed is not in the file; None: x16 of the device's generation
     nic_bandwidth      bandwidth of every NIC (only RDMA devices count, if there are any); required for several hosts
     device             name of the GPUs in the device catalogue
 
@@ -76,9 +76,9 @@ def read_lstopo(
     if len(reader.kinds) > 1:
         kinds = ", ".join(f"{n} of {kind}" for kind, n in reader.kinds.items())
         tree.notes.append(f"the GPUs are of several kinds (vendor:device): {kinds}")
-        warn(f"{path}: {tree.notes[-1]}; a run uses all of them, unless workers selects some")
+        warn(f"{path}: {tree.notes[-1]}; all of them are used unless workers selects some")
     if nvlink_bandwidth is None and not n_links and reader.n_accelerators > 1:
-        tree.notes.append("the file lists no NVLinks or xGMI, so the GPUs are connected by PCIe only")
+        tree.notes.append("the file lists no NVLink or xGMI links, so the GPUs are connected by PCIe only")
         warn(f"{path}: {tree.notes[-1]}; set nvlink_bandwidth if there is an NVSwitch")
     if n_hosts == 1 and nic is not None:
         raise root.error(

@@ -58,7 +58,7 @@ def read_nccl_topology(
     if not any(element.tag == "gpu" for element in walk(root)):
         if _complete(root, n_gpus) and nvlink_bandwidth is None:
             devices = "PCI devices of class 0x03" if n_gpus is None else f"the first {n_gpus} PCI devices"
-            notes.append(f"no <gpu> and no NVLinks found; {devices} are taken as GPUs, connected by PCIe only")
+            notes.append(f"no <gpu> and no NVLinks found; {devices} are assumed to be GPUs connected by PCIe only")
             warn(f"{source.path}: {notes[-1]}; set nvlink_bandwidth (--bandwidth) if there is an NVSwitch")
     elif nvlink_bandwidth is not None or n_gpus is not None:
         name, what = ("n_gpus", "GPUs") if n_gpus is not None else ("nvlink_bandwidth", "NVLinks")

@@ -51,7 +51,8 @@ class _Section:
 def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing, ...]:
     """Read OSU benchmark output, with one row per size. The file may contain several tests.
 
-    n_ranks   number of processes in collective tests, which OSU does not print (point-to-point tests have two per pair)
+    n_ranks   number of processes in collective tests, which OSU does not print. Point-to-point tests have two processes
+              per pair.
 
     Truncated rows and rows with invalid numbers are skipped with a warning that counts them.
 

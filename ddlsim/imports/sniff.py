@@ -173,7 +173,7 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
         argument = {"bandwidth": _BANDWIDTH, "latency": _LATENCY}.get(name, {}).get(chosen, name)
         if argument not in names:
             known = ", ".join(sorted(names)) if names else "no facts"
-            raise ConfigError(f"{path}: is read as {chosen}, which accepts {known}; remove {name}")
+            raise ConfigError(f"{path} is read as {chosen}, which accepts {known}; remove {name}")
         arguments[argument] = value
     try:
         if chosen == "graphml" and not arguments.get("ignore_unknown"):

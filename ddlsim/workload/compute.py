@@ -71,7 +71,7 @@ class Measured:
         throughput: Annotated[float | str, quantity("rate")] | None = None,
     ) -> None:
         if (step_time is None) == (throughput is None):
-            raise ConfigError("Measured: set either step_time or throughput")
+            raise ConfigError("Measured: set either step_time or throughput, but not both")
         if batch_size < 1:
             raise ConfigError(f"Measured: batch_size = {batch_size}: must be the measured batch size, at least 1")
         if step_time is not None:
